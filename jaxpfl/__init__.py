@@ -1,0 +1,1 @@
+"""Private federated learning in JAX: simulate it, measure it, trust it."""

@@ -1,0 +1,66 @@
+"""Checks of public parameters: every one refuses NaN, infinities, strings and booleans.
+
+`nan <= 0` is False, so a check must ask for what is wanted instead of for what is not.
+"""
+
+import math
+from numbers import Integral, Real
+
+from jaxpfl.errors import InputError
+
+
+def real(name: str, value: object) -> float:
+    """Returns `value` as a float; refuses anything that is not a finite real number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, found {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: object) -> float:
+    """Returns `value` as a float > 0."""
+    number = real(name, value)
+    if not number > 0:
+        raise InputError(f"{name} must be positive, found {value!r}")
+    return number
+
+
+def non_negative(name: str, value: object) -> float:
+    """Returns `value` as a float >= 0."""
+    number = real(name, value)
+    if not number >= 0:
+        raise InputError(f"{name} must be zero or positive, found {value!r}")
+    return number
+
+
+def open_fraction(name: str, value: object) -> float:
+    """Returns `value` as a float strictly between 0 and 1."""
+    number = real(name, value)
+    if not 0 < number < 1:
+        raise InputError(f"{name} must lie strictly between 0 and 1, found {value!r}")
+    return number
+
+
+def positive_int(name: str, value: object) -> int:
+    """Returns `value` as an int >= 1; refuses floats, even whole ones."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, found {value!r}")
+    if value < 1:
+        raise InputError(f"{name} must be at least 1, found {value!r}")
+    return int(value)
+
+
+def non_negative_int(name: str, value: object) -> int:
+    """Returns `value` as an int >= 0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, found {value!r}")
+    if value < 0:
+        raise InputError(f"{name} must be zero or more, found {value!r}")
+    return int(value)
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """Returns `value` if it is one of `allowed`."""
+    if not isinstance(value, str) or value not in allowed:
+        choices = ", ".join(repr(choice) for choice in allowed)
+        raise InputError(f"{name} must be one of {choices}, found {value!r}")
+    return value

@@ -1,0 +1,25 @@
+"""Errors a user can act on, each with the exit code that the command line gives it."""
+
+
+class InputError(ValueError):
+    """Bad input (a file, a field, a number): exit code 2.
+
+    The message is one sentence that names where the fault is, what was found and what was
+    expected. It never contains a client's value.
+    """
+
+    exit_code = 2
+
+
+class CorruptFile(InputError):
+    """A file is truncated, altered or not of the stated format: exit code 2."""
+
+
+class RunLocked(InputError):
+    """Another process is using the run directory or the ledger: exit code 2."""
+
+
+class BudgetExhausted(RuntimeError):
+    """The next release would exceed the privacy budget, so it was not made: exit code 3."""
+
+    exit_code = 3
