@@ -1,0 +1,34 @@
+"""Strict modes for every test: what a user's machine forgives is an error here."""
+
+import os
+from pathlib import Path
+
+# Read by JAX when it is first imported: two devices, so that sharding is always exercised.
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_debug_key_reuse", True)
+
+# No deadline: a test must not fail because the machine is busy. Derandomised: a red build stays
+# red, on every machine.
+hypothesis.settings.register_profile("jaxpfl", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("jaxpfl")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real data sets; the test is skipped where there is none."""
+    folder = os.environ.get("JAXPFL_DATA")
+    if not folder:
+        pytest.skip("JAXPFL_DATA is not set: real data sets are not at hand")
+    path = Path(folder)
+    if not path.is_dir():
+        pytest.fail(f"JAXPFL_DATA names {folder!r}, which is not a folder")
+    return path
