@@ -1,0 +1,72 @@
+# `make demo` and `make test` need Python >= 3.11 and nothing else: they set up the rest.
+PYTHON ?= python3
+NEWEST_PYTHON ?= $(shell tools/newest_python.sh)
+
+# Real data sets, where they are at hand; tests that need them are skipped elsewhere.
+ifneq ($(wildcard ../shared/data),)
+export JAXPFL_DATA ?= $(abspath ../shared/data)
+endif
+# The type checker must not ask the network whether it is the newest.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+PINS = pyproject.toml constraints.txt tools/environment.sh
+
+.PHONY: help demo test test-newest test-slow lint bench constraints clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo         train a private language model on real text; writes runs/quickstart"
+	@echo "make test         lint, then the tests, on PYTHON (default: python3)"
+	@echo "make test-newest  the same on the newest Python and JAX (or NEWEST_PYTHON)"
+	@echo "make test-slow    the tests that take minutes"
+	@echo "make lint         ruff and pyright"
+	@echo "make bench        the benchmarks; appends to benchmarks/results"
+	@echo "make constraints  resolve constraints.txt anew (needs uv)"
+	@echo "make clean        remove environments and caches; runs/ stays"
+
+demo: .venv/installed
+	@out=runs/quickstart; n=1; \
+	while [ -e $$out ]; do n=$$((n + 1)); out=runs/quickstart-$$n; done; \
+	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
+
+test: lint
+	.venv/bin/python -m pytest
+
+test-newest: .venv-newest/installed-dev
+	.venv-newest/bin/ruff check
+	.venv-newest/bin/ruff format --check
+	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
+	.venv-newest/bin/python -m pytest
+
+test-slow: .venv/installed-dev
+	.venv/bin/python -m pytest -m slow
+
+lint: .venv/installed-dev
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright --pythonpath .venv/bin/python
+
+bench: .venv/installed-dev
+	.venv/bin/python benchmarks/micro/aggregate.py
+	.venv/bin/python benchmarks/macro/round.py
+
+# The core alone, for a user; a developer's environment contains it.
+.venv/installed: $(PINS)
+	@tools/environment.sh .venv "" "$(PYTHON)"
+	@touch $@
+
+.venv/installed-dev: $(PINS)
+	@tools/environment.sh .venv dev "$(PYTHON)"
+	@touch .venv/installed $@
+
+.venv-newest/installed-dev: $(PINS)
+	@tools/environment.sh .venv-newest dev "$(NEWEST_PYTHON)"
+	@touch $@
+
+constraints:
+	uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --no-annotate \
+	    --no-header --no-emit-index-url --no-emit-find-links --quiet --upgrade --output-file $@.txt
+
+clean:
+	rm -rf .venv .venv-newest .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
