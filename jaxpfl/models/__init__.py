@@ -1,0 +1,12 @@
+"""Networks as pure functions over pytrees of parameters."""
+
+from jaxpfl.models.base import Batch as Batch
+from jaxpfl.models.base import Metrics as Metrics
+from jaxpfl.models.base import Model as Model
+from jaxpfl.models.base import Params as Params
+from jaxpfl.models.base import count_parameters as count_parameters
+from jaxpfl.models.base import summarise as summarise
+from jaxpfl.models.cifg_lstm import CIFGLanguageModel as CIFGLanguageModel
+from jaxpfl.models.cnn import CNN as CNN
+from jaxpfl.models.cnn import classifier_cnn as classifier_cnn
+from jaxpfl.models.cnn import emnist_cnn as emnist_cnn

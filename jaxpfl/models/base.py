@@ -1,0 +1,117 @@
+"""What the engine asks of a model: pure functions over a plain pytree of parameters.
+
+A model is a frozen dataclass of public settings. Its network is a Flax NNX module that is split
+once into a graph definition and a nested dict of float32 arrays; every call builds the module anew
+from the arrays it is given, so no call can change the parameters of another.
+"""
+
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+Params = Any
+"""Nested dict of float32 arrays."""
+
+Batch = dict[str, Array]
+"""Columns, each [batch, ...]."""
+
+Metrics = dict[str, Array]
+"""Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets)."""
+
+
+class Model(Protocol):
+    """The functions that federated algorithms call; all are pure and may be jitted and vmapped."""
+
+    @property
+    def name(self) -> str: ...
+
+    def init(self, key: Array) -> Params:
+        """Parameters drawn from a typed key."""
+        ...
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean loss over the real targets of a batch, and the sums it is made of.
+
+        Args:
+          params: as returned by `init`.
+          batch: columns [batch, ...].
+          mask: bool [batch], True = real example. A masked example contributes exactly zero to
+            the loss, the metrics and the gradient, whatever it holds (NaN too).
+
+        Returns:
+          A float32 scalar, 0 with zero gradients when no target is real, and the metrics.
+        """
+        ...
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """The sums of `loss`, to be added up over batches; see `summarise`."""
+        ...
+
+
+def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:
+    """Splits a network into its graph definition and a nested dict of arrays."""
+    graphdef, state = nnx.split(module)
+    return graphdef, nnx.to_pure_dict(state)
+
+
+def merge(graphdef: nnx.GraphDef, params: Params) -> Any:
+    """Builds the network on `params`; the module's variables are new, so `params` cannot change."""
+    return nnx.merge(graphdef, params)
+
+
+def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:
+    """Cross-entropy in nats, float32 [N], of integer targets under logits; finite for finite logits.
+
+    The target's logit is picked by comparison, not by indexing: its transpose is then a fused
+    select instead of a scatter, which is slow on CPUs.
+    """
+    logits_NxV = logits_NxV.astype(jnp.float32)
+    classes_V = jnp.arange(logits_NxV.shape[-1], dtype=targets_N.dtype)
+    is_target_NxV = classes_V[None, :] == targets_N[:, None]
+    picked_N = jnp.sum(jnp.where(is_target_NxV, logits_NxV, 0.0), axis=-1)
+    return jax.nn.logsumexp(logits_NxV, axis=-1) - picked_N
+
+
+def masked_loss(logits_NxV: Array, targets_N: Array, real_N: Array) -> tuple[Array, Metrics]:
+    """Mean cross-entropy over the targets where `real_N` is True, and the metric sums.
+
+    Returns 0, with a zero gradient, when none is real. A tie for the highest logit goes to the
+    lowest class. XLA removes the top-1 computation where its result is not used.
+    """
+    nll_N = jnp.where(real_N, negative_log_likelihood(logits_NxV, targets_N), 0.0)
+    hits_N = jnp.argmax(logits_NxV, axis=-1).astype(targets_N.dtype) == targets_N
+    loss_sum = jnp.sum(nll_N)
+    count = jnp.sum(real_N, dtype=jnp.float32)
+    correct = jnp.sum(jnp.logical_and(hits_N, real_N), dtype=jnp.float32)
+    return loss_sum / jnp.maximum(count, 1.0), {
+        "loss_sum": loss_sum,
+        "correct": correct,
+        "count": count,
+    }
+
+
+def summarise(metrics: Metrics) -> dict[str, float]:
+    """Turns metric sums into "loss" (nats per target), "perplexity", "accuracy" and "count".
+
+    All three are NaN when nothing was counted.
+    """
+    count = float(metrics["count"])
+    if not count > 0:
+        return {"loss": math.nan, "perplexity": math.nan, "accuracy": math.nan, "count": 0.0}
+    loss = float(metrics["loss_sum"]) / count
+    perplexity = math.exp(loss) if loss < 700 else math.inf
+    return {
+        "loss": loss,
+        "perplexity": perplexity,
+        "accuracy": float(metrics["correct"]) / count,
+        "count": count,
+    }
+
+
+def count_parameters(params: Params) -> int:
+    """Number of scalars in a pytree of arrays or shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

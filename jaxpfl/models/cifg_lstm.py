@@ -1,0 +1,214 @@
+"""CIFG-LSTM language models: the word- and char-LM of Augenstein et al. 2020.
+
+The coupled input-forget gate cell (Greff et al. 2015) with a projection (Sak et al. 2014), for
+input x, previous output m and previous cell c, biases b, W stacked over [x; m]:
+
+    [j, f, o] = W [x; m] + b
+    F  = sigmoid(f + 1)                     (with peepholes: f + p_f * c + 1)
+    c' = F * c + (1 - F) * tanh(j)
+    m' = W_P (sigmoid(o) * tanh(c'))        (with peepholes: o + p_o * c')
+
+W_P has no bias. The output layer is m E^T + b_out with E the input embedding (tied) or a matrix of
+its own. The word model (10,000 tokens, embedding 96, hidden 670, projection 96, tied) has exactly
+1,422,250 parameters, untied 2,382,250; the char model (258 symbols, embedding 128, three layers of
+256 hidden and 128 projected, untied) 756,738, with peepholes 758,274.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from jaxpfl.checks import positive_int, real
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+
+PAD = 0
+"""Token id of padding: never an input that matters, never a target."""
+
+Carry = tuple[tuple[Array, Array], ...]
+"""Per layer: output m [B, projection] and cell c [B, hidden]."""
+
+
+class CIFGLayer(nnx.Module):
+    """One CIFG cell with projection, run over a whole sequence or for one step."""
+
+    def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
+        initialise = jax.nn.initializers.glorot_uniform()
+        keys = [jax.random.fold_in(key, i) for i in range(2)]
+        self.inputs = inputs
+        self.kernel = nnx.Param(initialise(keys[0], (inputs + projection, 3 * hidden), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(3 * hidden, jnp.float32))
+        self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
+        self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
+
+    def _cell(self, x_Bx3H: Array, m_BxP: Array, c_BxH: Array) -> tuple[Array, Array]:
+        gates_Bx3H = x_Bx3H + m_BxP @ self.kernel[...][self.inputs :]
+        j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
+        if self.peepholes is not None:
+            f_BxH = f_BxH + self.peepholes[...][0][None, :] * c_BxH
+        forget_BxH = jax.nn.sigmoid(f_BxH + 1.0)
+        c_BxH = forget_BxH * c_BxH + (1.0 - forget_BxH) * jnp.tanh(j_BxH)
+        if self.peepholes is not None:
+            o_BxH = o_BxH + self.peepholes[...][1][None, :] * c_BxH
+        h_BxH = jax.nn.sigmoid(o_BxH) * jnp.tanh(c_BxH)
+        return h_BxH @ self.projection[...], c_BxH
+
+    def _input_gates(self, x_NxI: Array) -> Array:
+        return x_NxI @ self.kernel[...][: self.inputs] + self.bias[...][None, :]
+
+    def zeros(self, batch: int) -> tuple[Array, Array]:
+        """The state before the first token."""
+        hidden, projection = self.projection.shape
+        return jnp.zeros((batch, projection), jnp.float32), jnp.zeros((batch, hidden), jnp.float32)
+
+    def __call__(self, x_TxBxI: Array) -> Array:
+        """Outputs [T, B, projection] from the zero state."""
+        steps, batch, inputs = x_TxBxI.shape
+        gates = self._input_gates(x_TxBxI.reshape(steps * batch, inputs))
+
+        def step(carry: tuple[Array, Array], x_Bx3H: Array) -> tuple[tuple[Array, Array], Array]:
+            m_BxP, c_BxH = self._cell(x_Bx3H, *carry)
+            return (m_BxP, c_BxH), m_BxP
+
+        return lax.scan(step, self.zeros(batch), gates.reshape(steps, batch, -1))[1]
+
+    def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        """One token: the next (output, cell)."""
+        return self._cell(self._input_gates(x_BxI), *carry)
+
+
+class Network(nnx.Module):
+    """Embedding, CIFG layers, output layer."""
+
+    def __init__(self, config: "CIFGLanguageModel", key: Array):
+        keys = [jax.random.fold_in(key, i) for i in range(config.layers + 2)]
+        shape = (config.vocab_size, config.embedding)
+        uniform = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+        self.depth = config.layers
+        self.embedding = nnx.Param(uniform(keys[0], shape, jnp.float32))
+        for i in range(config.layers):
+            inputs = config.embedding if i == 0 else config.projection
+            layer = CIFGLayer(
+                inputs, config.hidden, config.projection, config.peepholes, keys[i + 1]
+            )
+            setattr(self, f"layer_{i}", layer)
+        initialise = jax.nn.initializers.glorot_uniform()
+        shape = (config.vocab_size, config.projection)
+        self.output = None if config.tied else nnx.Param(initialise(keys[-1], shape, jnp.float32))
+        prior = config.output_bias_prior
+        self.output_bias = nnx.Param(
+            jnp.zeros(config.vocab_size, jnp.float32)
+            if prior is None
+            else jnp.asarray(prior, jnp.float32)
+        )
+
+    def _logits(self, m_NxP: Array) -> Array:
+        matrix_VxP = self.embedding[...] if self.output is None else self.output[...]
+        return m_NxP @ matrix_VxP.T + self.output_bias[...][None, :]
+
+    def __call__(self, tokens_TxB: Array) -> Array:
+        """Logits [T * B, V] of the token after each one."""
+        x_TxBxI = self.embedding[...][tokens_TxB]
+        for i in range(self.depth):
+            x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
+        return self._logits(x_TxBxI.reshape(-1, x_TxBxI.shape[-1]))
+
+    def zeros(self, batch: int) -> Carry:
+        return tuple(getattr(self, f"layer_{i}").zeros(batch) for i in range(self.depth))
+
+    def step(self, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
+        x_BxI = self.embedding[...][tokens_B]
+        states = []
+        for i in range(self.depth):
+            state = getattr(self, f"layer_{i}").step(x_BxI, carry[i])
+            x_BxI = state[0]
+            states.append(state)
+        return self._logits(x_BxI), tuple(states)
+
+
+@dataclass(frozen=True)
+class CIFGLanguageModel:
+    """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
+
+    A row is bos, words, eos, padding (id 0); the model reads the first L tokens and predicts the
+    last L. Targets are all tokens but padding: end of sentence and out-of-vocabulary count like
+    any word, in the loss and in top-1 accuracy.
+
+    Attributes:
+      vocab_size: number of token ids, special tokens included.
+      embedding, hidden, projection, layers: sizes; `projection` must equal `embedding` if tied.
+      tied: the output matrix is the input embedding.
+      peepholes: diagonal connections from the cell to the forget and output gates.
+      output_bias_prior: log frequencies of the tokens in PUBLIC text, used as the initial output
+        bias so that the untrained model is a unigram model of that text; zeros if None.
+
+    Raises:
+      InputError: a size is not a positive whole number, or sizes do not fit together.
+    """
+
+    vocab_size: int = 10_000
+    embedding: int = 96
+    hidden: int = 670
+    projection: int = 96
+    layers: int = 1
+    tied: bool = True
+    peepholes: bool = False
+    output_bias_prior: tuple[float, ...] | None = None
+    name: str = "cifg_lstm"
+
+    def __post_init__(self):
+        for field in ("vocab_size", "embedding", "hidden", "projection", "layers"):
+            positive_int(field, getattr(self, field))
+        if self.tied and self.projection != self.embedding:
+            raise InputError(
+                f"projection must equal embedding ({self.embedding}) when tied, "
+                f"found {self.projection}"
+            )
+        if self.output_bias_prior is not None:
+            if len(self.output_bias_prior) != self.vocab_size:
+                raise InputError(
+                    f"output_bias_prior must have vocab_size = {self.vocab_size} values, "
+                    f"found {len(self.output_bias_prior)}"
+                )
+            for value in self.output_bias_prior:
+                real("output_bias_prior", value)
+
+    @cached_property
+    def _graphdef(self) -> nnx.GraphDef:
+        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
+
+    def init(self, key: Array) -> Params:
+        """Glorot-uniform matrices, unit-variance-per-row embeddings, zero biases."""
+        return split(Network(self, key))[1]
+
+    def logits(self, params: Params, tokens_BxL: Array) -> Array:
+        """Float32 logits [B, L, V] of the token that follows each given one."""
+        logits_NxV = merge(self._graphdef, params)(tokens_BxL.T)
+        length, batch = tokens_BxL.shape[1], tokens_BxL.shape[0]
+        return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
+        tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
+        targets_N = tokens_TxB[1:].reshape(-1)
+        logits_NxV = merge(self._graphdef, params)(tokens_TxB[:-1])
+        return masked_loss(logits_NxV, targets_N, targets_N != PAD)
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """Sums of loss, correct predictions and targets."""
+        return self.loss(params, batch, mask)[1]
+
+    def initial_carry(self, batch: int) -> Carry:
+        """The state before the first token of `batch` sequences."""
+        zeros = lambda *shape: jnp.zeros(shape, jnp.float32)  # noqa: E731
+        return tuple(
+            (zeros(batch, self.projection), zeros(batch, self.hidden)) for _ in range(self.layers)
+        )
+
+    def step(self, params: Params, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
+        """Reads one token per sequence: logits [B, V] of the next one, and the new state."""
+        return merge(self._graphdef, params).step(tokens_B, carry)
