@@ -1,0 +1,245 @@
+"""What an experiment is: frozen dataclasses (`config_file` reads and writes them).
+
+Every field here is PUBLIC: it is written to the run directory and shown in the report. Client data,
+keys and anything computed from them never become fields.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Fractions of the CLIENTS (not of the examples) that train, validate and test."""
+
+    train: float = 0.8
+    valid: float = 0.1
+    test: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("train", "valid", "test"):
+            checks.non_negative(f"data.split.{name}", getattr(self, name))
+        checks.positive("data.split.train", self.train)
+        total = self.train + self.valid + self.test
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise InputError(f"data.split must sum to 1, found {total:g}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The private clients, and the public corpus that a language model's vocabulary comes from."""
+
+    source: str
+    public: str | None = None
+    min_examples: int = 1
+    split: SplitConfig = SplitConfig()
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive_int("data.min_examples", self.min_examples)
+        checks.non_negative_int("data.split_seed", self.split_seed)
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """`models.CIFGLanguageModel`; `vocab_size` counts the four special tokens."""
+
+    name: Literal["cifg_lm"] = "cifg_lm"
+    vocab_size: int = 4_000
+    sequence_length: int = 20
+    embedding: int = 96
+    hidden: int = 670
+    projection: int = 96
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "sequence_length", "embedding", "hidden", "projection"):
+            checks.positive_int(f"model.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class ImageModelConfig:
+    """A CNN. `image_shape` and `classes` are stated, not read from the data: data is private."""
+
+    name: Literal["classifier_cnn", "emnist_cnn"]
+    image_shape: tuple[int, int, int]
+    classes: int
+
+    def __post_init__(self) -> None:
+        for side in self.image_shape:
+            checks.positive_int("model.image_shape", side)
+        checks.positive_int("model.classes", self.classes)
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Exactly one of `epsilon`, `noise_multiplier`, or `private: false`.
+
+    Attributes:
+      private: false trains without privacy, and every artefact of the run says so.
+      epsilon: target; the noise multiplier is calibrated to it.
+      noise_multiplier: std of the noise on the sum / sensitivity of the sum.
+      delta: required by a private run.
+      clip_norm: L2 bound of one client's update (the first one, under adaptive clipping).
+      adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
+      accountant: null takes PLD where it has support, else RDP.
+      ledger: file that is charged; null means `ledger.jsonl` in the run directory. Runs on the
+        same population that should share one budget name one file.
+      budget_epsilon: hard limit of the whole ledger at `delta`; null means `epsilon`.
+    """
+
+    private: bool = True
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    clip_norm: float = 0.3
+    clipping: Literal["flat", "per_layer"] = "flat"
+    adaptive: bool = False
+    target_quantile: float = 0.5
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    accountant: Literal["pld", "rdp"] | None = None
+    ledger: str | None = None
+    budget_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("epsilon", "noise_multiplier") if getattr(self, n) is not None]
+        for name in (*given, "clip_norm"):
+            checks.positive(f"privacy.{name}", getattr(self, name))
+        checks.open_fraction("privacy.target_quantile", self.target_quantile)
+        if self.budget_epsilon is not None:
+            checks.positive("privacy.budget_epsilon", self.budget_epsilon)
+        if not self.private:
+            if given or self.delta is not None or self.budget_epsilon is not None:
+                raise InputError(
+                    "privacy.private is false, so privacy.epsilon, noise_multiplier, delta and "
+                    "budget_epsilon must be absent: nothing in this run is private"
+                )
+            return
+        if len(given) != 1:
+            raise InputError(
+                "privacy needs exactly one of epsilon, noise_multiplier or private: false, found "
+                + (" and ".join(given) if given else "none")
+            )
+        if self.delta is None:
+            raise InputError("privacy.delta is required by a private run, found none")
+        checks.open_fraction("privacy.delta", self.delta)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """One optax optimiser; `momentum` is used by `nesterov` only."""
+
+    name: Literal["sgd", "nesterov", "adam", "yogi"] = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        checks.positive("learning_rate", self.learning_rate)
+        checks.non_negative("momentum", self.momentum)
+        if not self.momentum < 1:
+            raise InputError(f"momentum must lie below 1, found {self.momentum!r}")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The rounds. `max_examples` is a public cap per client and epoch.
+
+    `chunk` is the number of clients vmapped together; null takes the measured default of the
+    backend.
+    """
+
+    rounds: int
+    clients_per_round: int
+    batch_size: int = 8
+    max_examples: int = 64
+    epochs: int = 1
+    client: OptimizerConfig = OptimizerConfig(learning_rate=0.5)
+    server: OptimizerConfig = OptimizerConfig(name="nesterov", learning_rate=1.0)
+    clients_per_bucket: int = 64
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "clients_per_round", "batch_size", "max_examples", "epochs"):
+            checks.positive_int(f"training.{name}", getattr(self, name))
+        checks.positive_int("training.clients_per_bucket", self.clients_per_bucket)
+        if self.chunk is not None:
+            checks.positive_int("training.chunk", self.chunk)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Metrics on held-out clients: free of privacy cost only if those are declared public.
+
+    Attributes:
+      every: rounds between two evaluations; 0 evaluates nothing.
+      declared_public: the user's statement that the valid and test clients are public.
+      max_examples: at most this many held-out examples are used per evaluation.
+      sentences: sentences generated at each evaluation of a language model.
+    """
+
+    every: int = 10
+    declared_public: bool = False
+    max_examples: int = 2_000
+    sentences: int = 5
+
+    def __post_init__(self) -> None:
+        checks.non_negative_int("evaluation.every", self.every)
+        checks.positive_int("evaluation.max_examples", self.max_examples)
+        checks.non_negative_int("evaluation.sentences", self.sentences)
+        if self.every and not self.declared_public:
+            raise InputError(
+                "evaluation.every is set, and held-out clients are as private as the others: set "
+                "evaluation.declared_public: true if they are public, or evaluation.every: 0"
+            )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How the run is carried out; none of it changes what is learned.
+
+    Attributes:
+      seed: of the model's start, the cohorts and the clients' shuffles; noise never follows it.
+      checkpoint_every: rounds between two checkpoints (the last `keep_checkpoints` are kept).
+      devices: virtual CPU devices on the clients axis; null means one per core.
+      reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
+      also_without_privacy: trains the same run again without privacy, for the table.
+    """
+
+    seed: int = 0
+    checkpoint_every: int = 10
+    keep_checkpoints: int = 2
+    devices: int | None = None
+    reproducible_noise: bool = False
+    also_without_privacy: bool = False
+
+    def __post_init__(self) -> None:
+        checks.non_negative_int("run.seed", self.seed)
+        checks.positive_int("run.checkpoint_every", self.checkpoint_every)
+        checks.positive_int("run.keep_checkpoints", self.keep_checkpoints)
+        if self.devices is not None:
+            checks.positive_int("run.devices", self.devices)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One experiment."""
+
+    data: DataConfig
+    model: LanguageModelConfig | ImageModelConfig
+    privacy: PrivacyConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, LanguageModelConfig) and self.data.public is None:
+            raise InputError(
+                "data.public is required by a language model, found none: its vocabulary must "
+                "come from a public corpus"
+            )
+        if self.run.also_without_privacy and not self.privacy.private:
+            raise InputError("run.also_without_privacy makes no sense with privacy.private: false")
