@@ -242,7 +242,7 @@ def _texts(population: "Population") -> Iterator[str]:
         raise InputError(f'population {population.name} needs a column "text", found {found}')
     column = population.columns["text"]
     for start in range(0, len(column), 65_536):
-        for offset, text in enumerate(column[start : start + 65_536].tolist()):
+        for offset, text in enumerate(column[start : start + 65_536].to_pylist()):
             if not isinstance(text, str):
                 raise InputError(
                     f'population {population.name}, column "text", row {start + offset}: '
