@@ -212,4 +212,4 @@ def _files() -> Iterator[Path]:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix != ".pyc":
                 yield path
-    yield from (path for path in ROOT.iterdir() if path.is_file())
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")
