@@ -47,12 +47,16 @@ class Checkpoints:
     Attributes:
       directory: the folder that holds them; made here, rubbish of a crash is removed here.
       run: run id; a checkpoint of another run is refused.
+      private: false is written into every checkpoint of a run that is not private.
       keep: how many of the latest are kept.
     """
 
-    def __init__(self, directory: str | Path, *, run: str, keep: int = 2) -> None:
+    def __init__(
+        self, directory: str | Path, *, run: str, private: bool = True, keep: int = 2
+    ) -> None:
         self.directory = Path(directory).absolute()
         self.run = run
+        self.private = private
         self.keep = keep
         self.directory.mkdir(parents=True, exist_ok=True)
         for entry in self.directory.iterdir():
@@ -83,6 +87,7 @@ class Checkpoints:
             meta = {
                 "round": round,
                 "run": self.run,
+                "private": self.private,
                 "ledger_head": ledger_head,
                 "leaves": _schema(leaves),
             }

@@ -46,7 +46,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """`models.CIFGLanguageModel`; `vocab_size` counts the four special tokens."""
+    """`models.CIFGLanguageModel`; `vocab_size` counts the four special tokens.
+
+    `unigram_prior` starts the output bias at the word frequencies of the public corpus.
+    """
 
     name: Literal["cifg_lm"] = "cifg_lm"
     vocab_size: int = 4_000
@@ -55,6 +58,7 @@ class LanguageModelConfig:
     hidden: int = 670
     projection: int = 96
     tied: bool = True
+    unigram_prior: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "sequence_length", "embedding", "hidden", "projection"):
@@ -131,17 +135,15 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """One optax optimiser; `momentum` is used by `nesterov` only."""
+    """See `federated.optimizers`; `momentum` is used by `momentum` and `nesterov` only."""
 
-    name: Literal["sgd", "nesterov", "adam", "yogi"] = "sgd"
+    name: Literal["sgd", "momentum", "nesterov", "adam", "yogi"] = "sgd"
     learning_rate: float = 1.0
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
         checks.positive("learning_rate", self.learning_rate)
-        checks.non_negative("momentum", self.momentum)
-        if not self.momentum < 1:
-            raise InputError(f"momentum must lie below 1, found {self.momentum!r}")
+        checks.open_fraction("momentum", self.momentum)
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class RunConfig:
 
     Attributes:
       seed: of the model's start, the cohorts and the clients' shuffles; noise never follows it.
-      checkpoint_every: rounds between two checkpoints (the last `keep_checkpoints` are kept).
+      checkpoint_every: rounds between two checkpoints; the last two are kept.
       devices: virtual CPU devices on the clients axis; null means one per core.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
       also_without_privacy: trains the same run again without privacy, for the table.
@@ -211,7 +213,6 @@ class RunConfig:
 
     seed: int = 0
     checkpoint_every: int = 10
-    keep_checkpoints: int = 2
     devices: int | None = None
     reproducible_noise: bool = False
     also_without_privacy: bool = False
@@ -219,7 +220,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         checks.non_negative_int("run.seed", self.seed)
         checks.positive_int("run.checkpoint_every", self.checkpoint_every)
-        checks.positive_int("run.keep_checkpoints", self.keep_checkpoints)
         if self.devices is not None:
             checks.positive_int("run.devices", self.devices)
 

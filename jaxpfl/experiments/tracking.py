@@ -146,14 +146,14 @@ class PrivateLog:
 class Progress:
     """A bar on stderr: rounds/s, clients/s by the PLANNED cohort size, epsilon so far."""
 
-    def __init__(self, label: str, *, rounds: int, done: int, clients: int, shown: bool) -> None:
+    def __init__(self, label: str, *, rounds: int, clients: int, shown: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         console = Console(stderr=True)
         self._clients = clients
-        self._start = done
+        self._start = 0
         self._began = time.monotonic()
         self._said = self._began
         self._rounds = rounds
@@ -169,7 +169,7 @@ class Progress:
             console=console,
             disable=not shown or self._plain,
         )
-        self._task = self._bar.add_task(label, total=rounds, completed=done, status="")
+        self._task = self._bar.add_task(label, total=rounds, status="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -183,6 +183,12 @@ class Progress:
     ) -> None:
         self._bar.stop()
 
+    def begin(self, done: int) -> None:
+        """Rounds up to `done` were done before: the speed is that of the rest."""
+        self._start = done
+        self._began = time.monotonic()
+        self._bar.update(self._task, completed=done)
+
     def update(self, round: int, shown: dict[str, str]) -> None:
         """Shows that `round` rounds are done, with `shown` values such as the epsilon."""
         now = time.monotonic()
@@ -191,7 +197,7 @@ class Progress:
             [
                 f"{speed:.2f} rounds/s",
                 f"{speed * self._clients:.0f} clients/s",
-                *(f"{name} {value}" for name, value in shown.items()),
+                *(f"{name} {value}".rstrip() for name, value in shown.items()),
             ]
         )
         self._bar.update(self._task, completed=round, status=status)

@@ -1,0 +1,109 @@
+"""Metrics of a model on held-out clients that were declared public.
+
+A metric on private validation data is a release like any other (TRUST.md, 31); here there is no
+door for it, so it is refused.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Model
+
+
+@dataclass(frozen=True)
+class DeclaredPublic:
+    """The user's statement, in writing, that these clients' data is public."""
+
+    population: Population = field(repr=False)
+
+
+class Pending:
+    """Metric sums that the device may still be computing; `result` waits for them."""
+
+    def __init__(self, sums: list[dict[str, jax.Array]]) -> None:
+        self._sums = sums
+
+    def result(self) -> dict[str, float]:
+        """`loss` (nats), `perplexity` and `accuracy` per target, `count` of targets."""
+        from jaxpfl.models.base import summarise
+
+        fetched = jax.device_get(self._sums)
+        # Added on the host in float64: a float32 count stops at 2^24 targets.
+        totals = {
+            name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
+            for name in ("loss_sum", "correct", "count")
+        }
+        return summarise(totals)
+
+
+class Evaluator:
+    """Batched, jitted evaluation of `model` on declared-public examples.
+
+    Args:
+      model: whose `evaluate` gives metric sums of a batch.
+      public: the held-out clients, wrapped in the statement that they are public.
+      max_examples: a subset of this many examples, the same for every run, is used.
+      batch_size: examples per dispatch; the last batch is padded and masked.
+
+    Raises:
+      InputError: if `public` is a bare population, or holds no examples.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        public: DeclaredPublic,
+        *,
+        max_examples: int = 2_000,
+        batch_size: int = 128,
+    ) -> None:
+        if not isinstance(public, DeclaredPublic):
+            raise InputError(
+                "evaluation data must be wrapped in DeclaredPublic(...), found "
+                f"{type(public).__name__}: metrics on private clients would be an unpaid release"
+            )
+        self.model = model
+        self._max_examples = checks.positive_int("max_examples", max_examples)
+        self._batch_size = checks.positive_int("batch_size", batch_size)
+        self._population = public.population
+        if not self._population.num_examples:
+            raise InputError("the evaluation data has no examples: a larger fraction is needed")
+        self._sums = jax.jit(model.evaluate)
+
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The examples that are used, so that a baseline can be scored on the same ones."""
+        total = self._population.num_examples
+        rows = np.arange(total)
+        if total > self._max_examples:
+            generator = np.random.Generator(np.random.Philox(key=0))
+            rows = np.sort(generator.choice(total, self._max_examples, replace=False))
+        return {name: column[rows] for name, column in numeric_columns(self._population).items()}
+
+    @cached_property
+    def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+        size = self._batch_size
+        total = len(next(iter(self.columns.values())))
+        batches = []
+        for start in range(0, total, size):
+            mask = np.arange(start, start + size) < total
+            rows = np.where(mask, np.arange(start, start + size), 0)
+            batches.append(({name: column[rows] for name, column in self.columns.items()}, mask))
+        return batches
+
+    def __call__(self, params: Any) -> Pending:
+        """Dispatches the evaluation of `params` and returns without waiting."""
+        return Pending([self._sums(params, batch, mask) for batch, mask in self._batches])
+
+
+def numeric_columns(population: Population) -> dict[str, np.ndarray]:
+    """The columns that a model can read: numpy arrays, not text."""
+    columns = population.columns.items()
+    return {name: column for name, column in columns if isinstance(column, np.ndarray)}
