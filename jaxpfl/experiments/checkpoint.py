@@ -92,7 +92,7 @@ class Checkpoints:
                 "leaves": _schema(leaves),
             }
             (temporary / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-            (temporary / "manifest.json").write_text(_manifest(temporary))
+            (temporary / "manifest.json").write_text(_render(_listing(temporary)))
             files.fsync_tree(temporary)
             final = self._path(round)
             if final.exists():
@@ -145,7 +145,8 @@ class Checkpoints:
             arrays = _read_arrays(path / "state", meta["leaves"])
         except Exception as error:
             # Hashes are right, so the fault is in how it was written: still not usable.
-            raise CorruptFile(f"{path}: its arrays cannot be read ({type(error).__name__})") from error
+            kind = type(error).__name__
+            raise CorruptFile(f"{path}: its arrays cannot be read ({kind})") from error
         return meta, arrays
 
     def _assemble(
@@ -224,21 +225,19 @@ def _listing(directory: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _digest(listing: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
-
-
-def _manifest(directory: Path) -> str:
-    listing = _listing(directory)
-    return json.dumps({"files": listing, "sha256": _digest(listing)}, indent=1) + "\n"
+def _render(listing: dict[str, Any]) -> str:
+    """The manifest's text: every byte of it follows from the list."""
+    digest = hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
+    return json.dumps({"files": listing, "sha256": digest}, indent=1) + "\n"
 
 
 def _verify(directory: Path) -> None:
     """Raises `CorruptFile`, naming the file, unless every file is the one that was written."""
     manifest = files.read_json(directory / "manifest.json")
     listing = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(listing, dict) or manifest.get("sha256") != _digest(listing):
-        raise CorruptFile(f"{directory / 'manifest.json'}: was altered: it fails its own SHA-256")
+    path = directory / "manifest.json"
+    if not isinstance(listing, dict) or path.read_text(errors="replace") != _render(listing):
+        raise CorruptFile(f"{path}: was altered: it fails its own SHA-256")
     found = _listing(directory)
     for name, expected in listing.items():
         if name not in found:

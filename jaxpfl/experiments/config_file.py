@@ -143,9 +143,8 @@ def _key_names(value: Any, prefix: str = "") -> Iterator[str]:
 
 def _nearest(key: str, valid: Sequence[str]) -> str:
     last = key.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5) or [
-        name for name in valid if name.rsplit(".", 1)[-1] == last
-    ]
+    same_end = [name for name in valid if name.rsplit(".", 1)[-1] == last]
+    close = same_end or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     return f"; the nearest valid name is {close[0]!r}" if close else f"; valid: {', '.join(valid)}"
 
 

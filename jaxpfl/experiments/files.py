@@ -53,7 +53,8 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise CorruptFile(f"{path}: is not a JSON file, found {path.stat().st_size} bytes") from error
+        size = path.stat().st_size
+        raise CorruptFile(f"{path}: is not a JSON file, found {size} bytes") from error
 
 
 def sha256_file(path: Path) -> str:

@@ -203,11 +203,11 @@ class Progress:
         self._bar.update(self._task, completed=round, status=status)
         if self._plain and (now - self._said >= 10 or round == self._rounds):
             self._said = now
-            print(f"{self._label}: round {round}/{self._rounds}  {status}", file=sys.stderr)
+            self.message(f"{self._label}: round {round}/{self._rounds}  {status}")
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""
         if self._bar.disable:
-            print(text, file=sys.stderr)
+            sys.stderr.write(text + "\n")
         else:
             self._bar.console.print(text, markup=False, highlight=False)

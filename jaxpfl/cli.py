@@ -1,0 +1,243 @@
+"""The command line. Results go to stdout, progress and messages to stderr.
+
+Nothing heavy is imported before the arguments are known to be good, so that help is instant.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jaxpfl import checks
+from jaxpfl.errors import BudgetExhausted, InputError
+
+if TYPE_CHECKING:
+    from jaxpfl.experiments.config import Config
+    from jaxpfl.experiments.execute import Outcome
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    a fault of the program or the machine (a full disk, for one)
+  2    bad input: the message says where, what was found and what was expected
+  3    the privacy budget is exhausted: the next release was not made
+  130  interrupted by SIGINT; 143: by SIGTERM. The run was saved: `jaxpfl resume DIR`
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad arguments are bad input: reported like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{self.prog}: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="jaxpfl",
+        description="Private federated learning in JAX: simulate it, measure it, trust it.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, does: Callable[[argparse.Namespace, list[str]], dict[str, Any]], text: str
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        added.add_argument(
+            "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
+        )
+        added.set_defaults(does=does, extra=name == "run")
+        return added
+
+    run = command("run", _run, "Carry out an experiment.")
+    run.usage = "jaxpfl run CONFIG [--section.key VALUE ...] [--out DIR] [--json]"
+    run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
+    run.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
+    )
+    resume = command("resume", _resume, "Go on with an interrupted run, to the same final bits.")
+    resume.add_argument("directory", metavar="DIR", type=Path)
+    report = command("report", _report, "Write a run's report.html and its plots anew.")
+    report.add_argument("directory", metavar="DIR", type=Path)
+    budget = command("budget", _budget, "Say what the releases in a ledger have cost together.")
+    budget.add_argument("ledger", metavar="LEDGER", type=Path)
+    budget.add_argument("--delta", type=float, required=True)
+    budget.add_argument("--accountant", choices=("pld", "rdp"), default="pld")
+    calibrate = command("calibrate", _calibrate, "Noise for an epsilon, or epsilon for a noise.")
+    calibrate.add_argument("--delta", type=float, required=True)
+    calibrate.add_argument("--rounds", type=int, required=True)
+    calibrate.add_argument("--population", type=int, required=True)
+    calibrate.add_argument("--clients-per-round", type=int, required=True)
+    wanted = calibrate.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--epsilon", type=float)
+    wanted.add_argument("--noise-multiplier", type=float)
+    calibrate.add_argument("--accountant", choices=("pld", "rdp"))
+    calibrate.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
+    try:
+        parsed, rest = _parser().parse_known_args(given)
+        if rest and not parsed.extra:
+            raise InputError(f"jaxpfl: unexpected argument {rest[0]!r}")
+        result = parsed.does(parsed, rest)
+    except (InputError, BudgetExhausted) as error:
+        return _fail(error, str(error), error.exit_code, as_json)
+    except KeyboardInterrupt as error:
+        return _fail(error, str(error), 128 + getattr(error, "number", 2), as_json)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{where}{error.strerror or error}", 1, as_json)
+    text = result.pop("text")
+    print(json.dumps(result) if as_json else text)
+    return 0
+
+
+def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    if as_json:
+        kind = type(error).__name__
+        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
+    return code
+
+
+def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config_file import load
+
+    config = _use_devices(load(arguments.config, overrides))
+    from jaxpfl.experiments.execute import run_config
+
+    out = arguments.out or _unused_directory(arguments.config.stem)
+    print(f"run directory: {out}", file=sys.stderr)
+    return _told(run_config(config, out))
+
+
+def _resume(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config_file import load
+
+    path = arguments.directory / "config.yaml"
+    if not path.exists():
+        raise InputError(f"{arguments.directory}: holds no run: there is no config.yaml")
+    _use_devices(load(path))
+    from jaxpfl.experiments.execute import resume_run
+
+    return _told(resume_run(arguments.directory))
+
+
+def _use_devices(config: "Config") -> "Config":
+    """Gives JAX the config's number of virtual CPU devices, before it starts."""
+    import dataclasses
+
+    import jax
+
+    devices = config.run.devices
+    if devices is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        devices = len(affinity(0)) if affinity else os.cpu_count() or 1
+    # Accelerators ignore it; the number is kept in the resolved config, for a resume.
+    jax.config.update("jax_num_cpu_devices", devices)
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
+
+
+def _unused_directory(name: str) -> Path:
+    number = 1
+    while True:
+        path = Path("runs", name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+        number += 1
+
+
+def _told(outcome: "Outcome") -> dict[str, Any]:
+    record = outcome.to_dict()
+    lines = [f"report: {record['report']}", ""]
+    if record["table"]:
+        language = any(row.get("perplexity") for row in record["table"])
+        language = language and any(row["model"] == "unigram" for row in record["table"])
+        first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
+        lines.append(f"{'held-out clients, declared public':44}{first:>12}{second:>22}")
+        for row in record["table"]:
+            name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
+            value = row.get(first)
+            shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
+            lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
+        lines.append("")
+    lines.append(record["privacy"])
+    return {**record, "text": "\n".join(lines)}
+
+
+def _report(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.report import write_report
+
+    path = write_report(arguments.directory)
+    return {"report": str(path), "text": str(path)}
+
+
+def _budget(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    delta = checks.open_fraction("--delta", arguments.delta)
+    from jaxpfl.privacy.ledger import Ledger
+
+    if not arguments.ledger.is_file():
+        raise InputError(f"{arguments.ledger}: there is no such ledger")
+    ledger = Ledger.read(arguments.ledger)
+    ledger.verify()
+    epsilon = ledger.spent(delta, arguments.accountant)
+    record = {
+        "ledger": str(arguments.ledger),
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": arguments.accountant,
+        "releases": len(ledger),
+    }
+    text = f"epsilon = {epsilon:.4g} at delta = {delta:g}, {len(ledger)} releases"
+    return {**record, "text": text}
+
+
+def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.privacy.plan import Plan
+
+    shared: dict[str, Any] = {
+        "delta": arguments.delta,
+        "population": arguments.population,
+        "clients_per_round": arguments.clients_per_round,
+        "rounds": arguments.rounds,
+        # The cost of a round does not depend on the clip norm: noise is relative to it.
+        "clip_norm": 1.0,
+        "sampling": arguments.sampling,
+        "accountant": arguments.accountant,
+    }
+    if arguments.epsilon is not None:
+        plan = Plan.calibrated(epsilon=arguments.epsilon, **shared)
+    else:
+        plan = Plan(noise_multiplier=arguments.noise_multiplier, **shared)
+    epsilon = plan.epsilon()
+    return {
+        "noise_multiplier": plan.noise_multiplier,
+        "epsilon": epsilon,
+        "delta": plan.delta,
+        "rounds": plan.rounds,
+        "population": plan.population,
+        "clients_per_round": plan.clients_per_round,
+        "sampling": plan.sampling,
+        "accountant": plan.accountant,
+        "unit": plan.unit,
+        "adjacency": plan.adjacency,
+        "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
+    }

@@ -1,0 +1,180 @@
+"""Checkpoints under damage, full disks and half-done work."""
+
+import errno
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import checkpoint, files
+from jaxpfl.experiments.checkpoint import Checkpoints
+
+
+def _state(value: float):
+    params = {"layer": {"w": jnp.full((3, 4), value, jnp.float32), "none": jnp.zeros((0, 2))}}
+    return {"params": params, "server": optax.adam(0.1).init(params), "round": jnp.int32(value)}
+
+
+def _saved(folder: Path, *rounds: int) -> Checkpoints:
+    checkpoints = Checkpoints(folder, run="r1")
+    for round in rounds:
+        checkpoints.save(round, _state(round), ledger_head=f"head{round}")
+    return checkpoints
+
+
+def _assert_is_round(restored, round: int) -> None:
+    assert restored.round == round
+    assert restored.ledger_head == f"head{round}"
+    expected = _state(round)
+    assert jax.tree.structure(restored.state) == jax.tree.structure(expected)
+    for found, wanted in zip(
+        jax.tree.leaves(restored.state), jax.tree.leaves(expected), strict=True
+    ):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
+
+
+def _silent(_: str) -> None:
+    raise AssertionError("no warning was expected")
+
+
+def test_a_checkpoint_restores_to_the_same_bits_and_structure(tmp_path):
+    _saved(tmp_path, 3)
+    restored = Checkpoints(tmp_path, run="r1").restore(_state(0), warn=_silent)
+    _assert_is_round(restored, 3)
+
+
+def test_no_checkpoint_gives_none(tmp_path):
+    assert Checkpoints(tmp_path, run="r1").restore(_state(0), warn=_silent) is None
+
+
+def test_only_the_last_ones_are_kept_and_nothing_else_lies_around(tmp_path):
+    checkpoints = _saved(tmp_path, 1, 2, 3, 4)
+    assert checkpoints.rounds() == [3, 4]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "round_00000003",
+        "round_00000004",
+    ]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def _damages(folder: Path):
+    for path in _files(folder):
+        size = path.stat().st_size
+        for position in {0, size // 2, size - 1} if size else ():
+            yield f"flip {path.name}", path, lambda p, at=position: _flip(p, at)
+        yield f"truncate {path.name}", path, lambda p: p.write_bytes(p.read_bytes()[:-1] or b"x")
+        yield f"remove {path.name}", path, lambda p: p.unlink()
+
+
+def test_every_damage_is_found_and_the_previous_step_taken(tmp_path):
+    """TRUST 35: flips, truncation, missing files -> found by SHA-256; the message names both."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    latest = tmp_path / "round_00000002"
+    number = 0
+    for name, path, damage in _damages(latest):
+        content = path.read_bytes()
+        damage(path)
+        messages = []
+        restored = checkpoints.restore(_state(0), warn=messages.append)
+        _assert_is_round(restored, 1)
+        assert len(messages) == 1, name
+        assert "round_00000002" in messages[0], name
+        assert "round_00000001" in messages[0], name
+        path.write_bytes(content)
+        number += 1
+    assert number > 20
+    _assert_is_round(checkpoints.restore(_state(0), warn=_silent), 2)
+
+
+def test_an_extra_file_or_a_link_is_damage_too(tmp_path):
+    """TRUST 35: what the manifest does not list is not trusted."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    extra = tmp_path / "round_00000002" / "state" / "extra"
+    extra.write_text("x")
+    messages = []
+    _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
+    assert "extra" in messages[0]
+
+
+def test_without_any_intact_step_all_are_named(tmp_path):
+    """TRUST 35: nothing is invented where nothing is intact."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    for round in (1, 2):
+        (tmp_path / f"round_0000000{round}" / "meta.json").unlink()
+    with pytest.raises(CorruptFile, match=r"round_00000002.*round_00000001"):
+        checkpoints.restore(_state(0), warn=lambda _: None)
+
+
+def test_the_check_can_fail(tmp_path, monkeypatch):
+    """TRUST 35: with the manifest unread, a flipped bit of the arrays passes or crashes."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    data = max(_files(tmp_path / "round_00000002" / "state"), key=lambda p: p.stat().st_size)
+    _flip(data, data.stat().st_size // 2)
+    monkeypatch.setattr(checkpoint, "_verify", lambda _: None)
+    messages = []
+    restored = checkpoints.restore(_state(0), warn=messages.append)
+    assert restored.round == 2 or "cannot be read" in messages[0]
+
+
+def test_rubbish_of_a_crash_is_removed_and_never_restored(tmp_path):
+    """TRUST 33: mid-save and mid-delete leave telling names only."""
+    _saved(tmp_path, 1)
+    os.rename(tmp_path / "round_00000001", tmp_path / ".tmp-00000002")
+    _saved(tmp_path, 3)
+    (tmp_path / ".deleted-round_00000001").mkdir()
+    (tmp_path / ".deleted-round_00000001" / "meta.json").write_text("half")
+    checkpoints = Checkpoints(tmp_path, run="r1")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["round_00000003"]
+    _assert_is_round(checkpoints.restore(_state(0), warn=_silent), 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), [(checkpoint, "_write_arrays"), (files, "fsync_tree"), (os, "rename")]
+)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_failing_disk_leaves_the_last_good_checkpoint(
+    tmp_path, monkeypatch, module, call, number
+):
+    """TRUST 36: full, read-only or over quota -> the error comes out, the last good one stays."""
+    checkpoints = _saved(tmp_path, 1)
+
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, call, fails)
+        with pytest.raises(OSError) as caught:
+            checkpoints.save(2, _state(2), ledger_head="head2")
+    assert caught.value.errno == number
+    assert [entry.name for entry in tmp_path.iterdir()] == ["round_00000001"]
+    after = Checkpoints(tmp_path, run="r1")
+    _assert_is_round(after.restore(_state(0), warn=_silent), 1)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path):
+    _saved(tmp_path, 1)
+    with pytest.raises(InputError, match="belongs to run r1, expected run r2"):
+        Checkpoints(tmp_path, run="r2").restore(_state(0), warn=_silent)
+
+
+def test_another_models_checkpoint_is_refused_with_the_leafs_name(tmp_path):
+    _saved(tmp_path, 1)
+    other = _state(0)
+    other["params"]["layer"]["w"] = jnp.zeros((3, 5), jnp.float32)
+    with pytest.raises(InputError, match=r"params\.layer\.w"):
+        Checkpoints(tmp_path, run="r1").restore(other, warn=_silent)
