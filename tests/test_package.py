@@ -26,6 +26,7 @@ ALLOWED = {
     "algorithms": FOUNDATIONS | {"federated", "text"},
     "experiments": FOUNDATIONS | {"federated", "text", "algorithms"},
     "cli": FOUNDATIONS | {"federated", "text", "algorithms", "experiments"},
+    "__main__": {"cli"},
 }
 
 
