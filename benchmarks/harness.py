@@ -1,0 +1,86 @@
+"""What every benchmark shares: fair timing, and results that say where they came from."""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import resource
+import time
+from collections.abc import Callable
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def use_cpu_devices(count: int | None) -> None:
+    """Asks JAX for `count` virtual CPU devices (default: one a core); call before any JAX work."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", count or os.cpu_count() or 1)
+
+
+def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Returns the best wall time in seconds of each function.
+
+    All are warmed up first (compilation stays out), then they take turns, so that a noisy
+    moment of the machine falls on all alike. Results are waited for with `block_until_ready`.
+    """
+    import jax
+
+    best = dict.fromkeys(functions, float("inf"))
+    for function in functions.values():
+        jax.block_until_ready(function())
+    for _ in range(repeats):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def peak_memory_mb() -> float:
+    """Returns the process's peak resident memory in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def record(benchmark: str, rows: list[dict]) -> pathlib.Path:
+    """Appends rows to benchmarks/results/<benchmark>.jsonl with device, versions and date."""
+    import jax
+
+    device = jax.devices()[0]
+    context = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
+        "device": f"{len(jax.devices())} x {device.device_kind}",
+        "machine": f"{os.cpu_count()} cores, {_processor()}",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")},
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{benchmark}.jsonl"
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps({**context, **row}) + "\n")
+    return path
+
+
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def table(rows: list[dict], columns: list[str]) -> None:
+    """Prints rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table()
+    for column in columns:
+        grid.add_column(column, justify="right")
+    for row in rows:
+        cells = (row.get(column, "") for column in columns)
+        grid.add_row(*(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells))
+    Console().print(grid)

@@ -1,0 +1,131 @@
+"""Aggregation: clip + sum + noise over stacked updates [clients, coordinates], in GB/s.
+
+    python -m benchmarks.micro.aggregate
+    python -m benchmarks.micro.aggregate --clients 1000 --coordinates 1000000
+
+Runs the door itself (`federated.private_sum`) with a client function that returns its stored
+update, and compares with what the memory allows, measured in the same run: a plain read and a
+plain copy of the same array. Clipping needs each update twice (its norm, then its share of the
+sum), so the door's rate counts two reads; a second read that finds the update still in cache
+can exceed the memory's rate. `naive` is the three-line JAX program (norms, scale, sum, normal).
+"""
+
+import dataclasses
+
+import tyro
+
+from benchmarks import harness
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    clients: int = 1000
+    coordinates: int = 1_000_000
+    repeats: int = 5
+    devices: int | None = None  # virtual CPU devices; default one a core
+    chunks: tuple[int, ...] = (1, 0)  # clients vmapped together; 0 = a device's whole share
+
+
+def main(config: Config) -> list[dict]:
+    harness.use_cpu_devices(config.devices)
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import jaxpfl as jp
+    from jaxpfl.data.cohort import Bucket
+    from jaxpfl.federated import FixedPoint, client_mesh, private_sum
+    from jaxpfl.privacy import noise_root, round_keys, training_root
+
+    mesh = client_mesh()
+    clients = config.clients // mesh.size * mesh.size
+    dealt = NamedSharding(mesh, PartitionSpec("clients"))
+
+    @jax.jit
+    def fill(key):
+        updates_CxD = jax.random.uniform(key, (clients, config.coordinates), minval=-1.0)
+        return jax.lax.with_sharding_constraint(updates_CxD, dealt)
+
+    updates_CxD = jax.block_until_ready(fill(jax.random.key(0)))
+    nothing_C = jax.device_put(np.zeros(clients, np.int32), dealt)
+    bucket = Bucket(
+        batches={"update": updates_CxD},
+        mask=jax.device_put(np.ones((clients, 1, 1), bool), dealt),
+        steps=nothing_C,
+        weight=jax.device_put(np.ones(clients, np.float32), dealt),
+        client=jax.device_put(np.arange(clients, dtype=np.uint32), dealt),
+    )
+    plan = jp.Plan(
+        population=100 * clients,
+        clients_per_round=clients,
+        rounds=100,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-6,
+    )
+    keys = round_keys(training_root(0), noise_root(reproducible_seed=0), 0)
+    shape = jax.ShapeDtypeStruct((config.coordinates,), jnp.float32)
+
+    def door(chunk, accumulator=None):
+        share = clients // mesh.size
+        opened = private_sum(
+            stored_update,
+            plan,
+            shape,
+            mesh=mesh,
+            chunk=chunk or share,
+            accumulator=accumulator,
+        )
+        return lambda: opened(None, (bucket,), opened.init(), keys)[0]
+
+    @jax.jit
+    def naive(updates_CxD, key):
+        norm_C = jnp.sqrt(jnp.sum(updates_CxD * updates_CxD, axis=1))
+        total = jnp.sum(updates_CxD * jnp.minimum(1.0, 1.0 / norm_C)[:, None], axis=0)
+        return total + jax.random.normal(key, total.shape)
+
+    def per_device(function):
+        return jax.jit(
+            jax.shard_map(function, mesh=mesh, in_specs=dealt.spec, out_specs=dealt.spec)
+        )
+
+    read = per_device(lambda part: jnp.sum(part * part, axis=1))
+    copy = per_device(lambda part: -part)
+    functions = {
+        "read": lambda: read(updates_CxD),
+        "copy": lambda: copy(updates_CxD),
+        "naive": lambda: naive(updates_CxD, keys.train),
+    }
+    for chunk in config.chunks:
+        functions[f"door, chunk {chunk or 'all'}"] = door(chunk)
+    functions["door, fixed point"] = door(1, FixedPoint(max_clients=plan.population))
+    seconds = harness.interleaved(functions, config.repeats)
+
+    gigabytes = updates_CxD.nbytes / 1e9
+    read_rate = gigabytes / seconds["read"]
+    rows = []
+    for name, taken in seconds.items():
+        rate = gigabytes * (1 if name == "read" else 2) / taken
+        rows.append(
+            {
+                "what": name,
+                "clients": clients,
+                "coordinates": config.coordinates,
+                "seconds": taken,
+                "GB/s": rate,
+                "of read": rate / read_rate,
+            }
+        )
+    harness.table(rows, ["what", "seconds", "GB/s", "of read"])
+    print(f"recorded in {harness.record('aggregate', rows)}")
+    return rows
+
+
+def stored_update(broadcast, examples, key):
+    """The contribution is the client's stored update."""
+    return examples.batches["update"]
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

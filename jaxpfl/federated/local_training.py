@@ -1,0 +1,57 @@
+"""What a client does in federated averaging: some steps of SGD on its own examples."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl.federated.client import Examples
+from jaxpfl.models.base import Model
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """A client function: trains from the broadcast parameters and returns the change.
+
+    Epochs and their shuffles are steps of the packed cohort (`data.CohortSpec.epochs`). The
+    optimiser's state starts afresh in every round, as in McMahan et al. 2017, Algorithm 1
+    (ClientUpdate).
+
+    Attributes:
+      model: its `loss(params, batch, mask)` is the mean over a batch's real examples.
+      optimizer: any optax optimiser.
+    """
+
+    model: Model
+    optimizer: optax.GradientTransformation
+
+    def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+        """Returns params_after - params_before; exactly 0 for a client without examples."""
+        del key  # these models draw nothing while training
+
+        def loss(params, batch, mask):
+            return self.model.loss(params, batch, mask)[0]
+
+        def step(index, carry):
+            local, optimizer_state = carry
+            batch = {name: column[index] for name, column in examples.batches.items()}
+            mask = examples.mask[index]
+            gradients = jax.grad(loss)(local, batch, mask)
+            updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
+            # Momentum and weight decay would move parameters in a step that is all padding.
+            real = jnp.any(mask)
+            updates = jax.tree.map(lambda u: jnp.where(real, u, jnp.zeros_like(u)), updates)
+            new_state = jax.tree.map(
+                lambda new, old: jnp.where(real, new, old), new_state, optimizer_state
+            )
+            return optax.apply_updates(local, updates), new_state
+
+        # A traced bound: padding steps are not run.
+        trained, _ = jax.lax.fori_loop(
+            0, examples.steps, step, (params, self.optimizer.init(params))
+        )
+        return jax.tree.map(jnp.subtract, trained, params)

@@ -1,0 +1,38 @@
+"""The optimisers of federated optimisation by name, for configs and the command line.
+
+Any optax optimiser can be given to an algorithm; these are the ones of McMahan et al. 2017 and
+Reddi et al. 2021 ("Adaptive Federated Optimization"), with the latter's defaults.
+"""
+
+import functools
+
+import optax
+
+from jaxpfl import checks
+
+NAMES = ("sgd", "momentum", "nesterov", "adam", "yogi")
+
+
+@functools.cache
+def optimizer(name: str, learning_rate: float, momentum: float = 0.9) -> optax.GradientTransformation:
+    """Returns the optimiser called `name`; equal arguments return the same object.
+
+    Being the same object matters: functions that train with it are then compiled once, also in
+    a sweep that builds its algorithm anew for every point.
+
+    Args:
+      name: "sgd", "momentum", "nesterov" (SGD with Nesterov momentum), "adam" or "yogi"
+        (b1 = 0.9, b2 = 0.99, epsilon = 1e-3: Reddi et al. 2021, section 5).
+      learning_rate: positive.
+      momentum: of "momentum" and "nesterov", in [0, 1).
+    """
+    checks.one_of("optimizer", name, NAMES)
+    checks.positive("learning_rate", learning_rate)
+    if name == "sgd":
+        return optax.sgd(learning_rate)
+    if name in ("momentum", "nesterov"):
+        checks.open_fraction("momentum", momentum)
+        return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
+    if name == "adam":
+        return optax.adam(learning_rate, b1=0.9, b2=0.99, eps=1e-3)
+    return optax.yogi(learning_rate, b1=0.9, b2=0.99, eps=1e-3)

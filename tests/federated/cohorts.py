@@ -1,0 +1,75 @@
+"""Small cohorts and client functions that several tests use."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.data.cohort import Bucket
+from jaxpfl.privacy import Plan, noise_root, round_keys, training_root
+
+DIM = 5
+
+
+def vectors(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    """Returns float32 [count, DIM], one vector a client."""
+    return (scale * np.random.default_rng(seed).normal(size=(count, DIM))).astype(np.float32)
+
+
+def bucket_of(values_CxD: np.ndarray, slots: int | None = None) -> Bucket:
+    """One bucket of clients that each hold one vector, padded with NaN to `slots` clients.
+
+    The padding is poison: a single value of it in a sum shows.
+    """
+    count = len(values_CxD)
+    slots = count if slots is None else slots
+    held = np.full((slots, 1, 1, values_CxD.shape[1]), np.nan, values_CxD.dtype)
+    held[:count, 0, 0] = values_CxD
+    real = np.arange(slots) < count
+    return Bucket(
+        batches={"x": held},
+        mask=real[:, None, None],
+        steps=real.astype(np.int32),
+        weight=real.astype(np.float32),
+        client=np.arange(slots, dtype=np.uint32),
+    )
+
+
+def held_vector(broadcast, examples, key):
+    """The client's own vector, plus the broadcast."""
+    return {"a": examples.batches["x"][0, 0] + broadcast}
+
+
+def plan(**changes) -> Plan:
+    settings = dict(
+        population=10_000,
+        clients_per_round=100,
+        rounds=10,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-6,
+    )
+    return Plan(**{**settings, **changes})
+
+
+def no_noise(**changes) -> Plan:
+    """A plan without privacy, so that sums can be compared exactly."""
+    settings = dict(population=10_000, clients_per_round=100, rounds=10, clip_norm=1.0)
+    return Plan.without_privacy(**{**settings, **changes})
+
+
+def keys(round: int = 0, seed: int = 0):
+    return round_keys(training_root(seed), noise_root(reproducible_seed=seed), round)
+
+
+SHAPE = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32)}
+ZERO = jnp.zeros((DIM,), jnp.float32)
+
+
+def clipped_sum(values_CxD: np.ndarray, clip_norm: float) -> np.ndarray:
+    """The reference: a plain loop in float64."""
+    total = np.zeros(values_CxD.shape[1])
+    for value in values_CxD.astype(np.float64):
+        norm = np.linalg.norm(value)
+        if np.isfinite(norm) and norm > 0:
+            total += value * min(1.0, clip_norm / norm)
+    return total

@@ -1,0 +1,119 @@
+"""What a client does: SGD against a plain loop, and padding that leaves no trace."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxpfl.federated import Examples, LocalTraining
+
+DIM = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearModel:
+    """Least squares, so that the reference is three lines of numpy."""
+
+    name: str = "linear"
+
+    def init(self, key):
+        return {"w": jnp.zeros((DIM,), jnp.float32), "b": jnp.zeros((), jnp.float32)}
+
+    def loss(self, params, batch, mask):
+        x = jnp.where(mask[:, None], batch["x"], 0.0)
+        error = jnp.where(mask, x @ params["w"] + params["b"] - batch["y"], 0.0)
+        count = jnp.sum(mask, dtype=jnp.float32)
+        total = 0.5 * jnp.sum(error * error)
+        sums = {"loss_sum": total, "correct": count, "count": count}
+        return total / jnp.maximum(count, 1.0), sums
+
+    def evaluate(self, params, batch, mask):
+        return self.loss(params, batch, mask)[1]
+
+
+def examples(sizes, steps, batch, seed=0, poison=np.nan):
+    """Batches of the given sizes, padded with poison to [steps, batch]."""
+    rng = np.random.default_rng(seed)
+    x = np.full((steps, batch, DIM), poison, np.float32)
+    y = np.full((steps, batch), poison, np.float32)
+    mask = np.zeros((steps, batch), bool)
+    for step, size in enumerate(sizes):
+        x[step, :size] = rng.normal(size=(size, DIM))
+        y[step, :size] = rng.normal(size=size)
+        mask[step, :size] = True
+    return Examples({"x": x, "y": y}, mask, np.int32(len(sizes)))
+
+
+def by_hand(held, learning_rate, momentum=0.0):
+    """SGD in float64 numpy, one batch after the other."""
+    w, b = np.zeros(DIM), 0.0
+    velocity_w, velocity_b = np.zeros(DIM), 0.0
+    for step in range(held.mask.shape[0]):
+        rows = held.mask[step]
+        if not rows.any():
+            continue
+        x = held.batches["x"][step][rows].astype(np.float64)
+        y = held.batches["y"][step][rows].astype(np.float64)
+        error = x @ w + b - y
+        velocity_w = momentum * velocity_w + x.T @ error / len(y)
+        velocity_b = momentum * velocity_b + error.mean()
+        w, b = w - learning_rate * velocity_w, b - learning_rate * velocity_b
+    return w, b
+
+
+def train(held, optimizer):
+    model = LinearModel()
+    client = jax.jit(LocalTraining(model, optimizer))
+    return client(model.init(jax.random.key(0)), held, jax.random.key(1))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4, 1), (2,)])
+def test_delta_is_what_a_plain_loop_gives(sizes, momentum):
+    held = examples(sizes, steps=3, batch=4)
+    delta = train(held, optax.sgd(0.1, momentum=momentum))
+    w, b = by_hand(held, 0.1, momentum)
+    np.testing.assert_allclose(delta["w"], w, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(delta["b"], b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.sgd(0.1), optax.sgd(0.1, momentum=0.9), optax.adamw(0.1, weight_decay=0.1)]
+)
+def test_steps_that_are_all_padding_change_nothing(optimizer):
+    """Clients side by side run as many steps as the largest: the smaller one's result stands."""
+    held = examples((4, 3), steps=2, batch=4)
+    longer = examples((4, 3), steps=6, batch=4)._replace(steps=np.int32(6))
+    expected, found = train(held, optimizer), train(longer, optimizer)
+    np.testing.assert_array_equal(found["w"], expected["w"])
+    np.testing.assert_array_equal(found["b"], expected["b"])
+    assert np.abs(expected["w"]).max() > 0
+
+
+def test_client_without_examples_changes_nothing():
+    """TRUST 1: exactly 0, whatever the optimiser would do on its own."""
+    for steps in (0, 2):
+        held = examples((), steps=2, batch=4)._replace(steps=np.int32(steps))
+        delta = train(held, optax.adamw(0.1, weight_decay=0.1))
+        np.testing.assert_array_equal(delta["w"], np.zeros(DIM))
+        np.testing.assert_array_equal(delta["b"], 0.0)
+
+
+def test_vmap_is_the_loop():
+    held = [examples((4, seed), steps=2, batch=4, seed=seed) for seed in (1, 2, 3)]
+    optimizer = optax.sgd(0.1)
+    together = jax.tree.map(lambda *leaves: np.stack(leaves), *held)
+    together = together._replace(steps=jnp.int32(2))
+    model = LinearModel()
+    client = LocalTraining(model, optimizer)
+    params = model.init(jax.random.key(0))
+
+    def one(batches, mask):
+        return client(params, Examples(batches, mask, together.steps), jax.random.key(1))
+
+    found = jax.vmap(one)(together.batches, together.mask)
+    for index, alone in enumerate(held):
+        np.testing.assert_allclose(found["w"][index], train(alone, optimizer)["w"], rtol=1e-5)

@@ -1,0 +1,246 @@
+"""The door: what it sums, whom it counts, and that nothing else gets through."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.federated import Compensated, FixedPoint, client_mesh, private_sum
+from tests.federated.cohorts import (
+    DIM,
+    SHAPE,
+    ZERO,
+    bucket_of,
+    clipped_sum,
+    held_vector,
+    keys,
+    no_noise,
+    plan,
+    vectors,
+)
+
+ACCUMULATORS = [Compensated(), FixedPoint(max_clients=10_000)]
+
+
+def summed(buckets, *, broadcast=ZERO, chosen=None, key=None, client_fn=held_vector, **door):
+    """The release's only leaf, as numpy."""
+    opened = private_sum(client_fn, chosen or no_noise(), SHAPE, **door)
+    release, _ = opened(broadcast, buckets, opened.init(), key or keys())
+    return np.asarray(release["a"])
+
+
+@pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
+@pytest.mark.parametrize("chunk", [None, 1, 2, 4])
+def test_sum_of_clipped_contributions_is_the_plain_loops(accumulator, chunk):
+    values = vectors(8, scale=1.5)
+    found = summed([bucket_of(values)], chunk=chunk, accumulator=accumulator)
+    np.testing.assert_allclose(found, clipped_sum(values, 1.0), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
+def test_padding_contributes_nothing(accumulator):
+    """TRUST 23: padding clients hold NaN here and still add exactly 0."""
+    values = vectors(8)
+    plain = summed([bucket_of(values)], accumulator=accumulator)
+    padded = summed([bucket_of(values, slots=16)], accumulator=accumulator)
+    split = summed([bucket_of(values[:5], 8), bucket_of(values[5:], 8)], accumulator=accumulator)
+    np.testing.assert_allclose(padded, plain, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(split, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_chunks_give_the_same_noise_once():
+    """TRUST 23: with noise on, another chunk size or bucketing changes only rounding."""
+    values, private = vectors(8), plan(noise_multiplier=3.0)
+    whole = summed([bucket_of(values)], chosen=private, chunk=4)
+    chunked = summed([bucket_of(values)], chosen=private, chunk=1)
+    split = summed([bucket_of(values[:4]), bucket_of(values[4:])], chosen=private)
+    np.testing.assert_allclose(chunked, whole, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(split, whole, rtol=1e-5, atol=1e-5)
+    noise = whole - clipped_sum(values, 1.0)
+    assert np.abs(noise).max() > 0.1  # there is noise at all
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_client_that_is_not_finite_counts_as_zero(bad):
+    """TRUST 2: the whole contribution is zeroed; the others' sum is untouched.
+
+    3e38 is finite itself, but its square overflows: the clip must hold for it too.
+    """
+    values = vectors(8)
+    poisoned = values.copy()
+    poisoned[3, 2] = bad
+    found = summed([bucket_of(poisoned)])
+    others = clipped_sum(np.delete(values, 3, axis=0), 1.0)
+    assert np.all(np.isfinite(found))
+    assert np.linalg.norm(found - others) <= 1.0 * (1 + 1e-6)
+    if not np.isfinite(bad):
+        np.testing.assert_allclose(found, others, rtol=1e-5, atol=1e-6)
+
+
+def test_zero_contribution_stays_zero():
+    """TRUST 3: no division by a zero norm."""
+    values = np.zeros((4, DIM), np.float32)
+    np.testing.assert_array_equal(summed([bucket_of(values)]), np.zeros(DIM))
+
+
+def test_empty_round_releases_noise_only():
+    """TRUST 1, 24: no bucket at all, or buckets of padding alone: noise, at the full scale."""
+    private = plan(noise_multiplier=2.0)
+    nothing = summed([], chosen=private)
+    padding = summed([bucket_of(np.zeros((0, DIM), np.float32), slots=4)], chosen=private)
+    assert np.all(nothing != 0)
+    np.testing.assert_array_equal(nothing, padding)
+    assert np.array_equal(summed([]), np.zeros(DIM))  # without privacy: exactly nothing
+
+
+def test_removing_a_client_moves_the_sum_by_at_most_the_clip_norm():
+    """TRUST 16: random and adversarial neighbours, both ways of clipping."""
+    rng = np.random.default_rng(1)
+    shape = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32), "b": SHAPE["a"]}
+
+    def two_leaves(broadcast, examples, key):
+        value = examples.batches["x"][0, 0]
+        return {"a": value, "b": jnp.flip(value) * 3.0}
+
+    for clipping in ("flat", "per_layer"):
+        opened = private_sum(two_leaves, no_noise(clipping=clipping), shape)
+        for scale in (1e-20, 1e-3, 1.0, 1e4, 1e18):
+            values = (scale * rng.normal(size=(4, DIM))).astype(np.float32)
+            without = bucket_of(values[:3], slots=4)
+            full, less = (
+                jax.device_get(opened(ZERO, [bucket], opened.init(), keys())[0])
+                for bucket in (bucket_of(values), without)
+            )
+            moved = np.concatenate([full[name] - less[name] for name in ("a", "b")])
+            # The difference of two float32 sums of four clients carries their rounding.
+            assert np.linalg.norm(moved.astype(np.float64)) <= 1.0 + 1e-6
+
+
+def test_fixed_point_never_lengthens_a_contribution():
+    """TRUST 16: rounding is towards zero, so S stays the sensitivity."""
+    for seed in range(20):
+        value = vectors(1, scale=10.0, seed=seed)
+        found = summed([bucket_of(value, 2)], accumulator=FixedPoint(max_clients=100))
+        assert np.linalg.norm(found.astype(np.float64)) <= 1.0 + 1e-7
+
+
+def test_fixed_point_sum_is_the_same_bits_in_any_order_and_layout():
+    """TRUST 22, 27: reversed clients, other chunks, buckets and devices."""
+    values = vectors(8, scale=3.0)
+    fixed = FixedPoint(max_clients=10_000)
+    one = client_mesh(1)
+    first = summed([bucket_of(values)], accumulator=fixed)
+    for other in (
+        summed([bucket_of(values[::-1].copy())], accumulator=fixed),
+        summed([bucket_of(values)], accumulator=fixed, chunk=1),
+        summed([bucket_of(values[:3], 4), bucket_of(values[3:], 8)], accumulator=fixed),
+        summed([bucket_of(values)], accumulator=fixed, mesh=one, chunk=8),
+    ):
+        np.testing.assert_array_equal(other, first)
+
+
+def test_fixed_point_refuses_a_population_that_could_overflow():
+    """TRUST 27: the bound is checked when constructed."""
+    with pytest.raises(InputError, match="fraction"):
+        FixedPoint(max_clients=2**34)
+    widest = FixedPoint(max_clients=2**17)
+    # The largest sum that can occur stays inside int32 in its high part.
+    assert 2**17 * 2 ** (widest.bits - 16) <= 2**30
+
+
+def test_compensated_sum_does_not_drift():
+    """A long run of buckets: float64's answer to 1e-7, where a plain float32 sum is far off."""
+    values = np.full((4, DIM), 0.1, np.float32)
+    opened = private_sum(held_vector, no_noise(clip_norm=10.0), SHAPE)
+    buckets = [bucket_of(values)] * 2_000
+    found = np.asarray(opened(ZERO, buckets, opened.init(), keys())[0]["a"])
+    exact = np.float64(np.float32(0.1)) * 8_000
+    plain = np.float32(0.0)
+    for _ in range(2_000):
+        plain = np.float32(plain + np.float32(0.4))
+    assert abs(plain - exact) / exact > 1e-6
+    np.testing.assert_allclose(found, exact, rtol=1e-7)
+
+
+def test_client_keys_belong_to_clients():
+    """A client draws the same wherever it is packed, and other clients draw otherwise."""
+
+    def draws(broadcast, examples, key):
+        return {"a": jax.random.uniform(key, (DIM,)) + 0.0 * examples.batches["x"][0, 0]}
+
+    values = np.zeros((4, DIM), np.float32)
+    bucket = bucket_of(values)
+    alone = []
+    for client in range(4):
+        single = bucket_of(values[:1], 2)._replace(client=np.full(2, client, np.uint32))
+        alone.append(summed([single], client_fn=draws, chosen=no_noise(clip_norm=100.0)))
+    together = summed([bucket], client_fn=draws, chosen=no_noise(clip_norm=100.0))
+    np.testing.assert_allclose(sum(alone), together, rtol=1e-6)
+    assert len({row.tobytes() for row in alone}) == 4
+
+
+def test_noise_has_the_plans_scale_and_differs_between_rounds():
+    """The release's noise is z S, once, whatever the number of devices; rounds are independent."""
+    wide = {"a": jax.ShapeDtypeStruct((200_000,), jnp.float32)}
+    draws = []
+    for mesh in (client_mesh(1), client_mesh(2)):
+        for index in (0, 1):
+            opened = private_sum(
+                held_vector, plan(noise_multiplier=1.7, clip_norm=0.5), wide, mesh=mesh
+            )
+            release, _ = opened(ZERO, [], opened.init(), keys(index))
+            draws.append(np.asarray(release["a"], np.float64))
+    np.testing.assert_array_equal(draws[0], draws[2])  # devices do not matter
+    np.testing.assert_array_equal(draws[1], draws[3])
+    assert abs(draws[0].std() / (1.7 * 0.5) - 1) < 0.01
+    assert abs(np.corrcoef(draws[0], draws[1])[0, 1]) < 0.01
+
+
+def test_one_compilation_serves_every_cohort_clip_norm_and_noise():
+    """One process compiles once for a sweep of clients per round 10, 50, 200, 1,000."""
+    traces = []
+
+    def counted(broadcast, examples, key):
+        traces.append(None)
+        return held_vector(broadcast, examples, key)
+
+    for count, noise in ((10, 0.5), (50, 1.0), (200, 2.0), (1_000, 4.0)):
+        values = vectors(count)
+        buckets = [bucket_of(values[i : i + 16], 16) for i in range(0, count, 16)]
+        opened = private_sum(
+            counted, plan(clients_per_round=count, noise_multiplier=noise, clip_norm=noise), SHAPE
+        )
+        opened(ZERO, buckets, opened.init(), keys())
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "chunk", "message"), [(3, None, "3 clients"), (8, 3, "chunk = 3")]
+)
+def test_layouts_that_would_drop_clients_are_refused(slots, chunk, message):
+    with pytest.raises(InputError, match=message):
+        summed([bucket_of(vectors(slots))], chunk=chunk, mesh=client_mesh(2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int32, jnp.bfloat16])
+def test_low_precision_contributions_are_summed_in_float32(dtype):
+    """TRUST 19: 600 ones in float16 or bfloat16 would stop growing or round; in float32 not."""
+    values = np.ones((8, DIM)).astype(dtype)
+    bucket = bucket_of(np.ones((8, DIM), np.float32))
+    bucket = bucket._replace(batches={"x": values[:, None, None, :]})
+
+    def as_it_is(broadcast, examples, key):
+        return {"a": examples.batches["x"][0, 0]}
+
+    found = summed([bucket] * 75, client_fn=as_it_is, chosen=no_noise(clip_norm=10.0))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.full(DIM, 600.0))
+
+
+def test_doors_are_values():
+    """Equal client functions and settings give equal doors, so their compilations are shared."""
+    assert private_sum(held_vector, plan(), SHAPE) == private_sum(held_vector, plan(), SHAPE)
+    assert dataclasses.replace(plan(), clip_norm=2.0) != plan()
