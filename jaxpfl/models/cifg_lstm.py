@@ -4,11 +4,11 @@ The coupled input-forget gate cell (Greff et al. 2015) with a projection (Sak et
 input x, previous output m and previous cell c, biases b, W stacked over [x; m]:
 
     [j, f, o] = W [x; m] + b
-    F  = sigmoid(f + 1)                     (with peepholes: f + p_f * c + 1)
+    F  = sigmoid(f + 1)
     c' = F * c + (1 - F) * tanh(j)
-    m' = W_P (sigmoid(o) * tanh(c'))        (with peepholes: o + p_o * c')
+    m' = W_P (sigmoid(o) * tanh(c'))
 
-W_P has no bias. The output layer is m E^T + b_out with E the input embedding (tied) or a matrix of
+W_P has no bias; the peepholes of the gates are optional. The output layer is m E^T + b_out with E the input embedding (tied) or a matrix of
 its own. The word model (10,000 tokens, embedding 96, hidden 670, projection 96, tied) has exactly
 1,422,250 parameters, untied 2,382,250; the char model (258 symbols, embedding 128, three layers of
 256 hidden and 128 projected, untied) 756,738, with peepholes 758,274.
@@ -20,10 +20,11 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
+from jaxpfl.models import cifg_cell
 from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
 
 PAD = 0
@@ -34,7 +35,7 @@ Carry = tuple[tuple[Array, Array], ...]
 
 
 class CIFGLayer(nnx.Module):
-    """One CIFG cell with projection, run over a whole sequence or for one step."""
+    """One CIFG layer: run over a whole sequence, or for one step."""
 
     def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
         initialise = jax.nn.initializers.glorot_uniform()
@@ -45,40 +46,25 @@ class CIFGLayer(nnx.Module):
         self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
         self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
 
-    def _cell(self, x_Bx3H: Array, m_BxP: Array, c_BxH: Array) -> tuple[Array, Array]:
-        gates_Bx3H = x_Bx3H + m_BxP @ self.kernel[...][self.inputs :]
-        j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
-        if self.peepholes is not None:
-            f_BxH = f_BxH + self.peepholes[...][0][None, :] * c_BxH
-        forget_BxH = jax.nn.sigmoid(f_BxH + 1.0)
-        c_BxH = forget_BxH * c_BxH + (1.0 - forget_BxH) * jnp.tanh(j_BxH)
-        if self.peepholes is not None:
-            o_BxH = o_BxH + self.peepholes[...][1][None, :] * c_BxH
-        h_BxH = jax.nn.sigmoid(o_BxH) * jnp.tanh(c_BxH)
-        return h_BxH @ self.projection[...], c_BxH
+    def _weights(self) -> cifg_cell.Weights:
+        peepholes = None if self.peepholes is None else self.peepholes[...]
+        recurrent = self.kernel[...][self.inputs :]
+        return cifg_cell.Weights(recurrent, self.projection[...], peepholes)
 
-    def _input_gates(self, x_NxI: Array) -> Array:
+    def _gate_inputs(self, x_NxI: Array) -> Array:
         return x_NxI @ self.kernel[...][: self.inputs] + self.bias[...][None, :]
-
-    def zeros(self, batch: int) -> tuple[Array, Array]:
-        """The state before the first token."""
-        hidden, projection = self.projection.shape
-        return jnp.zeros((batch, projection), jnp.float32), jnp.zeros((batch, hidden), jnp.float32)
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
         steps, batch, inputs = x_TxBxI.shape
-        gates = self._input_gates(x_TxBxI.reshape(steps * batch, inputs))
-
-        def step(carry: tuple[Array, Array], x_Bx3H: Array) -> tuple[tuple[Array, Array], Array]:
-            m_BxP, c_BxH = self._cell(x_Bx3H, *carry)
-            return (m_BxP, c_BxH), m_BxP
-
-        return lax.scan(step, self.zeros(batch), gates.reshape(steps, batch, -1))[1]
+        # The inputs' share of the gates is one product over all steps.
+        x_Nx3H = self._gate_inputs(x_TxBxI.reshape(steps * batch, inputs))
+        return cifg_cell.run(x_Nx3H.reshape(steps, batch, -1), self._weights())
 
     def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """One token: the next (output, cell)."""
-        return self._cell(self._input_gates(x_BxI), *carry)
+        one = cifg_cell.step(self._weights(), self._gate_inputs(x_BxI), *carry)
+        return one.output, one.cell
 
 
 class Network(nnx.Module):
@@ -87,9 +73,9 @@ class Network(nnx.Module):
     def __init__(self, config: "CIFGLanguageModel", key: Array):
         keys = [jax.random.fold_in(key, i) for i in range(config.layers + 2)]
         shape = (config.vocab_size, config.embedding)
-        uniform = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+        unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
         self.depth = config.layers
-        self.embedding = nnx.Param(uniform(keys[0], shape, jnp.float32))
+        self.embedding = nnx.Param(unit_rows(keys[0], shape, jnp.float32))
         for i in range(config.layers):
             inputs = config.embedding if i == 0 else config.projection
             layer = CIFGLayer(
@@ -116,9 +102,6 @@ class Network(nnx.Module):
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
         return self._logits(x_TxBxI.reshape(-1, x_TxBxI.shape[-1]))
-
-    def zeros(self, batch: int) -> Carry:
-        return tuple(getattr(self, f"layer_{i}").zeros(batch) for i in range(self.depth))
 
     def step(self, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         x_BxI = self.embedding[...][tokens_B]
@@ -182,7 +165,7 @@ class CIFGLanguageModel:
         return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
 
     def init(self, key: Array) -> Params:
-        """Glorot-uniform matrices, unit-variance-per-row embeddings, zero biases."""
+        """Glorot-uniform matrices, embeddings of expected squared norm 1, zero biases."""
         return split(Network(self, key))[1]
 
     def logits(self, params: Params, tokens_BxL: Array) -> Array:
@@ -204,10 +187,9 @@ class CIFGLanguageModel:
 
     def initial_carry(self, batch: int) -> Carry:
         """The state before the first token of `batch` sequences."""
-        zeros = lambda *shape: jnp.zeros(shape, jnp.float32)  # noqa: E731
-        return tuple(
-            (zeros(batch, self.projection), zeros(batch, self.hidden)) for _ in range(self.layers)
-        )
+        m_BxP = jnp.zeros((batch, self.projection), jnp.float32)
+        c_BxH = jnp.zeros((batch, self.hidden), jnp.float32)
+        return ((m_BxP, c_BxH),) * self.layers
 
     def step(self, params: Params, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         """Reads one token per sequence: logits [B, V] of the next one, and the new state."""

@@ -1,0 +1,131 @@
+"""The CIFG recurrence with projection, and its gradient.
+
+For gate inputs x (already W_x times the token's embedding, plus biases), previous output m and
+previous cell c (Greff et al. 2015; Sak et al. 2014):
+
+    [j, f, o] = x + m W_m
+    F  = sigmoid(f + 1)                     (with peepholes: f + p_f * c + 1)
+    c' = F * c + (1 - F) * tanh(j)
+    m' = (sigmoid(o) * tanh(c')) W_P        (with peepholes: o + p_o * c')
+
+The gradient is written out because automatic differentiation of a scan adds every step's weight
+gradient to an accumulator inside the loop. Here the loop only carries the cotangents of m and c,
+and the gradients of W_m, W_P and the peepholes are one product each over all steps.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+class Weights(NamedTuple):
+    """What a step of the recurrence multiplies with.
+
+    Attributes:
+      recurrent: W_m [P, 3H], columns in the order j, f, o.
+      projection: W_P [H, P].
+      peepholes: p_f and p_o [2, H], or None.
+    """
+
+    recurrent: Array
+    projection: Array
+    peepholes: Array | None
+
+
+class Step(NamedTuple):
+    """Everything one step computes, [B, P] or [B, H]; stacked over time [T, B, ...]."""
+
+    output: Array
+    cell: Array
+    exposed: Array
+    candidate: Array
+    forget: Array
+    expose: Array
+
+
+def step(weights: Weights, x_Bx3H: Array, m_BxP: Array, c_BxH: Array) -> Step:
+    """One step of the recurrence."""
+    gates_Bx3H = x_Bx3H + m_BxP @ weights.recurrent
+    j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
+    if weights.peepholes is not None:
+        f_BxH = f_BxH + weights.peepholes[0][None, :] * c_BxH
+    candidate_BxH = jnp.tanh(j_BxH)
+    forget_BxH = jax.nn.sigmoid(f_BxH + 1.0)
+    cell_BxH = forget_BxH * c_BxH + (1.0 - forget_BxH) * candidate_BxH
+    if weights.peepholes is not None:
+        o_BxH = o_BxH + weights.peepholes[1][None, :] * cell_BxH
+    expose_BxH = jax.nn.sigmoid(o_BxH)
+    exposed_BxH = expose_BxH * jnp.tanh(cell_BxH)
+    output_BxP = exposed_BxH @ weights.projection
+    return Step(output_BxP, cell_BxH, exposed_BxH, candidate_BxH, forget_BxH, expose_BxH)
+
+
+def _scan(x_TxBx3H: Array, weights: Weights) -> Step:
+    def body(carry: tuple[Array, Array], x_Bx3H: Array) -> tuple[tuple[Array, Array], Step]:
+        one = step(weights, x_Bx3H, *carry)
+        return (one.output, one.cell), one
+
+    batch = x_TxBx3H.shape[1]
+    hidden, projection = weights.projection.shape
+    start = (jnp.zeros((batch, projection), x_TxBx3H.dtype), jnp.zeros((batch, hidden), x_TxBx3H.dtype))
+    return lax.scan(body, start, x_TxBx3H)[1]
+
+
+@jax.custom_vjp
+def run(x_TxBx3H: Array, weights: Weights) -> Array:
+    """Outputs m [T, B, P] of the recurrence from the zero state; reverse-mode differentiable."""
+    return _scan(x_TxBx3H, weights).output
+
+
+def _forward(x_TxBx3H: Array, weights: Weights) -> tuple[Array, tuple[Step, Weights]]:
+    steps = _scan(x_TxBx3H, weights)
+    return steps.output, (steps, weights)
+
+
+def _before(states_TxBxK: Array) -> Array:
+    """The states before each step: zeros, then all but the last."""
+    return jnp.concatenate([jnp.zeros_like(states_TxBxK[:1]), states_TxBxK[:-1]])
+
+
+def _backward(residuals: tuple[Step, Weights], dm_TxBxP: Array) -> tuple[Array, Weights]:
+    steps, weights = residuals
+    cell_before = _before(steps.cell)
+
+    def body(
+        carry: tuple[Array, Array], inputs: tuple[Array, Step, Array]
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        dm_BxP, dc_BxH = carry
+        dm_out_BxP, one, c_BxH = inputs
+        dm_BxP = dm_BxP + dm_out_BxP
+        dh_BxH = dm_BxP @ weights.projection.T
+        tanh_cell_BxH = jnp.tanh(one.cell)
+        do_BxH = dh_BxH * tanh_cell_BxH * one.expose * (1.0 - one.expose)
+        dc_BxH = dc_BxH + dh_BxH * one.expose * (1.0 - tanh_cell_BxH * tanh_cell_BxH)
+        if weights.peepholes is not None:
+            dc_BxH = dc_BxH + weights.peepholes[1][None, :] * do_BxH
+        df_BxH = dc_BxH * (c_BxH - one.candidate) * one.forget * (1.0 - one.forget)
+        dj_BxH = dc_BxH * (1.0 - one.forget) * (1.0 - one.candidate * one.candidate)
+        dc_BxH = dc_BxH * one.forget
+        if weights.peepholes is not None:
+            dc_BxH = dc_BxH + weights.peepholes[0][None, :] * df_BxH
+        dx_Bx3H = jnp.concatenate([dj_BxH, df_BxH, do_BxH], axis=-1)
+        return (dx_Bx3H @ weights.recurrent.T, dc_BxH), (dx_Bx3H, dm_BxP)
+
+    start = (jnp.zeros_like(dm_TxBxP[0]), jnp.zeros_like(steps.cell[0]))
+    dx_TxBx3H, dm_TxBxP = lax.scan(
+        body, start, (dm_TxBxP, steps, cell_before), reverse=True
+    )[1]
+    d_recurrent = jnp.einsum("tbp,tbg->pg", _before(steps.output), dx_TxBx3H)
+    d_projection = jnp.einsum("tbh,tbp->hp", steps.exposed, dm_TxBxP)
+    d_peepholes = None
+    if weights.peepholes is not None:
+        _, df_TxBxH, do_TxBxH = jnp.split(dx_TxBx3H, 3, axis=-1)
+        d_peepholes = jnp.stack(
+            [jnp.sum(df_TxBxH * cell_before, (0, 1)), jnp.sum(do_TxBxH * steps.cell, (0, 1))]
+        )
+    return dx_TxBx3H, Weights(d_recurrent, d_projection, d_peepholes)
+
+
+run.defvjp(_forward, _backward)
