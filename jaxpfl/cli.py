@@ -132,10 +132,7 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
 def _resume(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     from jaxpfl.experiments.config_file import load
 
-    path = arguments.directory / "config.yaml"
-    if not path.exists():
-        raise InputError(f"{arguments.directory}: holds no run: there is no config.yaml")
-    _use_devices(load(path))
+    _use_devices(load(arguments.directory / "config.yaml"))
     from jaxpfl.experiments.execute import resume_run
 
     return _told(resume_run(arguments.directory))

@@ -64,8 +64,10 @@ def run_config(config: Config, out: str | Path, *, shown: bool = True) -> Outcom
                 f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
                 "choose another --out"
             )
+        # Built first: a directory that cannot be run does not come to look like a run.
+        experiment = build(config)
         files.write_atomically(path, _heading(config) + to_yaml(config))
-        return _execute(config, directory, shown)
+        return _execute(experiment, directory, shown)
 
 
 def resume_run(out: str | Path, *, shown: bool = True) -> Outcome:
@@ -76,25 +78,17 @@ def resume_run(out: str | Path, *, shown: bool = True) -> Outcome:
       CorruptFile, BudgetExhausted, Interrupted: as `jaxpfl.run` does.
     """
     directory = Path(out)
-    config = config_of(directory)
+    config = load(directory / "config.yaml")
     with files.exclusive(directory):
-        return _execute(config, directory, shown)
-
-
-def config_of(directory: Path) -> Config:
-    """The resolved config of a run directory."""
-    path = directory / "config.yaml"
-    if not path.exists():
-        raise InputError(f"{directory}: holds no run: there is no config.yaml")
-    return load(path)
+        return _execute(build(config), directory, shown)
 
 
 def _heading(config: Config) -> str:
     return "" if config.privacy.private else "# NOT PRIVATE: trained without privacy\n"
 
 
-def _execute(config: Config, directory: Path, shown: bool) -> Outcome:
-    experiment = build(config)
+def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
+    config = experiment.config
     if experiment.vocabulary is not None:
         experiment.vocabulary.save(directory / "vocabulary.json")
     try:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxpfl.data.open import open as open_population
+from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.evaluate import DeclaredPublic
