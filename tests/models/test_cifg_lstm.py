@@ -1,0 +1,190 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.models import CIFGLanguageModel, count_parameters
+from tests.models.masking import check_all_masked, check_masked, check_parameters_kept
+
+WORD = CIFGLanguageModel()
+CHAR = CIFGLanguageModel(
+    vocab_size=258, embedding=128, hidden=256, projection=128, layers=3, tied=False
+)
+SMALL = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
+DEEP = CIFGLanguageModel(
+    vocab_size=9, embedding=3, hidden=5, projection=4, layers=2, tied=False, peepholes=True
+)
+TOKENS = np.array([[1, 5, 3, 8, 2, 0], [1, 4, 4, 6, 7, 3], [1, 2, 0, 0, 0, 0]], np.int32)
+
+
+def perturbed(model, scale=0.5):
+    """Parameters with no zeros, so that biases and peepholes are exercised too."""
+    params = model.init(jax.random.key(3))
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    return tree.unflatten(
+        [leaf + jnp.asarray(rng.normal(size=leaf.shape) * scale, jnp.float32) for leaf in leaves]
+    )
+
+
+def reference_loss(model, params, tokens):
+    """SPEC B.3's equations in float64 loops over examples and steps; the mean over non-pad."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    total, count = 0.0, 0
+    for row in tokens:
+        states = [(np.zeros(model.projection), np.zeros(model.hidden)) for _ in range(model.layers)]
+        for current, target in zip(row[:-1], row[1:], strict=True):
+            x = params["embedding"][current]
+            for i in range(model.layers):
+                layer = params[f"layer_{i}"]
+                m, c = states[i]
+                j, f, o = np.split(np.concatenate([x, m]) @ layer["kernel"] + layer["bias"], 3)
+                if model.peepholes:
+                    f = f + layer["peepholes"][0] * c
+                forget = sigmoid(f + 1)
+                c = forget * c + (1 - forget) * np.tanh(j)
+                if model.peepholes:
+                    o = o + layer["peepholes"][1] * c
+                m = (sigmoid(o) * np.tanh(c)) @ layer["projection"]
+                states[i] = (m, c)
+                x = m
+            matrix = params["embedding"] if model.tied else params["output"]
+            logits = matrix @ x + params["output_bias"]
+            if target != 0:
+                total += np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+                total -= logits[target]
+                count += 1
+    return total / count
+
+
+@pytest.mark.parametrize(
+    ("model", "number"),
+    [
+        (WORD, 1_422_250),
+        (CIFGLanguageModel(tied=False), 2_382_250),
+        (CHAR, 756_738),
+        (
+            CIFGLanguageModel(
+                vocab_size=258,
+                embedding=128,
+                hidden=256,
+                projection=128,
+                layers=3,
+                tied=False,
+                peepholes=True,
+            ),
+            758_274,
+        ),
+    ],
+)
+def test_parameter_counts_are_the_papers(model, number):
+    assert count_parameters(jax.eval_shape(model.init, jax.random.key(0))) == number
+
+
+@pytest.mark.parametrize("model", [SMALL, DEEP])
+def test_loss_follows_the_equations(model):
+    params = perturbed(model)
+    loss, metrics = model.loss(params, {"tokens": TOKENS}, np.ones(3, bool))
+    np.testing.assert_allclose(loss, reference_loss(model, params, TOKENS), rtol=1e-5)
+    assert metrics["count"] == 10
+
+
+@pytest.mark.parametrize("model", [SMALL, DEEP])
+def test_every_gradient_follows_the_equations(model):
+    params = perturbed(model)
+    mask = np.ones(3, bool)
+    gradient = jax.jit(jax.grad(lambda p: model.loss(p, {"tokens": TOKENS}, mask)[0]))(params)
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    for index, slope in enumerate(jax.tree.leaves(gradient)):
+        for _ in range(2):
+            direction = rng.normal(size=slope.shape)
+            losses = []
+            for sign in (1, -1):
+                moved = [np.asarray(leaf, np.float64) for leaf in leaves]
+                moved[index] = moved[index] + sign * 1e-5 * direction
+                losses.append(reference_loss(model, tree.unflatten(moved), TOKENS))
+            expected = (losses[0] - losses[1]) / 2e-5
+            got = np.sum(np.asarray(slope, np.float64) * direction)
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_give_the_sequences_logits():
+    params = perturbed(DEEP)
+    whole = DEEP.logits(params, TOKENS[:, :-1])
+    carry = DEEP.initial_carry(3)
+    for t in range(TOKENS.shape[1] - 1):
+        logits, carry = DEEP.step(params, TOKENS[:, t], carry)
+        np.testing.assert_allclose(logits, whole[:, t], rtol=1e-5, atol=1e-5)
+
+
+def test_clients_side_by_side_equal_clients_one_by_one():
+    params = [perturbed(DEEP), DEEP.init(jax.random.key(1))]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    tokens = np.stack([TOKENS, TOKENS[::-1]])
+    mask = np.ones((2, 3), bool)
+
+    @jax.jit
+    def gradient(params, tokens, mask):
+        return jax.grad(lambda p: DEEP.loss(p, {"tokens": tokens}, mask)[0])(params)
+
+    together = jax.vmap(gradient)(stacked, tokens, mask)
+    for i in range(2):
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-6),
+            together,
+            gradient(params[i], tokens[i], mask[i]),
+        )
+
+
+def test_extreme_logits_stay_finite():
+    params = jax.tree.map(lambda leaf: leaf * 1e4, perturbed(SMALL))
+    (loss, _), gradient = jax.value_and_grad(SMALL.loss, has_aux=True)(
+        params, {"tokens": TOKENS}, np.ones(3, bool)
+    )
+    assert np.isfinite(loss)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_top_1_counts_every_target_but_padding():
+    params = jax.tree.map(jnp.zeros_like, SMALL.init(jax.random.key(0)))
+    for token, hits in ((2, 2), (3, 2), (4, 2), (0, 0)):
+        params["output_bias"] = jnp.zeros(11).at[token].set(1.0)
+        metrics = SMALL.evaluate(params, {"tokens": TOKENS}, np.ones(3, bool))
+        assert (metrics["correct"], metrics["count"]) == (hits, 10)
+
+
+def test_masked_examples_contribute_nothing():
+    """TRUST 23: padding contributes exactly zero, whatever it holds."""
+    check_masked(SMALL, {"tokens": TOKENS[:2]}, {"tokens": TOKENS[1:] * 0 + 7})
+
+
+def test_a_batch_without_examples_has_zero_loss_and_gradient():
+    """TRUST 1: an empty client contributes exactly zero."""
+    check_all_masked(SMALL, {"tokens": TOKENS})
+
+
+def test_calls_do_not_change_parameters():
+    check_parameters_kept(SMALL, {"tokens": TOKENS})
+
+
+def test_prior_makes_the_first_prediction_unigram():
+    prior = tuple(np.log(np.arange(1, 12) / 66).tolist())
+    model = CIFGLanguageModel(
+        vocab_size=11, embedding=4, hidden=6, projection=4, output_bias_prior=prior
+    )
+    np.testing.assert_allclose(model.init(jax.random.key(0))["output_bias"], prior, rtol=1e-6)
+    with pytest.raises(InputError, match="output_bias_prior"):
+        CIFGLanguageModel(vocab_size=12, output_bias_prior=prior)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="projection must equal embedding"):
+        CIFGLanguageModel(embedding=96, projection=64)
+    with pytest.raises(InputError, match="hidden"):
+        CIFGLanguageModel(hidden=0)
