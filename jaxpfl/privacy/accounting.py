@@ -1,0 +1,201 @@
+"""From an event to epsilon, by two accountants.
+
+An event is a `dp_accounting.DpEvent`: what was released, how often, under which sampling. PLD
+composes the exact privacy loss distribution (pessimistically discretised); RDP composes Renyi
+divergences and is looser. RDP's orders are those of Opacus, so that published figures can be
+compared. `second_epsilon` is an implementation of our own that shares no code with the first and
+confirms every calibration.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import dp_accounting
+import numpy as np
+from dp_accounting import pld, rdp
+from scipy import special, stats
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+
+Accountant = Literal["pld", "rdp"]
+Adjacency = Literal["add_or_remove_one", "replace_one"]
+
+RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
+
+_RELATIONS = {
+    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon(
+    event: dp_accounting.DpEvent, delta: float, accountant: Accountant, adjacency: Adjacency
+) -> float:
+    """Returns the epsilon of an event at `delta`; infinite for a release without noise.
+
+    Raises:
+      InputError: the accountant has no support for the event under this adjacency.
+    """
+    delta = checks.open_fraction("delta", delta)
+    checks.one_of("accountant", accountant, ("pld", "rdp"))
+    checks.one_of("adjacency", adjacency, tuple(_RELATIONS))
+    if accountant == "pld":
+        account = pld.PLDAccountant(_RELATIONS[adjacency])
+    else:
+        account = rdp.RdpAccountant(list(RDP_ORDERS), _RELATIONS[adjacency])
+    if not account.supports(event):
+        raise InputError(
+            f"the {accountant.upper()} accountant cannot account for {type(event).__name__} under "
+            f"adjacency {adjacency}"
+        )
+    account.compose(event)
+    return float(account.get_epsilon(delta))
+
+
+def smallest_noise_multiplier(
+    epsilon_of: Callable[[float], float], target: float, *, tolerance: float = 1e-5
+) -> float:
+    """Returns the smallest z, rounded up by at most `tolerance` (relative), with eps(z) <= target.
+
+    `epsilon_of` must fall with z.
+    """
+    target = checks.positive("epsilon", target)
+    low, high = 0.05, 1.0
+    while epsilon_of(high) > target:
+        low, high = high, high * 2
+        if high > 1e5:
+            raise InputError(f"no noise multiplier below 1e5 reaches epsilon = {target}")
+    while high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        if epsilon_of(middle) > target:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def second_epsilon(
+    noise_multiplier: float, sampling_rate: float, rounds: int, delta: float
+) -> float:
+    """Epsilon of Poisson-subsampled Gaussian rounds under add-or-remove-one, independently.
+
+    Discretises the privacy loss to the nearest grid point, composes by FFT and inverts the
+    hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential privacy
+    guarantees using FFT"). An estimate, not a bound: its error is below 1e-3 at the sizes here.
+    """
+    if sampling_rate == 1.0:
+        return _gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
+    both = (
+        _composed_epsilon(noise_multiplier, sampling_rate, rounds, delta, removed)
+        for removed in (True, False)
+    )
+    return max(both)
+
+
+def second_epsilon_fixed(
+    noise_multiplier: float, clients: int, population: int, rounds: int, delta: float
+) -> float:
+    """Epsilon of Gaussian rounds on fixed-size cohorts under replace-one, independently.
+
+    Wang, Balle, Kasiviswanathan 2018 ("Subsampled Renyi Differential Privacy and Analytical
+    Moments Accountant"), Theorem 9, at integer orders, and the conversion of Balle et al. 2020.
+
+    Args:
+      noise_multiplier: noise divided by the shift that replacing one client makes (2 S).
+    """
+    rate, best = clients / population, math.inf
+
+    def divergence(order):
+        return order / (2 * noise_multiplier**2)
+
+    for order in range(2, 129):
+        two = divergence(2)
+        terms = [
+            0.0,
+            2 * math.log(rate)
+            + math.log(special.comb(order, 2))
+            + min(math.log(4) + math.log(math.expm1(two)), math.log(2) + two)
+            if two < 700
+            else math.inf,
+        ]
+        for j in range(3, order + 1):
+            terms.append(
+                j * math.log(rate)
+                + math.log(special.comb(order, j))
+                + math.log(2)
+                + (j - 1) * divergence(j)
+            )
+        total = rounds * min(special.logsumexp(terms) / (order - 1), divergence(order))
+        converted = (
+            total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        )
+        best = min(best, converted)
+    return max(best, 0.0)
+
+
+def _gaussian_epsilon(mu: float, delta: float) -> float:
+    """Exact epsilon of a mu-GDP mechanism (Balle and Wang 2018, Theorem 8)."""
+
+    def delta_of(eps):
+        first = stats.norm.cdf(mu / 2 - eps / mu)
+        second = math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu))
+        return first - second
+
+    low, high = 0.0, 1.0
+    if delta_of(low) <= delta:
+        return 0.0
+    while delta_of(high) > delta:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+    return high
+
+
+def _composed_epsilon(z: float, q: float, rounds: int, delta: float, removed: bool) -> float:
+    """Privacy loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round."""
+    points, reach = 2**21, 60.0
+    edges = np.linspace(-reach, reach, points + 1)
+    step = edges[1] - edges[0]
+    middles = (edges[:-1] + edges[1:]) / 2
+
+    def place(loss):
+        """The x at which log((1-q) + q exp((2x - 1) / (2 z^2))) equals `loss`."""
+        inner = np.exp(np.minimum(loss, 700.0)) - (1 - q)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = np.where(inner > 0, z**2 * np.log(inner / q) + 0.5, -np.inf)
+        return x
+
+    def mixture(x):
+        return (1 - q) * stats.norm.cdf(x / z) + q * stats.norm.cdf((x - 1) / z)
+
+    if removed:
+        cdf = mixture(place(edges))
+    else:
+        # The loss is -log(...), so it falls with x.
+        cdf = stats.norm.sf(place(-edges) / z)
+    mass = np.clip(np.diff(cdf), 0.0, None)
+    infinite = max(0.0, 1.0 - float(cdf[-1]))
+    # Put zero loss at index 0, compose, and put it back.
+    spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
+    composed = np.roll(np.fft.irfft(spectrum**rounds, points), points // 2)
+    # Grid points are cell middles: `rounds` of them add up to half a step each.
+    losses = middles + (rounds - 1) * step / 2
+    composed = np.clip(composed, 0.0, None)
+    infinite = 1.0 - (1.0 - infinite) ** rounds
+
+    def delta_of(eps):
+        above = losses > eps
+        return infinite + float(np.sum(composed[above] * -np.expm1(eps - losses[above])))
+
+    low, high = 0.0, reach / 2
+    if delta_of(low) <= delta:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+    return high
