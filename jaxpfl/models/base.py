@@ -64,7 +64,7 @@ def merge(graphdef: nnx.GraphDef, params: Params) -> Any:
 
 
 def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:
-    """Cross-entropy in nats, float32 [N], of integer targets under logits; finite for finite logits.
+    """Cross-entropy in nats, float32 [N], of integer targets; finite for finite logits.
 
     The target's logit is picked by comparison, not by indexing: its transpose is then a fused
     select instead of a scatter, which is slow on CPUs.

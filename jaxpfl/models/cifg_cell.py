@@ -69,7 +69,8 @@ def _scan(x_TxBx3H: Array, weights: Weights) -> Step:
 
     batch = x_TxBx3H.shape[1]
     hidden, projection = weights.projection.shape
-    start = (jnp.zeros((batch, projection), x_TxBx3H.dtype), jnp.zeros((batch, hidden), x_TxBx3H.dtype))
+    dtype = x_TxBx3H.dtype
+    start = (jnp.zeros((batch, projection), dtype), jnp.zeros((batch, hidden), dtype))
     return lax.scan(body, start, x_TxBx3H)[1]
 
 
@@ -114,9 +115,8 @@ def _backward(residuals: tuple[Step, Weights], dm_TxBxP: Array) -> tuple[Array, 
         return (dx_Bx3H @ weights.recurrent.T, dc_BxH), (dx_Bx3H, dm_BxP)
 
     start = (jnp.zeros_like(dm_TxBxP[0]), jnp.zeros_like(steps.cell[0]))
-    dx_TxBx3H, dm_TxBxP = lax.scan(
-        body, start, (dm_TxBxP, steps, cell_before), reverse=True
-    )[1]
+    inputs = (dm_TxBxP, steps, cell_before)
+    dx_TxBx3H, dm_TxBxP = lax.scan(body, start, inputs, reverse=True)[1]
     d_recurrent = jnp.einsum("tbp,tbg->pg", _before(steps.output), dx_TxBx3H)
     d_projection = jnp.einsum("tbh,tbp->hp", steps.exposed, dm_TxBxP)
     d_peepholes = None

@@ -8,10 +8,11 @@ input x, previous output m and previous cell c, biases b, W stacked over [x; m]:
     c' = F * c + (1 - F) * tanh(j)
     m' = W_P (sigmoid(o) * tanh(c'))
 
-W_P has no bias; the peepholes of the gates are optional. The output layer is m E^T + b_out with E the input embedding (tied) or a matrix of
-its own. The word model (10,000 tokens, embedding 96, hidden 670, projection 96, tied) has exactly
-1,422,250 parameters, untied 2,382,250; the char model (258 symbols, embedding 128, three layers of
-256 hidden and 128 projected, untied) 756,738, with peepholes 758,274.
+W_P has no bias; the peepholes of the gates are optional. The output layer is m E^T + b_out with E
+the input embedding (tied) or a matrix of its own. The word model (10,000 tokens, embedding 96,
+hidden 670, projection 96, tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model
+(258 symbols, embedding 128, three layers of 256 hidden and 128 projected, untied) 756,738, with
+peepholes 758,274.
 """
 
 from dataclasses import dataclass
