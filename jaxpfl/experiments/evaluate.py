@@ -5,7 +5,7 @@ door for it, so it is refused.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -75,7 +75,6 @@ class Evaluator:
         self._population = public.population
         if not self._population.num_examples:
             raise InputError("the evaluation data has no examples: a larger fraction is needed")
-        self._sums = jax.jit(model.evaluate)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -100,7 +99,15 @@ class Evaluator:
 
     def __call__(self, params: Any) -> Pending:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return Pending([self._sums(params, batch, mask) for batch, mask in self._batches])
+        return Pending([_sums(self.model, params, batch, mask) for batch, mask in self._batches])
+
+
+@partial(jax.jit, static_argnames="model")
+def _sums(
+    model: Model, params: Any, batch: dict[str, jax.Array], mask: jax.Array
+) -> dict[str, jax.Array]:
+    """Compiled once for all evaluators, and runs, of an equal model."""
+    return model.evaluate(params, batch, mask)
 
 
 def numeric_columns(population: Population) -> dict[str, np.ndarray]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import InputError
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.build import Experiment, build
 from jaxpfl.experiments.config import Config, LanguageModelConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
 from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator, numeric_columns
-from jaxpfl.experiments.loop import Loop, Result, Tracking, initial_state
+from jaxpfl.experiments.loop import Interrupted, Loop, Result, Tracking, initial_state
 from jaxpfl.experiments.report import write_report
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.experiments.tracking import jsonable
@@ -93,10 +93,9 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
         experiment.vocabulary.save(directory / "vocabulary.json")
     try:
         result = _run(experiment, config, experiment.algorithm, directory, shown)
-    finally:
-        # A stopped run has a report too. Without run.json nothing was begun.
-        if (directory / "run.json").exists():
-            write_report(directory)
+    except (BudgetExhausted, Interrupted):
+        write_report(directory)
+        raise
     other = None
     if config.run.also_without_privacy:
         folder = directory / WITHOUT_PRIVACY
@@ -183,9 +182,7 @@ def _without_privacy(config: Config) -> Config:
     )
 
 
-def _compare(
-    experiment: Experiment, result: Result, other: Result | None
-) -> list[dict[str, Any]]:
+def _compare(experiment: Experiment, result: Result, other: Result | None) -> list[dict[str, Any]]:
     """Scores the models, and word frequencies, on the same declared-public test examples."""
     config = experiment.config
     if not config.evaluation.declared_public or not experiment.test.num_examples:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import files
 from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.loop import Loop, Result, Tracking
+from jaxpfl.experiments.loop import Interrupted, Loop, Result, Tracking
 from jaxpfl.privacy.ledger import Budget
 
 
@@ -79,6 +80,9 @@ def run(
             config={"evaluate_every": evaluate_every},
         )
         try:
-            return loop.run()
-        finally:
+            result = loop.run()
+        except (BudgetExhausted, Interrupted):
             write_report(directory)
+            raise
+        write_report(directory)
+        return result

@@ -1,0 +1,194 @@
+"""The command line: what it prints, where, and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxpfl.cli import main
+
+CALIBRATE = [
+    "calibrate", "--delta", "3e-6", "--rounds", "20", "--population", "10000",
+    "--clients-per-round", "1000",
+]  # fmt: skip
+
+
+def _json(capsys) -> dict:
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 1
+    return json.loads(printed)
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["resume"], ["report"], ["budget"], ["calibrate"]]
+)
+def test_help_documents_the_exit_codes(capsys, command):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for line in ("0    done", "2    bad input", "3    the privacy budget is exhausted"):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["fly"],
+        ["run"],
+        ["run", "absent.yaml"],
+        ["resume", "absent"],
+        ["report", "absent"],
+        ["budget", "absent", "--delta", "1e-5"],
+        ["calibrate", "--delta", "1e-5"],
+        [*CALIBRATE, "--epsilon", "7", "--noise-multiplier", "1"],
+        [*CALIBRATE, "--epsilon", "nan"],
+        [*CALIBRATE, "--epsilon", "seven"],
+        [*CALIBRATE, "--noise-multiplier", "-1"],
+        [*CALIBRATE, "--noise-multiplier", "0"],
+        [*CALIBRATE, "--epsilon", "7", "--clients", "5"],
+        [*CALIBRATE, "--epsilon", "7", "more"],
+    ],
+)
+def test_bad_input_is_exit_code_2_with_one_sentence(capsys, arguments):
+    """TRUST 9, 10, 11: on the command line."""
+    assert main([*arguments, "--json"]) == 2
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["error"]["exit_code"] == 2
+    assert printed.err.startswith("error: ")
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_messages_go_to_stderr_and_stdout_stays_empty_on_an_error(capsys):
+    assert main(["run", "absent.yaml"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "absent.yaml" in printed.err
+
+
+def test_calibrate_prints_noise_and_the_whole_statement(capsys):
+    assert main([*CALIBRATE, "--epsilon", "7"]) == 0
+    text = capsys.readouterr().out
+    for word in ("noise multiplier = 0.757", "epsilon", "delta", "unit", "adjacency", "accountant"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("accountant", "sigma", "epsilon", "digits"), [("rdp", 0.82, 6.885, 3), ("pld", 0.82, 5.92, 2)]
+)
+def test_calibrate_gives_the_published_epsilon(capsys, accountant, sigma, epsilon, digits):
+    """A row of SPEC D.1 (N = 10,000, n = 1,000): each accountant to the printed digits."""
+    arguments = [*CALIBRATE, "--noise-multiplier", str(sigma), "--accountant", accountant]
+    assert main([*arguments, "--json"]) == 0
+    record = _json(capsys)
+    assert round(record["epsilon"], digits) == epsilon
+    assert record["accountant"] == accountant
+    assert record["unit"] == "client"
+
+
+# SPEC D.1: N, n, sigma for 7 and 1, RDP epsilon of each, PLD epsilon of each, tight PLD sigmas.
+D1 = """
+10000 500 0.67 1.6 6.877 0.997 5.74 0.826 0.616 1.445
+10000 1000 0.82 2.5 6.885 0.962 5.92 0.859 0.757 2.242
+10000 2000 1.09 4.3 6.947 0.991 6.18 0.901 1.014 3.942
+10000 2500 1.23 5.2 6.912 0.999 6.21 0.912 1.142 4.806
+10000 5000 1.92 9.9 6.968 0.997 6.41 0.916 1.796 9.152
+10000 7500 2.63 14.7 6.972 0.990 6.47 0.911 2.469 13.51
+10000 10000 3.35 19.3 6.962 0.997 6.50 0.919 3.146 17.87
+17000 1000 0.7 1.8 6.834 0.930 5.75 0.799 0.643 1.578
+72000 1000 0.52 1.14 6.948 0.999 5.59 0.502 0.475 0.928
+133000 1000 0.475 1.05 6.991 0.989 5.60 0.353 0.434 0.809
+"""
+
+
+def _digits(printed: str) -> int:
+    return len(printed.split(".")[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", D1.split("\n")[1:-1])
+def test_calibrate_gives_every_published_row(capsys, row):
+    """SPEC D.1: RDP and PLD epsilons, and tight PLD sigmas, to the printed digits."""
+    cells = row.split()
+    shared = [
+        "calibrate", "--delta", "3e-6", "--rounds", "20", "--population", cells[0],
+        "--clients-per-round", cells[1], "--json",
+    ]  # fmt: skip
+    for column, accountant in ((4, "rdp"), (6, "pld")):
+        for offset in (0, 1):
+            sigma, printed = cells[2 + offset], cells[column + offset]
+            assert main([*shared, "--noise-multiplier", sigma, "--accountant", accountant]) == 0
+            assert f"{_json(capsys)['epsilon']:.{_digits(printed)}f}" == printed
+    for epsilon, printed in (("7", cells[8]), ("1", cells[9])):
+        assert main([*shared, "--epsilon", epsilon, "--accountant", "pld"]) == 0
+        # A calibrated multiplier is rounded up, never down.
+        found = _json(capsys)["noise_multiplier"]
+        assert abs(found - float(printed)) <= 10.0 ** -_digits(printed)
+
+
+CONFIG = """\
+data: {{source: "{folder}/clients.jsonl", public: "{folder}/clients.jsonl"}}
+model: {{name: cifg_lm, vocab_size: 9, embedding: 4, hidden: 4, projection: 4, sequence_length: 6}}
+privacy: {{noise_multiplier: 1.0, delta: 1e-3}}
+training: {{rounds: 2, clients_per_round: 8, batch_size: 4, max_examples: 4, clients_per_bucket: 8}}
+evaluation: {{every: 1, declared_public: true, max_examples: 10, sentences: 1}}
+run: {{devices: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    with open(folder / "clients.jsonl", "w") as file:
+        for number in range(40):
+            file.write(
+                json.dumps({"client": f"c{number}", "text": "one two three four five"}) + "\n"
+            )
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG.format(folder=folder))
+    return path
+
+
+def test_run_report_and_budget_agree(config, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", str(config), "--training.rounds", "1", "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["rounds"] == 1
+    assert record["private"] is True
+    assert [row["model"] for row in record["table"]] == ["untrained", "unigram", "this run"]
+    assert "unit = client" in record["privacy"]
+    assert (out / "report.html").is_file()
+
+    (out / "report.html").unlink()
+    assert main(["report", str(out), "--json"]) == 0
+    assert _json(capsys)["report"] == str(out / "report.html")
+    assert (out / "report.html").is_file()
+
+    assert main(["budget", str(out / "ledger.jsonl"), "--delta", "1e-3", "--json"]) == 0
+    spent = _json(capsys)
+    assert spent["releases"] == 1
+    assert spent["epsilon"] == pytest.approx(record["metrics"]["epsilon"], rel=1e-6)
+
+    assert main(["run", str(config), "--out", str(out)]) == 2
+    assert "resume" in capsys.readouterr().err
+
+
+def test_the_last_lines_are_the_table_and_the_statement(config, tmp_path, capsys):
+    assert main(["run", str(config), "--training.rounds", "1", "--out", str(tmp_path / "run")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "perplexity" in lines[-6]
+    assert [line.split("  ")[0] for line in lines[-5:-2]] == ["untrained", "unigram", "this run"]
+    for word in ("epsilon", "delta", "unit = client", "adjacency", "accountant"):
+        assert word in lines[-1]
+
+
+def test_the_module_is_the_command():
+    finished = subprocess.run(
+        [sys.executable, "-m", "jaxpfl", "--help"], capture_output=True, text=True
+    )
+    assert finished.returncode == 0
+    assert "calibrate" in finished.stdout

@@ -1,0 +1,37 @@
+"""A tiny private text experiment whose data is full of canaries."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+CONFIG = """\
+data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
+        split: {{train: 0.7, valid: 0.15, test: 0.15}}}}
+model: {{name: cifg_lm, vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}}
+privacy: {{noise_multiplier: 1.0, delta: 1e-3, clip_norm: 0.5}}
+training: {{rounds: 7, clients_per_round: 8, batch_size: 4, max_examples: 8, clients_per_bucket: 8,
+           server: {{name: nesterov, learning_rate: 0.5}}}}
+evaluation: {{every: 3, declared_public: true, max_examples: 50, sentences: 2}}
+run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
+"""
+WORDS = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory) -> Path:
+    """The path of a config; its data lies beside it."""
+    folder = tmp_path_factory.mktemp("experiment")
+    with open(folder / "public.jsonl", "w") as file:
+        for number in range(10):
+            line = {"client": f"doc{number}", "text": " ".join(WORDS)}
+            file.write(json.dumps(line) + "\n")
+    with open(folder / "clients.jsonl", "w") as file:
+        for number in range(60):
+            for row in range(1 + number % 5):
+                picked = [WORDS[(number * 7 + row * 3 + k * k) % len(WORDS)] for k in range(5)]
+                text = " ".join([*picked, f"canarytext{number}"])
+                file.write(json.dumps({"client": f"canaryid{number}", "text": text}) + "\n")
+    path = folder / "tiny.yaml"
+    path.write_text(CONFIG.format(folder=folder))
+    return path

@@ -1,0 +1,237 @@
+"""What a run directory promises: one owner, no leaks, no overspending."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
+from jaxpfl.experiments import checkpoint, config_file, files, loop
+from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.execute import resume_run, run_config
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_config, tmp_path_factory) -> Path:
+    """A finished run with the one without privacy beside it, as a user makes it."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    overrides = ["--run.also_without_privacy", "True", "--run.reproducible_noise", "False"]
+    run_config(config_file.load(tiny_config, overrides), out, shown=False)
+    return out
+
+
+def _public_files(out: Path) -> list[Path]:
+    return [p for p in out.rglob("*") if p.is_file() and "private" not in p.parts]
+
+
+def test_no_canary_leaves_the_private_folder(finished):
+    """TRUST 40: client ids and texts never appear outside private/."""
+    for path in _public_files(finished):
+        content = path.read_bytes().lower()
+        for canary in (b"canaryid", b"canarytext"):
+            assert canary not in content, path
+    key = (finished / "private" / "noise_key.json").read_text()
+    for word in json.loads(key)["words"]:
+        for path in _public_files(finished):
+            assert str(word).encode() not in path.read_bytes(), path
+
+
+def test_true_cohort_sizes_stay_in_the_private_folder(finished):
+    """TRUST 40: under Poisson sampling the cohort's size is a function of secret draws."""
+    private = (finished / "private" / "rounds.jsonl").read_text().splitlines()
+    assert all("clients" in json.loads(line) for line in private)
+    for line in (finished / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert record.keys() <= {
+            "round", "clip_norm", "update_norm", "output_hash", "epsilon", "evaluation",
+            "sentences", "private",
+        }  # fmt: skip
+
+
+def test_the_private_folder_is_its_owners_only(finished):
+    """TRUST 40: mode 0700, the key 0600."""
+    private = finished / "private"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert stat.S_IMODE((private / "noise_key.json").stat().st_mode) == 0o600
+
+
+def test_a_run_without_privacy_says_so_everywhere(finished):
+    """TRUST 11: every artefact says so, and those of the private run do not."""
+    other = finished / "non_private"
+    for name in ("config.yaml", "run.json", "result.json", "report.html"):
+        text = (other / name).read_text()
+        assert "NOT PRIVATE" in text, name
+    for line in (other / "metrics.jsonl").read_text().splitlines():
+        assert json.loads(line)["private"] is False
+    for meta in other.glob("checkpoints/*/meta.json"):
+        assert json.loads(meta.read_text())["private"] is False
+    events = b"".join(path.read_bytes() for path in (other / "tensorboard").iterdir())
+    assert b"NOT_PRIVATE/" in events
+    assert "NOT PRIVATE" not in (finished / "run.json").read_text()
+    assert json.loads((finished / "run.json").read_text())["private"] is True
+
+
+def test_reproducible_noise_says_that_it_is_not_private(tiny_config, tmp_path):
+    """TRUST 21: a reproducible-noise run must be asked for and says that it is not private."""
+    out = tmp_path / "run"
+    outcome = run_config(
+        config_file.load(tiny_config, ["--training.rounds", "1"]), out, shown=False
+    )
+    assert outcome.privacy.startswith("NOT PRIVATE")
+    assert not outcome.private
+    assert "NOT PRIVATE" in (out / "report.html").read_text()
+
+
+def test_the_report_shows_statement_plots_and_sentences(finished):
+    page = (finished / "report.html").read_text()
+    result = json.loads((finished / "result.json").read_text())
+    assert result["privacy"].split(",")[0] in page
+    assert page.count("data:image/png;base64,") >= 4
+    assert "http://" not in page
+    assert "https://" not in page
+    for row in result["table"]:
+        assert row["model"] in page
+    assert [row["model"] for row in result["table"]] == [
+        "untrained", "unigram", "this run", "the same run without privacy",
+    ]  # fmt: skip
+
+
+def test_report_text_is_escaped(finished, tmp_path):
+    """TRUST 39: what a model generates cannot become markup."""
+    import shutil
+
+    from jaxpfl.experiments.report import write_report
+
+    out = tmp_path / "run"
+    shutil.copytree(finished, out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    record = {**json.loads(lines[-1]), "sentences": ["<script>alert(1)</script>"]}
+    (out / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(record)]) + "\n")
+    page = write_report(out).read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_path):
+    """TRUST 37: two runs in one directory -> the second is refused, whatever the clock says."""
+    out = tmp_path / "run"
+    out.mkdir()
+    with files.exclusive(out):
+        os.utime(out / "run.lock", (0, 0))
+        with pytest.raises(RunLocked, match="another process"):
+            run_config(config_file.load(tiny_config), out, shown=False)
+        held = subprocess.run(
+            [sys.executable, "-c",
+             "import sys; from jaxpfl.experiments import files; from pathlib import Path\n"
+             "with files.exclusive(Path(sys.argv[1])): pass", str(out)],
+            capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert "RunLocked" in held.stderr
+    with files.exclusive(out):
+        pass
+
+
+def test_a_run_is_not_overwritten(tiny_config, finished):
+    with pytest.raises(InputError, match="resume"):
+        run_config(config_file.load(tiny_config), finished, shown=False)
+
+
+def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
+    """TRUST 37: no time-based seeds, counters never time."""
+    config = config_file.load(tiny_config, ["--training.rounds", "2"])
+    run_config(config, tmp_path / "a", shown=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("time.time", lambda: 0.0)
+        run_config(config, tmp_path / "b", shown=False)
+    for name in ("metrics.jsonl", "ledger.jsonl", "run.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def _cost_of(config_path: Path, rounds: int) -> float:
+    from jaxpfl.experiments.build import build
+
+    return build(config_file.load(config_path)).algorithm.plan.epsilon(rounds=rounds)
+
+
+def _rounds(out: Path) -> list[int]:
+    return [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch):
+    """TRUST 30: exit code 3, the round that does not fit is neither sampled nor released."""
+    sampled = []
+    real = loop.Cohort
+
+    def watching(*arguments, **options):
+        sampled.append(options["round"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(loop, "Cohort", watching)
+    limit = (_cost_of(tiny_config, 3) + _cost_of(tiny_config, 4)) / 2
+    config = config_file.load(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
+    out = tmp_path / "run"
+    with pytest.raises(BudgetExhausted) as caught:
+        run_config(config, out, shown=False)
+    assert caught.value.exit_code == 3
+    assert sampled == [1, 2, 3]
+    assert _rounds(out) == [0, 1, 2, 3]
+    assert json.loads((out / "result.json").read_text())["rounds"] == 3
+    assert (out / "checkpoints" / "round_00000003").is_dir()
+    assert (out / "report.html").exists()
+    before = (out / "ledger.jsonl").read_bytes()
+    with pytest.raises(BudgetExhausted):
+        resume_run(out, shown=False)
+    assert (out / "ledger.jsonl").read_bytes() == before
+    assert sampled == [1, 2, 3]
+
+
+def test_an_exhausted_budget_is_exit_code_3(tiny_config, tmp_path, capsys):
+    """TRUST 30: on the command line."""
+    limit = _cost_of(tiny_config, 1) / 2
+    out = tmp_path / "run"
+    code = main(
+        ["run", str(tiny_config), "--privacy.budget_epsilon", repr(limit), "--out", str(out),
+         "--json"]
+    )  # fmt: skip
+    assert code == 3
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["error"]["kind"] == "BudgetExhausted"
+    assert _rounds(out) == [0]
+
+
+def test_private_evaluation_data_is_refused_by_the_library(finished):
+    """TRUST 31: a bare population is not a statement that it is public."""
+    with pytest.raises(InputError, match="DeclaredPublic"):
+        Evaluator(object(), object())  # type: ignore[arg-type]
+    assert "repr" not in repr(DeclaredPublic(object()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
+    tiny_config, tmp_path, monkeypatch, capsys, number
+):
+    """TRUST 36: clean stop, last good checkpoint intact, no ledger loss."""
+    out = tmp_path / "run"
+    real = checkpoint._write_arrays
+
+    def full(directory, leaves):
+        if directory.parent.name.endswith("4"):
+            raise OSError(number, os.strerror(number), str(directory))
+        real(directory, leaves)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "_write_arrays", full)
+        assert main(["run", str(tiny_config), "--out", str(out)]) == 1
+    message = capsys.readouterr().err
+    assert os.strerror(number) in message
+    assert "Traceback" not in message
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["round_00000002"]
+    outcome = resume_run(out, shown=False)
+    assert outcome.rounds == 7
