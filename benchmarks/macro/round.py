@@ -222,7 +222,7 @@ def main(config: Config) -> list[dict]:
             if by_hand:
                 row["vs handwritten"] = min(by_hand) / taken
             if name in stats:
-                row["useful"] = 1.0 - stats[name]().waste
+                row["useful"] = 1.0 - stats[name]().padding_waste
             if "ragged" in name:
                 row.pop("vs handwritten", None)
                 row["over useful work"] = taken / (best_equal * examples / equal.num_examples)

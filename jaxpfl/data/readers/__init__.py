@@ -1,0 +1,1 @@
+"""From a source to a population, one file per format."""
