@@ -47,7 +47,7 @@ def _server_step(optimizer, params, state, release, denominator):
     pseudo_gradient = jax.tree.map(lambda leaf: -leaf / denominator, release)
     updates, state = optimizer.update(pseudo_gradient, state, params)
     params = optax.apply_updates(params, updates)
-    return params, state, optax.global_norm(pseudo_gradient), fingerprint(params)
+    return params, state, optax.tree.norm(pseudo_gradient), fingerprint(params)
 
 
 def fingerprint(params: Any) -> jax.Array:
