@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import jax
 import optax
 
 from jaxpfl.algorithms.base import Algorithm
@@ -40,7 +41,7 @@ class Experiment:
     algorithm: Algorithm = field(repr=False)
 
     def without_privacy(self) -> Algorithm:
-        """The same training with neither clipping to protect nor noise: NOT private."""
+        """The same training, clipped alike, without noise: NOT private."""
         return _algorithm(
             self.config, self.model, _plan_without_privacy(self.config, len(self.train))
         )
@@ -143,11 +144,14 @@ def _plan_without_privacy(config: Config, population: int) -> Plan:
         clients_per_round=config.training.clients_per_round,
         rounds=config.training.rounds,
         clip_norm=config.privacy.clip_norm,
+        sampling=config.privacy.sampling,
+        clipping=config.privacy.clipping,
     )
 
 
 def _algorithm(config: Config, model: Model, plan: Plan) -> Algorithm:
     training: TrainingConfig = config.training
+    devices = jax.device_count()
     return fed_avg(
         model,
         client=_optimizer(training.client),
@@ -157,7 +161,8 @@ def _algorithm(config: Config, model: Model, plan: Plan) -> Algorithm:
             batch_size=training.batch_size,
             max_examples=training.max_examples,
             epochs=training.epochs,
-            clients_per_bucket=training.clients_per_bucket,
+            # Every device gets the same number of clients.
+            clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
         ),
         chunk=training.chunk,
     )

@@ -150,6 +150,7 @@ class OptimizerConfig:
 class TrainingConfig:
     """The rounds. `max_examples` is a public cap per client and epoch.
 
+    `clients_per_bucket` bounds memory; it is rounded up to a multiple of the devices.
     `chunk` is the number of clients vmapped together; null takes the measured default of the
     backend.
     """

@@ -33,8 +33,9 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.data.cohort import Cohort, prefetch
+from jaxpfl.data.cohort import Cohort
 from jaxpfl.data.population import Population
+from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.checkpoint import Checkpoints, Restored
@@ -102,6 +103,7 @@ class _Late:
     """A round that was dispatched and whose metrics are not yet fetched."""
 
     round: int
+    due: bool
     metrics: dict[str, jax.Array]
     evaluation: Pending | None
     sentences: list[str] | None
@@ -314,6 +316,7 @@ class Loop:
         params = self.algorithm.params(state)
         return _Late(
             round,
+            due,
             metrics,
             tracking.evaluate(params) if due and tracking.evaluate else None,
             tracking.sentences(params, round) if due and tracking.sentences else None,
@@ -330,7 +333,9 @@ class Loop:
             record["private"] = False
         for name, value in sorted(fetched.items()):
             record[name] = _hex(value) if name == "output_hash" else value
-        record["epsilon"] = plan.epsilon(rounds=round) if round else 0.0
+        if late.due:
+            # Not every round: exact accounting takes about as long as a round does.
+            record["epsilon"] = plan.epsilon(round)
         if late.evaluation is not None:
             record["evaluation"] = late.evaluation.result()
         if late.sentences is not None:
@@ -341,11 +346,12 @@ class Loop:
         shown = _flat(record)
         prefix = "NOT_PRIVATE/" if self.stamp else ""
         self._tensorboard.scalars(round, {prefix + name: value for name, value in shown.items()})
-        status = {"NOT PRIVATE": ""} if self.stamp else {"epsilon": f"{record['epsilon']:.2f}"}
+        if record.get("epsilon") is not None:
+            self._shown["epsilon"] = f"{record['epsilon']:.2f}"
         for name in ("perplexity", "accuracy"):
             if f"evaluation/{name}" in shown:
                 self._shown[name] = f"{shown[f'evaluation/{name}']:.4g}"
-        self._progress.update(round, {**status, **self._shown})
+        self._progress.update(round, self._shown)
 
     def _charge_if_released_again(self, round: int, record: dict[str, Any]) -> None:
         before = self._metrics.recorded(round)
@@ -368,13 +374,9 @@ class Loop:
         metrics: dict[str, Any] = {}
         for round in range(done + 1):
             metrics.update(self._metrics.recorded(round) or {})
+        statement = plan.statement(done)
         if done < plan.rounds:
-            statement = (
-                f"epsilon = {plan.epsilon(rounds=done):.4g} after {done} of {plan.rounds} rounds; "
-                f"all of them: {plan.statement()}"
-            )
-        else:
-            statement = plan.statement()
+            statement += f", after {done} of {plan.rounds} rounds"
         if self.stamp and not statement.startswith("NOT PRIVATE"):
             statement = f"{self.stamp}; it would be {statement}"
         record = {
@@ -403,6 +405,12 @@ def _check(algorithm: Algorithm, population: Population) -> None:
         raise InputError(
             f"the plan is for a population of {plan.population} clients, the data has "
             f"{len(population)}: an epsilon is only true for its own population"
+        )
+    slots = algorithm.cohort.clients_per_bucket
+    if slots % algorithm.shards:
+        raise InputError(
+            f"clients_per_bucket = {slots} must be a multiple of the {algorithm.shards} devices "
+            "that share a cohort"
         )
     wanted = ("tokens",) if hasattr(algorithm.model, "vocab_size") else ("image", "label")
     for name in wanted:

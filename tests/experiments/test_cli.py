@@ -132,7 +132,7 @@ def test_calibrate_gives_every_published_row(capsys, row):
 CONFIG = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/clients.jsonl"}}
 model: {{name: cifg_lm, vocab_size: 9, embedding: 4, hidden: 4, projection: 4, sequence_length: 6}}
-privacy: {{noise_multiplier: 1.0, delta: 1e-3}}
+privacy: {{noise_multiplier: 1.0, delta: 1e-3, accountant: rdp}}
 training: {{rounds: 2, clients_per_round: 8, batch_size: 4, max_examples: 4, clients_per_bucket: 8}}
 evaluation: {{every: 1, declared_public: true, max_examples: 10, sentences: 1}}
 run: {{devices: 2}}
@@ -168,7 +168,20 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
     assert _json(capsys)["report"] == str(out / "report.html")
     assert (out / "report.html").is_file()
 
-    assert main(["budget", str(out / "ledger.jsonl"), "--delta", "1e-3", "--json"]) == 0
+    assert (
+        main(
+            [
+                "budget",
+                str(out / "ledger.jsonl"),
+                "--delta",
+                "1e-3",
+                "--accountant",
+                "rdp",
+                "--json",
+            ]
+        )
+        == 0
+    )
     spent = _json(capsys)
     assert spent["releases"] == 1
     assert spent["epsilon"] == pytest.approx(record["metrics"]["epsilon"], rel=1e-6)

@@ -9,7 +9,7 @@ CONFIG = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
         split: {{train: 0.7, valid: 0.15, test: 0.15}}}}
 model: {{name: cifg_lm, vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}}
-privacy: {{noise_multiplier: 1.0, delta: 1e-3, clip_norm: 0.5}}
+privacy: {{noise_multiplier: 1.0, delta: 1e-3, clip_norm: 0.5, accountant: rdp}}
 training: {{rounds: 7, clients_per_round: 8, batch_size: 4, max_examples: 8, clients_per_bucket: 8,
            server: {{name: nesterov, learning_rate: 0.5}}}}
 evaluation: {{every: 3, declared_public: true, max_examples: 50, sentences: 2}}
