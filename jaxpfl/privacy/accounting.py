@@ -44,6 +44,8 @@ def epsilon(
     checks.one_of("accountant", accountant, ("pld", "rdp"))
     checks.one_of("adjacency", adjacency, tuple(_RELATIONS))
     if accountant == "pld":
+        if adjacency == "add_or_remove_one" and (rounds := _poisson_rounds(event)) is not None:
+            return _composed_pld(*rounds).get_epsilon_for_delta(delta)
         account = pld.PLDAccountant(_RELATIONS[adjacency])
     else:
         account = rdp.RdpAccountant(list(RDP_ORDERS), _RELATIONS[adjacency])
@@ -56,26 +58,74 @@ def epsilon(
     return float(account.get_epsilon(delta))
 
 
+def _poisson_rounds(event: dp_accounting.DpEvent) -> tuple[float, float, int] | None:
+    """(z, q, rounds) if the event is that many equal Poisson-sampled Gaussian rounds."""
+    count = 1
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        count, event = event.count, event.event
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
+        event.event, dp_accounting.GaussianDpEvent
+    ):
+        return event.event.noise_multiplier, event.sampling_probability, count
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _one_round_pld(z: float, q: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+    # The part of the work that does not depend on the number of rounds, and most of it: kept, so
+    # that epsilon after each round of a run costs one FFT.
+    return pld.privacy_loss_distribution.from_gaussian_mechanism(
+        z, sampling_prob=q, value_discretization_interval=1e-4
+    )
+
+
+def _composed_pld(z: float, q: float, rounds: int):
+    one = _one_round_pld(z, q)
+    return one if rounds == 1 else one.self_compose(rounds)
+
+
 def smallest_noise_multiplier(
     epsilon_of: Callable[[float], float], target: float, *, tolerance: float = 1e-5
 ) -> float:
     """Returns the smallest z, rounded up by at most `tolerance` (relative), with eps(z) <= target.
 
-    `epsilon_of` must fall with z.
+    `epsilon_of` must fall with z. Bisection where it must be, secant steps in (log z, log eps),
+    on which the curve is nearly straight, where they are safe: each evaluation is expensive.
     """
     target = checks.positive("epsilon", target)
-    low, high = 0.05, 1.0
-    while epsilon_of(high) > target:
-        low, high = high, high * 2
-        if high > 1e5:
+    goal = math.log(target)
+
+    def height(log_z: float) -> float:
+        found = epsilon_of(math.exp(log_z))
+        return (math.log(found) if found > 0 else -745.0) - goal
+
+    low, high = 0.0, 0.0
+    at_low = at_high = height(0.0)
+    while at_high > 0:
+        low, at_low, high = high, at_high, high + 1.0
+        if high > 12:
             raise InputError(f"no noise multiplier below 1e5 reaches epsilon = {target}")
-    while high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        if epsilon_of(middle) > target:
-            low = middle
+        at_high = height(high)
+    while at_low <= 0:
+        high, at_high, low = low, at_low, low - 0.5
+        if low < -5:
+            return math.exp(high)  # next to no noise is enough
+        at_low = height(low)
+    secant = True
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        if secant and math.isfinite(at_low) and at_high > -700:
+            straight = low + (high - low) * at_low / (at_low - at_high)
+            # A little beyond the crossing, so that both ends close in.
+            nudge = max(tolerance / 2, 0.02 * (high - low))
+            middle = min(max(straight + nudge, low + tolerance / 4), high - tolerance / 4)
+        width, at_middle = high - low, height(middle)
+        if at_middle > 0:
+            low, at_low = middle, at_middle
         else:
-            high = middle
-    return high
+            high, at_high = middle, at_middle
+        secant = high - low < 0.5 * width
+    return math.exp(high)
 
 
 def second_epsilon(
