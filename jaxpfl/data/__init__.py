@@ -1,18 +1,12 @@
-"""What clients hold: populations, the readers that open them, and cohort packing."""
+"""What clients hold: populations, where they come from, and how a cohort is packed."""
 
-from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec, PackingStats, pack
-from jaxpfl.data.open import open
-from jaxpfl.data.population import Population, from_clients
-from jaxpfl.data.prefetch import prefetch
-
-__all__ = [
-    "Bucket",
-    "Cohort",
-    "CohortSpec",
-    "PackingStats",
-    "Population",
-    "from_clients",
-    "open",
-    "pack",
-    "prefetch",
-]
+from jaxpfl.data.cohort import Bucket as Bucket
+from jaxpfl.data.cohort import Cohort as Cohort
+from jaxpfl.data.cohort import CohortSpec as CohortSpec
+from jaxpfl.data.cohort import PackingStats as PackingStats
+from jaxpfl.data.cohort import pack as pack
+from jaxpfl.data.open import open as open
+from jaxpfl.data.population import Population as Population
+from jaxpfl.data.population import from_clients as from_clients
+from jaxpfl.data.population import from_rows as from_rows
+from jaxpfl.data.prefetch import prefetch as prefetch

@@ -1,33 +1,41 @@
-"""Packing a cohort: ragged clients into a few static shapes.
+"""A cohort as static shapes: capped, batched, sorted by size, packed into buckets with masks.
 
-Clients are capped, batched, sorted by size and put into buckets [clients, steps, batch, ...] whose
-number of steps is a rung of a short ladder: each rung is one compilation, whatever the cohort.
-Buckets are made one at a time, so memory is bounded by the bucket and not by the cohort.
+A bucket is [clients, steps, batch, ...] with a fixed number of clients and a number of steps from a
+short ladder, so the number of different shapes, and so of compilations, is at most the ladder's
+length, whatever the cohort. Clients are sorted by steps, largest first, and fill buckets in that
+order; a bucket's steps are the ladder's first rung that holds its largest client.
 
-A client's shuffle, and its choice of examples where it has more than the cap, is a function of
-(seed, round, client) alone: it does not depend on who else takes part.
+Shuffles and subsets are functions of (seed, round, client index) alone: who else is in the cohort,
+the bucket's capacity, the shards and the order of packing change no client's batches.
 """
 
-import dataclasses
+import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.population import Population
+from jaxpfl.data.columns import describe
+from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.errors import InputError
+
+# Separates these draws from every other use of the same seed.
+_PURPOSE = int.from_bytes(b"examples", "big")
 
 
 class Bucket(NamedTuple):
-    """Clients of one number of steps; a pytree whose arrays start with the clients' axis.
+    """Some of a cohort's clients: a pytree of numpy arrays, clients axis first.
 
     Attributes:
-      batches: {column: [clients, steps, batch, ...]}.
-      mask: bool [clients, steps, batch], True where a row is a real example.
-      steps: int32 [clients], steps that hold an example; 0 for empty clients and padding.
-      weight: float32 [clients], 1 for a client (also an empty one), 0 for padding.
-      client: uint32 [clients], index in the population; addresses randomness. PRIVATE.
+      batches: name -> [clients, steps, batch, ...]; zeros where there is no example.
+      mask: bool [clients, steps, batch], true where there is an example.
+      steps: int32 [clients], steps up to the last one with an example; 0 for clients without
+        examples and for padding.
+      weight: float32 [clients], 1 for a client (also one without examples), 0 for padding.
+      client: uint32 [clients], index in the population, which addresses the client's randomness;
+        0 for padding. PRIVATE.
     """
 
     batches: dict[str, np.ndarray]
@@ -37,18 +45,22 @@ class Bucket(NamedTuple):
     client: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CohortSpec:
     """Public caps and shapes of a cohort.
 
     Attributes:
-      batch_size: examples in a batch.
-      max_examples: cap on a client's examples an epoch; one with more uses a fresh uniform
-        choice each round.
-      epochs: passes over the client's examples, each newly shuffled; the last batch of each
-        may be partial.
-      ladder: allowed numbers of steps, rising; None = a quarter and the whole of the largest.
-      clients_per_bucket: capacity of a bucket; a multiple of the number of devices.
+      batch_size: examples a step.
+      max_examples: cap on the examples that a client uses in a round; one with more uses a fresh
+        uniform subset each round.
+      epochs: passes over the round's examples, each in a new order; an epoch's last batch may be
+        partly masked.
+      ladder: allowed numbers of steps, increasing, the last at least the most steps a client can
+        take. None: that number, then a quarter of it (rounded up), and so on down to 1.
+      clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device.
+
+    Raises:
+      InputError: a value out of range.
     """
 
     batch_size: int
@@ -57,182 +69,212 @@ class CohortSpec:
     ladder: tuple[int, ...] | None = None
     clients_per_bucket: int = 64
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("batch_size", "max_examples", "epochs", "clients_per_bucket"):
             checks.positive_int(name, getattr(self, name))
-        if self.ladder is not None:
-            for rung in self.ladder:
-                checks.positive_int("ladder", rung)
-            if list(self.ladder) != sorted(set(self.ladder)) or self.ladder[-1] < self.max_steps:
-                raise InputError(
-                    f"ladder must rise and end at {self.max_steps} steps or more, "
-                    f"found {self.ladder}"
-                )
+        if self.ladder is None:
+            return
+        rungs = [checks.positive_int("ladder", rung) for rung in self.ladder]
+        if not rungs or any(low >= high for low, high in itertools.pairwise(rungs)):
+            raise InputError(f"ladder must be increasing numbers of steps, found {self.ladder}")
+        if rungs[-1] < self.max_steps:
+            raise InputError(
+                f"ladder ends at {rungs[-1]} steps, but a client can take {self.max_steps}"
+            )
 
     @property
     def max_steps(self) -> int:
-        """Steps of a client at the cap."""
+        """The most steps a client can take."""
         return self.epochs * -(-self.max_examples // self.batch_size)
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The ladder in use. Padding steps are not run, so a rung bounds memory, not time."""
+        """The ladder in use, increasing."""
         if self.ladder is not None:
-            return self.ladder
-        return tuple(sorted({max(1, -(-self.max_steps // 4)), self.max_steps}))
+            return tuple(self.ladder)
+        rungs = [self.max_steps]
+        while rungs[-1] > 1:
+            rungs.append(-(-rungs[-1] // 4))
+        return tuple(reversed(rungs))
 
 
-@dataclasses.dataclass
+@dataclass
 class PackingStats:
-    """How full the buckets were; PRIVATE, as it tells of clients' sizes.
+    """How full the buckets were, by rung (number of steps). PRIVATE: it tells cohort sizes.
 
     Attributes:
-      examples: real examples packed.
-      run_slots: example slots of the steps that are run.
-      slots: example slots held in memory, padding steps and padding clients included.
-      buckets: {rung: buckets made}.
+      buckets: rung -> buckets packed. Its keys are the shapes that were used.
+      examples: rung -> slots that hold an example.
+      slots: rung -> slots, of examples and padding.
     """
 
-    examples: int = 0
-    run_slots: int = 0
-    slots: int = 0
-    buckets: dict[int, int] = dataclasses.field(default_factory=dict)
+    buckets: dict[int, int] = field(default_factory=dict)
+    examples: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
 
     @property
     def padding_waste(self) -> float:
-        """Share of the run slots that hold no example; 0 for an empty cohort."""
-        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
+        """The fraction of all slots that hold no example; 0 if nothing was packed."""
+        slots = sum(self.slots.values())
+        return 1.0 - sum(self.examples.values()) / slots if slots else 0.0
 
-    @property
-    def memory_waste(self) -> float:
-        """Share of the slots in memory that hold no example."""
-        return 1.0 - self.examples / self.slots if self.slots else 0.0
+    def add(self, bucket: Bucket) -> None:
+        """Counts one bucket."""
+        rung = bucket.mask.shape[1]
+        for totals, count in (
+            (self.buckets, 1),
+            (self.examples, int(bucket.mask.sum())),
+            (self.slots, bucket.mask.size),
+        ):
+            totals[rung] = totals.get(rung, 0) + count
 
 
 class Cohort:
-    """The buckets of one round, packed as they are asked for.
+    """The clients of one round, packed bucket by bucket as it is iterated over.
 
-    Args:
-      population: who is there.
-      clients: indices of the cohort, distinct.
-      spec: caps and shapes.
-      seed, round: address the shuffles.
-      shards: devices over which each bucket's clients will be dealt: each contiguous share of
-        the clients' axis gets an equal mix of sizes, real clients before padding.
-
-    Iterating gives `Bucket`s of exactly `spec.clients_per_bucket` slots, the longest clients
-    first; `stats` is complete afterwards.
+    Attributes:
+      stats: of the buckets that the latest iteration has given so far. Private.
     """
 
     def __init__(
         self,
         population: Population,
-        clients: np.ndarray,
+        clients: Any,
         spec: CohortSpec,
         *,
         seed: int,
         round: int,
         shards: int = 1,
-    ):
-        if spec.clients_per_bucket % checks.positive_int("shards", shards):
-            raise InputError(
-                f"clients_per_bucket = {spec.clients_per_bucket} must be a multiple of the "
-                f"{shards} devices that share a cohort"
-            )
-        for name, column in population.columns.items():
-            if not isinstance(column, np.ndarray):
-                raise InputError(
-                    f"{population.name}: column {name!r} holds text; encode it before training "
-                    "(text.Vocabulary.encode)"
-                )
-        self._population = population
-        self._clients = np.asarray(clients, np.int64)
-        self._spec = spec
-        self._address = (checks.non_negative_int("seed", seed), int(round))
-        self._shards = shards
+    ) -> None:
+        self.spec = spec
         self.stats = PackingStats()
+        self._pack = lambda: pack(
+            population, clients, spec, seed=seed, round=round, shards=shards
+        )
 
     def __iter__(self) -> Iterator[Bucket]:
-        self.stats = PackingStats()
-        spec = self._spec
-        sizes = np.minimum(
-            self._population.offsets[self._clients + 1] - self._population.offsets[self._clients],
-            spec.max_examples,
-        )
-        steps = spec.epochs * -(-sizes // spec.batch_size)
-        order = np.argsort(-steps, kind="stable")
-        rungs = np.asarray(spec.rungs)
-        rung_of = np.minimum(np.searchsorted(rungs, steps[order]), len(rungs) - 1)
-        for rung in range(len(rungs) - 1, -1, -1):
-            members = order[rung_of == rung]
-            for start in range(0, len(members), spec.clients_per_bucket):
-                chosen = members[start : start + spec.clients_per_bucket]
-                yield self._bucket(self._clients[chosen], sizes[chosen], int(rungs[rung]))
+        stats = self.stats = PackingStats()
+        for bucket in self._pack():
+            stats.add(bucket)
+            yield bucket
 
-    def _bucket(self, clients: np.ndarray, sizes: np.ndarray, rung: int) -> Bucket:
-        spec, population = self._spec, self._population
-        slots, batch = spec.clients_per_bucket, spec.batch_size
-        share = slots // self._shards
-        ranks = np.arange(len(clients))
-        places = (ranks % self._shards) * share + ranks // self._shards
-        rows = np.zeros((slots, rung * batch), np.int64)
-        mask = np.zeros((slots, rung * batch), bool)
-        per_epoch = -(-sizes // batch) * batch
-        for place, client, size, width in zip(places, clients, sizes, per_epoch, strict=True):
-            if size == 0:
-                continue
-            start, stop = population.offsets[client], population.offsets[client + 1]
-            generator = _generator(*self._address, int(client))
-            for epoch in range(spec.epochs):
-                first = epoch * width
-                rows[place, first : first + size] = start + _draw(generator, stop - start, size)
-                mask[place, first : first + size] = True
-        batches = {}
-        for name, column in population.columns.items():
-            assert isinstance(column, np.ndarray)
-            # Padding reads row 0 of the population; the mask keeps it out of everything.
-            taken = (
-                column[rows.reshape(-1)]
-                if population.num_examples
-                else np.zeros((rows.size, *column.shape[1:]), column.dtype)
-            )
-            batches[name] = taken.reshape(slots, rung, batch, *column.shape[1:])
-        steps = np.zeros(slots, np.int32)
-        steps[places] = spec.epochs * (per_epoch // batch)
-        weight = np.zeros(slots, np.float32)
-        weight[places] = 1
-        index = np.zeros(slots, np.uint32)
-        index[places] = clients
-        stats = self.stats
-        stats.examples += int(mask.sum())
-        stats.run_slots += int(steps.sum()) * batch
-        stats.slots += mask.size
-        stats.buckets[rung] = stats.buckets.get(rung, 0) + 1
-        return Bucket(batches, mask.reshape(slots, rung, batch), steps, weight, index)
+    def materialise(self) -> tuple[Bucket, ...]:
+        """All buckets at once: memory for the whole cohort."""
+        return tuple(self)
 
 
 def pack(
     population: Population,
-    clients: np.ndarray,
+    clients_idx: Any,
     spec: CohortSpec,
     *,
     seed: int,
     round: int,
     shards: int = 1,
 ) -> Iterator[Bucket]:
-    """Returns the buckets of a round; see `Cohort`."""
-    return iter(Cohort(population, clients, spec, seed=seed, round=round, shards=shards))
+    """Packs clients of `population` into buckets, one at a time.
+
+    Args:
+      population: its numeric columns are packed.
+      clients_idx: int [cohort], indices of different clients; may be empty: then no bucket.
+      spec: caps and shapes.
+      seed: of the shuffles and subsets.
+      round: the round's number; another round shuffles anew.
+      shards: equal contiguous blocks of the clients axis, one a device; each bucket's clients are
+        dealt to them in turn, so that the blocks have similar work.
+
+    Returns:
+      An iterator over buckets of exactly `spec.clients_per_bucket` clients.
+
+    Raises:
+      InputError: before the first bucket, if an index is out of range or occurs twice, `shards` does
+        not divide the capacity, or no column is numeric.
+    """
+    chosen = check_client_indices(clients_idx, len(population))
+    seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
+    capacity = spec.clients_per_bucket
+    if capacity % checks.positive_int("shards", shards):
+        raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
+    columns = {k: v for k, v in population.columns.items() if isinstance(v, np.ndarray)}
+    if not columns:
+        found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
+        raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
+    return _buckets(population.offsets, columns, chosen, spec, (seed, round), shards)
 
 
-def _generator(seed: int, round: int, client: int) -> np.random.Generator:
-    """A generator for one client in one round, from a counter-based cipher of its address."""
-    # Made for every client: hashing the address here would cost more than the shuffle.
-    key = np.array([seed & (2**64 - 1), (round << 32) | client], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
+def _buckets(
+    offsets: np.ndarray,
+    columns: dict[str, np.ndarray],
+    chosen: np.ndarray,
+    spec: CohortSpec,
+    address: tuple[int, int],
+    shards: int,
+) -> Iterator[Bucket]:
+    used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
+    steps = spec.epochs * -(-used // spec.batch_size)
+    # Ties by index: the order in which the cohort was given changes nothing.
+    largest_first = np.lexsort((chosen, -steps))
+    chosen, steps = chosen[largest_first], steps[largest_first]
+    capacity, rungs = spec.clients_per_bucket, spec.rungs
+    for start in range(0, len(chosen), capacity):
+        clients_b = chosen[start : start + capacity]
+        steps_b = steps[start : start + capacity]
+        rung = next(rung for rung in rungs if rung >= steps_b[0])
+        slots = _deal(len(clients_b), capacity, shards)
+
+        mask = np.zeros((capacity, rung * spec.batch_size), bool)
+        rows = np.zeros((capacity, rung * spec.batch_size), np.int64)
+        for slot, client, client_steps in zip(slots, clients_b, steps_b, strict=True):
+            if not client_steps:
+                continue
+            orders = _orders(address, client, offsets[client + 1] - offsets[client], spec)
+            width = client_steps // spec.epochs * spec.batch_size
+            for epoch, order in enumerate(orders):
+                place = slice(epoch * width, epoch * width + len(order))
+                mask[slot, place] = True
+                rows[slot, place] = order + offsets[client]
+
+        shape = (capacity, rung, spec.batch_size)
+        mask, rows = mask.reshape(shape), rows.reshape(shape)
+        bucket = Bucket(
+            batches={name: _gather(column, rows, mask) for name, column in columns.items()},
+            mask=mask,
+            steps=np.zeros(capacity, np.int32),
+            weight=np.zeros(capacity, np.float32),
+            client=np.zeros(capacity, np.uint32),
+        )
+        bucket.steps[slots] = steps_b
+        bucket.weight[slots] = 1.0
+        bucket.client[slots] = clients_b
+        yield bucket
 
 
-def _draw(generator: np.random.Generator, held: int, count: int) -> np.ndarray:
-    """`count` distinct rows of `held`, in random order."""
-    if count == held:
-        return generator.permutation(held)
-    return generator.choice(held, count, replace=False)
+def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
+    """Slots of sorted clients 0 .. clients - 1: block d of the slots gets clients d::shards."""
+    position = np.arange(clients)
+    return position % shards * (capacity // shards) + position // shards
+
+
+def _orders(
+    address: tuple[int, int], client: int, size: int, spec: CohortSpec
+) -> list[np.ndarray]:
+    """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
+    seed, round = address
+    key = np.array([seed % 2**64, _PURPOSE], np.uint64)
+    counter = np.array([0, seed >> 64, round, client], np.uint64)
+    generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    # The cost of `choice` is that of the cap, not of the client, once a client is large.
+    kept = generator.choice(int(size), min(int(size), spec.max_examples), replace=False)
+    return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
+
+
+def _gather(column: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The examples of `rows`; zeros where masked: padding never holds another client's data."""
+    shape = (*rows.shape, *column.shape[1:])
+    if not mask.any():
+        return np.zeros(shape, column.dtype)
+    values = np.empty(shape, column.dtype)
+    # "clip" lets numpy write to `out` without a buffer; all rows are in range.
+    np.take(column, rows, axis=0, out=values, mode="clip")
+    values[~mask] = 0
+    return values

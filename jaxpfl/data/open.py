@@ -1,89 +1,131 @@
-"""One way to open any population: a source is a string.
+"""`open(source)`: from what a user writes to a population.
 
-    docstrings:jax,scipy,pandas                 text of installed packages
-    digits  or  digits?clients=100&alpha=0.5    scikit-learn's digits, dealt to clients
-    clients.jsonl  or  clients.jsonl.gz         text by client, one example a line
-    clients.jsonl?client=author&text=message    the same with other field names
-    folder/                                     a population saved with Population.save
+    docstrings:jax,scipy,pandas            documented classes and functions of installed packages
+    digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
+    PATH.jsonl, PATH.jsonl.gz              one example a line; ?client=, text=, columns=, min_examples=
+    FOLDER                                 what Population.save wrote
+
+A path may begin with ~ or hold $NAME, an environment variable.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+from jaxpfl import checks
+from jaxpfl.data import storage
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers import digits, docstrings, jsonl
+from jaxpfl.data.readers.digits import read_digits
+from jaxpfl.data.readers.docstrings import read_docstrings
+from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.errors import InputError
 
-_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
+_READERS = ("docstrings", "digits")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def open(source: str | Path | Population) -> Population:
-    """Opens a source (see the head of this file); a population is returned as it is.
-
-    `$VARIABLE` in a path is replaced by the environment's value. `min_examples=5` among the
-    options of any source keeps the clients with at least as many examples.
+    """The population of a source; a population is its own source.
 
     Raises:
-      InputError: the source is not of a known form, a file is missing, an option is unknown.
-      CorruptFile: a file is damaged.
+      InputError: no such reader, package, file or option; or what is in the file is not valid.
+      CorruptFile: the file is truncated or altered.
     """
     if isinstance(source, Population):
         return source
-    text = str(source)
-    place, _, query = text.partition("?")
-    try:
-        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
-    except ValueError as error:
-        raise InputError(f"{text}: options must read name=value&name=value") from error
-    least = _option(text, "min_examples", options.pop("min_examples", "0"), int)
-    population = _opened(text, place, options)
-    return population.with_min_examples(least) if least else population
+    if isinstance(source, Path):
+        return _open_path(source, {}, str(source))
+    if not isinstance(source, str) or not source:
+        raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
+    reader, _, packages = source.partition(":")
+    if reader == "docstrings":
+        return read_docstrings([name.strip() for name in packages.split(",")])
+    path, _, query = source.partition("?")
+    options = _parse_query(source, query)
+    if path == "digits":
+        return read_digits(
+            **_typed(source, options, {"clients": _integer, "alpha": _number, "seed": _integer})
+        )
+    return _open_path(Path(_expand(path)), options, source)
 
 
-def _opened(text: str, place: str, options: dict[str, str]) -> Population:
-    if place.startswith("docstrings:"):
-        _known(text, options, {})
-        return docstrings.read(place.removeprefix("docstrings:"))
-    if place == "digits":
-        types = {"clients": int, "alpha": float, "seed": int}
-        return digits.read(**_known(text, options, types))
-    path = Path(_VARIABLE.sub(_environment, place)).expanduser()
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
-        return jsonl.read(path, **_known(text, options, {"client": str, "text": str}))
-    if path.is_dir():
-        _known(text, options, {})
+def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
+    if path.is_dir() and storage.is_stored(path):
+        _typed(source, options, {})
         return Population.load(path)
+    if path.is_dir():
+        raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise _unknown(source, path)
+    if not path.is_file():
+        raise InputError(f"source {source!r}: there is no such file")
+    kinds = {"client": str, "text": str, "columns": _names, "min_examples": _integer}
+    typed = _typed(source, options, kinds)
+    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
+    population = read_jsonl(path, name=source.partition("?")[0], **typed)
+    return population.with_min_examples(at_least) if at_least > 1 else population
+
+
+def _unknown(source: str, path: Path) -> InputError:
     if path.exists():
-        raise InputError(f"{place}: expected .jsonl, .jsonl.gz or a saved population's folder")
-    near = get_close_matches(place.split(":")[0], ["docstrings", "digits"], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(
-        f"{place}: no such file or folder, nor a source such as docstrings:jax or digits{hint}"
+        return InputError(f"source {source!r}: expected a name ending in .jsonl or .jsonl.gz")
+    word = re.split(r"[:?]", source)[0]
+    near = difflib.get_close_matches(word, _READERS, 1, 0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return InputError(
+        f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, PATH.jsonl, "
+        "PATH.jsonl.gz or a folder made by Population.save"
     )
 
 
-def _known(text: str, options: dict[str, str], types: dict[str, Callable]) -> dict:
-    for name in options:
-        if name not in types:
-            near = get_close_matches(name, [*types, "min_examples"], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"{text}: unknown option {name!r}{hint}")
-    return {name: _option(text, name, value, types[name]) for name, value in options.items()}
+def _expand(path: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not os.environ.get(name):
+            raise InputError(f"source {path!r}: the environment variable {name} is not set")
+        return os.environ[name]
+
+    return os.path.expanduser(_VARIABLE.sub(value, path))
 
 
-def _option(text: str, name: str, value: str, kind: Callable):
+def _parse_query(source: str, query: str) -> dict[str, str]:
+    if not query:
+        return {}
     try:
-        return kind(value)
-    except ValueError as error:
-        raise InputError(f"{text}: option {name} must be {kind.__name__}, found {value!r}") from error
+        pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=False)
+    except ValueError:
+        raise InputError(f"source {source!r}: options must be NAME=VALUE, joined by &") from None
+    options = dict(pairs)
+    if len(options) != len(pairs):
+        raise InputError(f"source {source!r}: an option is given twice")
+    return options
 
 
-def _environment(match: re.Match) -> str:
-    name = match[1] or match[2]
-    if name not in os.environ:
-        raise InputError(f"the environment variable {name} is not set; the source needs it")
-    return os.environ[name]
+def _typed(source: str, options: dict[str, str], kinds: dict[str, Callable]) -> dict:
+    typed = {}
+    for name, value in options.items():
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 1, 0.5)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            expected = ", ".join(kinds) or "none"
+            raise InputError(f"source {source!r}: no option {name!r}{hint}; expected {expected}")
+        try:
+            typed[name] = kinds[name](value)
+        except ValueError:
+            raise InputError(f"source {source!r}: {name} must be a number, found {value!r}") from None
+    return typed
+
+
+def _integer(value: str) -> int:
+    return int(value)
+
+
+def _number(value: str) -> float:
+    return float(value)
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(","))

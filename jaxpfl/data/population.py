@@ -1,355 +1,284 @@
-"""A population: what clients hold, as columns of examples and the clients' offsets into them.
-
-    columns {"image": [examples, 28, 28, 1], "label": [examples]}
-    offsets [clients + 1]: client i holds the rows offsets[i] : offsets[i + 1]
-
-On disk it is a folder of Arrow IPC files and a manifest with their SHA-256; it is opened memory
-mapped, so that a population may be larger than memory.
-"""
+"""Clients and what they hold: columns of examples, and where each client's begin."""
 
 import hashlib
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.ipc
 
 from jaxpfl import checks
-from jaxpfl.errors import CorruptFile, InputError
-
-Column = np.ndarray | pa.Array
-
-_FORMAT = "jaxpfl population 1"
+from jaxpfl.data import storage
+from jaxpfl.data.columns import Column, as_column, describe, take, text_array, update_hash
+from jaxpfl.errors import InputError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Population:
-    """Clients and their examples; immutable.
+    """Clients and their examples. Client k holds the rows offsets[k] .. offsets[k + 1] - 1.
+
+    A client is the unit of privacy, so every id occurs once: readers merge what has one id.
 
     Attributes:
-      columns: {name: numpy array [examples, ...] or pyarrow large_string array [examples]}.
-      offsets: int64 [clients + 1], from 0 to the number of examples, never falling.
-      client_ids: pyarrow large_string array [clients], distinct. PRIVATE: not shown.
-      name: public, the source as it was asked for.
-      unit: public, what a client is.
+      columns: name -> numpy array [examples, ...], or pyarrow large_string array [examples].
+      offsets: int64 [clients + 1], from 0 to the number of examples, non-decreasing.
+      client_ids: pyarrow large_string array [clients], all different. PRIVATE.
+      name: the source as it was asked for. Public.
+      unit: what a client is, in words. Public.
 
     Raises:
-      InputError: columns, offsets and ids do not fit together.
+      InputError: the parts do not fit together.
     """
 
     columns: Mapping[str, Column]
     offsets: np.ndarray
-    client_ids: pa.Array = field(repr=False)
-    name: str = "memory"
-    unit: str = "client"
+    client_ids: Any
+    name: str
+    unit: str
 
-    def __post_init__(self):
-        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
-        offsets = np.ascontiguousarray(self.offsets, np.int64)
-        object.__setattr__(self, "offsets", offsets)
-        if offsets.ndim != 1 or len(offsets) < 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0):
-            raise InputError(f"{self.name}: offsets must rise from 0")
-        for name, column in self.columns.items():
+    def __post_init__(self) -> None:
+        offsets = np.asarray(self.offsets)
+        if offsets.ndim != 1 or not len(offsets) or offsets.dtype.kind not in "iu":
+            raise InputError(
+                f"offsets must be whole numbers [clients + 1], found {describe(offsets)}"
+            )
+        offsets = offsets.astype(np.int64).view()
+        offsets.flags.writeable = False
+        if offsets[0] != 0 or np.any(np.diff(offsets) < 0):
+            raise InputError("offsets must start at 0 and never decrease")
+        columns = {
+            name: as_column(f"column {name!r}", values) for name, values in self.columns.items()
+        }
+        if not columns:
+            raise InputError("a population needs at least one column, found none")
+        for name, column in columns.items():
             if len(column) != offsets[-1]:
                 raise InputError(
-                    f"{self.name}: column {name!r} has {len(column)} rows, expected {offsets[-1]}"
+                    f"column {name!r} has {len(column)} examples, the offsets say {offsets[-1]}"
                 )
-        if len(self.client_ids) != len(offsets) - 1:
-            raise InputError(
-                f"{self.name}: {len(self.client_ids)} client ids for {len(offsets) - 1} clients"
-            )
-        distinct = pc.count_distinct(self.client_ids).as_py() if len(self.client_ids) else 0
-        if distinct != len(self.client_ids):
-            raise InputError(
-                f"{self.name}: {len(self.client_ids) - distinct} client ids occur twice; "
-                "a client's examples must stand together"
-            )
+        ids = self.client_ids
+        if not isinstance(ids, pa.Array):
+            ids = text_array(list(ids))
+        ids = ids.cast(pa.large_string())
+        if len(ids) != len(offsets) - 1:
+            raise InputError(f"{len(ids)} client ids for {len(offsets) - 1} clients")
+        for name, value in (
+            ("columns", MappingProxyType(columns)),
+            ("offsets", offsets),
+            ("client_ids", ids),
+        ):
+            object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
+        """The number of clients."""
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        columns = ", ".join(self.columns)
-        return f"Population({self.name!r}, {len(self)} x {self.unit}, columns: {columns})"
+        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self.columns.items())
+        return f"Population({self.name!r}, unit={self.unit!r}, columns=({columns}))"
 
     @property
     def num_examples(self) -> int:
+        """The number of examples of all clients together."""
         return int(self.offsets[-1])
-
-    def sizes(self) -> np.ndarray:
-        """Returns the number of examples of each client, int64 [clients]; PRIVATE."""
-        return np.diff(self.offsets)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of names, types, ids, offsets and values, wherever they are stored."""
-        digest = hashlib.sha256(_FORMAT.encode())
-        digest.update(self.offsets.tobytes())
-        for name, column in [("", self.client_ids), *sorted(self.columns.items())]:
-            digest.update(f"|{name}|{_type_name(column)}|".encode())
-            _hash_column(digest, column)
+        """SHA-256 (hex) of columns and offsets: of the content, wherever and however stored."""
+        digest = hashlib.sha256(b"jaxpfl population 1\0")
+        digest.update(self.offsets.astype("<i8"))
+        for name in sorted(self.columns):
+            digest.update(f"{name}\0".encode())
+            update_hash(digest, self.columns[name])
         return digest.hexdigest()
 
+    def sizes(self) -> np.ndarray:
+        """Number of examples of each client, int64 [clients]. Private."""
+        return np.diff(self.offsets)
+
     def examples(self, client: int) -> dict[str, Column]:
-        """Returns one client's rows; PRIVATE."""
-        start, stop = self.offsets[client], self.offsets[client + 1]
-        return {name: column[start:stop] for name, column in self.columns.items()}
+        """The examples of the client of this index."""
+        if not 0 <= client < len(self):
+            raise InputError(f"client must lie in 0 .. {len(self) - 1}, found {client}")
+        rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+        return {name: column[rows] for name, column in self.columns.items()}
 
-    def select(self, clients: Sequence[int] | np.ndarray) -> Self:
-        """Returns the population of the given clients (indices), in that order."""
-        chosen = np.asarray(clients, np.int64)
-        sizes = self.sizes()[chosen]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        starts = np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
-        rows = starts + np.arange(offsets[-1])
-        columns = {name: _take(column, rows) for name, column in self.columns.items()}
-        return type(self)(columns, offsets, _take(self.client_ids, chosen), self.name, self.unit)
+    def select(self, client_indices: Any, name: str | None = None) -> "Population":
+        """The clients of these indices, in this order.
 
-    def with_min_examples(self, count: int) -> Self:
-        """Returns the population of the clients that hold at least `count` examples."""
-        checks.non_negative_int("min_examples", count)
-        return self.select(np.flatnonzero(self.sizes() >= count))
-
-    def split(self, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Self]:
-        """Splits by client into named parts.
-
-        A client's part is a function of (seed, its id), so it stays where it is when others
-        come or go; parts therefore have about, not exactly, their fraction of the clients.
-
-        Args:
-          fractions: {name: share of the clients}, adding up to 1.
-          seed: of the split.
+        Raises:
+          InputError: an index is out of range or occurs twice.
         """
-        for name, share in fractions.items():
-            checks.non_negative(f"split {name!r}", share)
-        if not abs(sum(fractions.values()) - 1) < 1e-6:
-            raise InputError(f"split fractions must add up to 1, found {sum(fractions.values())}")
-        places = np.array(
-            [_place(seed, identifier.as_py()) for identifier in self.client_ids], np.float64
+        chosen = check_client_indices(client_indices, len(self))
+        sizes = self.sizes()[chosen]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
+        return Population(
+            columns={name: take(column, rows) for name, column in self.columns.items()},
+            offsets=offsets,
+            client_ids=self.client_ids.take(pa.array(chosen)),
+            name=self.name if name is None else name,
+            unit=self.unit,
         )
-        edges = np.cumsum([0.0, *fractions.values()])
-        edges[-1] = 1.0
+
+    def with_min_examples(self, n: int) -> "Population":
+        """The clients with at least `n` examples, in the same order."""
+        n = checks.positive_int("n", n)
+        name = f"{self.name} [at least {n} examples]"
+        return self.select(np.flatnonzero(self.sizes() >= n), name=name)
+
+    def split(self, fractions: Mapping[str, float], seed: int) -> dict[str, "Population"]:
+        """Deals the CLIENTS to disjoint parts; clients beyond a sum below 1 go to none.
+
+        Where a client goes depends on the seed and its id alone, so adding or removing another
+        client moves nobody. Parts have their fractions in expectation, not exactly.
+
+        Raises:
+          InputError: a fraction is negative or no number, or the sum exceeds 1.
+        """
+        seed = checks.non_negative_int("seed", seed)
+        shares = [checks.non_negative(f"fractions[{k!r}]", v) for k, v in fractions.items()]
+        edges = np.concatenate([np.zeros(1), np.cumsum(shares)])
+        if not 0 < edges[-1] <= 1 + 1e-9:
+            raise InputError(f"fractions must sum to at most 1 and not to 0, found {edges[-1]:g}")
+        if edges[-1] > 1 - 1e-9:
+            edges[edges == edges[-1]] = 1.0
+        draws = np.array([_uniform(seed, client) for client in self.client_ids.to_pylist()])
         return {
-            name: self.select(np.flatnonzero((places >= edges[i]) & (places < edges[i + 1])))
-            for i, name in enumerate(fractions)
+            part: self.select(
+                np.flatnonzero((edges[i] <= draws) & (draws < edges[i + 1])),
+                name=f"{self.name} [{part}]",
+            )
+            for i, part in enumerate(fractions)
         }
 
-    def with_columns(self, columns: Mapping[str, Column]) -> Self:
-        """Returns the same clients holding other columns of as many examples."""
-        return type(self)(columns, self.offsets, self.client_ids, self.name, self.unit)
+    def with_columns(self, columns: Mapping[str, Any]) -> "Population":
+        """The same clients with other columns, of as many examples."""
+        return Population(columns, self.offsets, self.client_ids, self.name, self.unit)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the population to a new folder: complete, or not at all.
+        """Writes the population to a new folder (see `data.storage`).
 
         Raises:
           InputError: the folder exists.
         """
-        folder = Path(folder)
-        if folder.exists():
-            raise InputError(f"{folder}: exists already, expected a new folder")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            shapes = {}
-            arrays = {}
-            for name, column in self.columns.items():
-                arrays[name], shapes[name] = _to_arrow(column)
-            _write(temporary / "examples.arrow", arrays)
-            _write(
-                temporary / "clients.arrow",
-                {"client": self.client_ids, "stop": pa.array(self.offsets[1:])},
-            )
-            manifest = {
-                "format": _FORMAT,
-                "name": self.name,
-                "unit": self.unit,
-                "shapes": shapes,
-                "fingerprint": self.fingerprint,
-                "sha256": {
-                    file.name: _file_sha256(file) for file in sorted(temporary.glob("*.arrow"))
-                },
-            }
-            (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-            os.rename(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        stored = storage.Stored(
+            self.columns, self.offsets, self.client_ids, self.name, self.unit, self.fingerprint
+        )
+        storage.write(Path(folder), stored)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Opens a saved population, memory mapped, after checking every file's SHA-256.
+    def load(cls, folder: str | Path) -> "Population":
+        """Maps a saved population into memory; its SHA-256 sums are checked first.
 
         Raises:
-          CorruptFile: a file is missing, altered or not of this format; names it.
+          InputError: the folder holds no population.
+          CorruptFile: a file is missing, truncated or altered.
         """
-        folder = Path(folder)
-        path = folder / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            known = manifest["format"] == _FORMAT
-            sums, shapes = manifest["sha256"], manifest["shapes"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CorruptFile(f"{path}: expected the manifest of a saved population") from error
-        if not known:
-            raise CorruptFile(f"{path}: format {manifest['format']!r}, expected {_FORMAT!r}")
-        for file in ("examples.arrow", "clients.arrow"):
-            if not (folder / file).is_file():
-                raise CorruptFile(f"{folder / file}: is missing, expected by the manifest")
-            if _file_sha256(folder / file) != sums.get(file):
-                raise CorruptFile(f"{folder / file}: its SHA-256 is not the manifest's")
-        clients = _read(folder / "clients.arrow")
-        examples = _read(folder / "examples.arrow")
-        offsets = np.concatenate([[0], clients["stop"].to_numpy()]).astype(np.int64)
-        columns = {
-            name: _from_arrow(array, shapes.get(name)) for name, array in examples.items()
-        }
-        population = cls(columns, offsets, clients["client"], manifest["name"], manifest["unit"])
-        # Stored so that opening does not read all values again; the files were just checked.
-        population.__dict__["fingerprint"] = manifest["fingerprint"]
+        stored = storage.read(Path(folder))
+        population = cls(
+            stored.columns, stored.offsets, stored.client_ids, stored.name, stored.unit
+        )
+        # Covered by the manifest's SHA-256, so it needs no second pass over the data.
+        population.__dict__["fingerprint"] = stored.fingerprint
         return population
 
 
 def from_clients(
-    clients: Mapping[str, Mapping[str, Any]], *, name: str = "memory", unit: str = "client"
+    clients: Mapping[str, Mapping[str, Any]], *, name: str = "in memory", unit: str = "client"
 ) -> Population:
-    """Builds a population in memory.
+    """A population from {client id: {column: its examples}}.
 
-    Args:
-      clients: {client id: {column: array [examples, ...] or list of str}}; all clients have the
-        same columns, types and shapes. A client may hold no examples.
-      name: public name of the source.
-      unit: public name of what a client is.
+    All clients have the same columns, of one type and example shape. A client may have no
+    examples: then an empty list stands for an empty column of any type.
 
     Raises:
-      InputError: a client's columns differ; names the client's index, never its id.
+      InputError: the schema of a client, named by its index, is not the first one's.
     """
-    parts: dict[str, list] = {}
+    if not clients:
+        raise InputError("from_clients needs at least one client, found none")
+    names = list(next(iter(clients.values())))
+    pieces: dict[str, list[Column]] = {name: [] for name in names}
     sizes = []
-    for index, columns in enumerate(clients.values()):
-        if index == 0:
-            parts = {column: [] for column in columns}
-        if set(columns) != set(parts):
+    for index, (client, held) in enumerate(clients.items()):
+        if not isinstance(client, str):
             raise InputError(
-                f"{name}: client {index} has columns {sorted(columns)}, expected {sorted(parts)}"
+                f"client {index}: its id must be a string, found {type(client).__name__}"
             )
-        lengths = {len(values) for values in columns.values()}
+        if set(held) != set(names):
+            raise InputError(f"client {index} has columns {sorted(held)}, expected {sorted(names)}")
+        lengths = set()
+        for column_name in names:
+            values = held[column_name]
+            lengths.add(len(values))
+            if isinstance(values, list | tuple) and not values:
+                continue
+            what = f"client {index}, column {column_name!r}"
+            column, before = as_column(what, values), pieces[column_name]
+            if before and describe(column) != describe(before[0]):
+                raise InputError(f"{what} holds {describe(column)}, expected {describe(before[0])}")
+            before.append(column)
         if len(lengths) > 1:
-            raise InputError(f"{name}: client {index} has columns of different lengths")
+            raise InputError(f"client {index} has columns of different lengths: {sorted(lengths)}")
         sizes.append(lengths.pop() if lengths else 0)
-        for column, values in columns.items():
-            parts[column].append(_as_column(values, f"{name}: client {index}, column {column!r}"))
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    joined = {column: _join(arrays, f"{name}: column {column!r}") for column, arrays in parts.items()}
-    ids = pa.array(list(clients), pa.large_string())
-    return Population(joined, offsets, ids, name, unit)
+    columns = {column_name: _concatenate(parts) for column_name, parts in pieces.items()}
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+    return Population(columns, offsets, list(clients), name, unit)
 
 
-def _as_column(values: Any, where: str) -> Column:
-    if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return values.cast(pa.large_string())
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        return values
-    if isinstance(values, Sequence) and all(isinstance(value, str) for value in values):
-        return pa.array(values, pa.large_string())
-    raise InputError(f"{where}: expected a numeric array or a list of str")
+def from_rows(
+    client_of_row: np.ndarray,
+    client_ids: Sequence[str],
+    columns: Mapping[str, Any],
+    *,
+    name: str,
+    unit: str,
+) -> Population:
+    """A population from rows in any order: all rows of one client are brought together.
+
+    Args:
+      client_of_row: int [examples], index of each row's client in `client_ids`.
+      client_ids: all different. Clients keep this order, and rows theirs within a client.
+      columns: name -> values [examples, ...].
+    """
+    sizes = np.bincount(client_of_row, minlength=len(client_ids))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    ready = {key: as_column(f"column {key!r}", values) for key, values in columns.items()}
+    if np.any(np.diff(client_of_row) < 0):
+        rows = np.argsort(client_of_row, kind="stable")
+        ready = {key: take(column, rows) for key, column in ready.items()}
+    return Population(ready, offsets, text_array(list(client_ids)), name, unit)
 
 
-def _join(arrays: list, where: str) -> Column:
-    if isinstance(arrays[0], np.ndarray):
-        # Without examples a client has no say in type and shape beyond its own empty array.
-        kinds = {
-            (array.dtype, array.shape[1:]) if isinstance(array, np.ndarray) else (None, ())
-            for array in arrays
-            if len(array)
-        } or {(arrays[0].dtype, arrays[0].shape[1:])}
-        if len(kinds) > 1:
-            found = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds, key=str))
-            raise InputError(f"{where}: clients differ in type or shape: {found}")
-        dtype, shape = kinds.pop()
-        if dtype is None:
-            raise InputError(f"{where}: some clients hold text and some numbers")
-        return np.concatenate([np.asarray(a, dtype).reshape((len(a), *shape)) for a in arrays])
-    if not all(isinstance(array, pa.Array) for array in arrays):
-        raise InputError(f"{where}: some clients hold text and some numbers")
-    return pa.concat_arrays(arrays)
+def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
+    """`client_indices` as int64 [chosen], all different and below `clients`."""
+    chosen = np.asarray(client_indices)
+    if chosen.size == 0:
+        return np.zeros(0, np.int64)
+    if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+        raise InputError(f"client indices must be whole numbers [chosen], found {describe(chosen)}")
+    chosen = chosen.astype(np.int64)
+    if not (chosen.min() >= 0 and chosen.max() < clients):
+        raise InputError(f"client indices must lie in 0 .. {clients - 1}, found some outside")
+    if len(np.unique(chosen)) != len(chosen):
+        raise InputError("client indices must be different, found one twice")
+    return chosen
 
 
-def _place(seed: int, identifier: str) -> float:
-    """A client's place in [0, 1): a hash of the seed and its id."""
-    digest = hashlib.sha256(f"jaxpfl split {int(seed)} ".encode() + identifier.encode()).digest()
-    return int.from_bytes(digest[:7], "big") / 2**56
+def _concatenate(parts: list[Column]) -> Column:
+    if not parts:
+        # Every client is empty and none said of what: no model will read a value of it.
+        return np.zeros(0, np.float32)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return pa.concat_arrays(parts)
 
 
-def _take(column: Column, rows: np.ndarray) -> Column:
-    if isinstance(column, np.ndarray):
-        return column[rows]
-    return column.take(pa.array(rows))
-
-
-def _type_name(column: Column) -> str:
-    if isinstance(column, np.ndarray):
-        return f"{column.dtype.str}{list(column.shape[1:])}"
-    return "text"
-
-
-def _hash_column(digest: Any, column: Column) -> None:
-    rows = 65_536
-    for start in range(0, len(column), rows):
-        part = column[start : start + rows]
-        if isinstance(part, np.ndarray):
-            digest.update(np.ascontiguousarray(part).tobytes())
-            continue
-        lengths = pc.binary_length(part).to_numpy(zero_copy_only=False).astype(np.int64)
-        digest.update(lengths.tobytes())
-        digest.update(pc.binary_join(pa.array([part.to_pylist()]), "")[0].as_py().encode())
-
-
-def _to_arrow(column: Column) -> tuple[pa.Array, list[int] | None]:
-    if not isinstance(column, np.ndarray):
-        return column, None
-    shape = list(column.shape[1:])
-    flat = pa.array(np.ascontiguousarray(column).reshape(-1))
-    width = int(np.prod(shape, dtype=np.int64))
-    return (pa.FixedSizeListArray.from_arrays(flat, width) if shape else flat), shape
-
-
-def _from_arrow(array: pa.Array, shape: list[int] | None) -> Column:
-    if shape is None:
-        return array
-    flat = array.flatten() if shape else array
-    return flat.to_numpy(zero_copy_only=False).reshape((len(array), *shape))
-
-
-def _write(path: Path, arrays: Mapping[str, pa.Array]) -> None:
-    table = pa.table(dict(arrays))
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _read(path: Path) -> dict[str, pa.Array]:
-    try:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except pa.ArrowInvalid as error:
-        raise CorruptFile(f"{path}: is not an Arrow IPC file") from error
-    empty = {field.name: pa.array([], field.type) for field in table.schema}
-    return {
-        name: empty[name] if column.num_chunks == 0 else pa.concat_arrays(column.chunks)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _uniform(seed: int, client: str) -> float:
+    """A number in [0, 1), a function of seed and client id."""
+    digest = hashlib.sha256(f"split {seed} {client}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53

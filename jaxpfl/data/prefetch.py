@@ -1,4 +1,4 @@
-"""Packing the next buckets while the device works on the last."""
+"""A thread that packs the next buckets while the device works on this one."""
 
 import queue
 import threading
@@ -6,56 +6,67 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-Item = TypeVar("Item")
+from jaxpfl import checks
 
-_END = object()
+T = TypeVar("T")
+
+
+class _End:
+    """The last thing in the queue: the iterable is exhausted, or raised `error`."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
 
 
 @contextmanager
-def prefetch(items: Iterable[Item], ahead: int = 2) -> Iterator[Iterator[Item]]:
-    """Iterates over `items` on a thread of its own, at most `ahead` of the consumer.
+def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
+    """Iterates over `items` in a thread, at most `depth` items ahead.
 
-        with prefetch(Cohort(...)) as buckets:
+        with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
 
-    An exception in `items` is raised where the consumer asks for the next one. On leaving, also
-    early or by an exception, the thread has ended.
+    An exception in `items` is raised in the consumer, after the items before it. The thread has
+    ended when the `with` block is left, also early or by an exception. Memory: `depth` items in the
+    queue, one in the making, one in use.
+
+    Raises:
+      InputError: `depth` is not a positive whole number.
     """
-    ready: queue.Queue = queue.Queue(maxsize=ahead)
+    ahead: queue.Queue[T | _End] = queue.Queue(checks.positive_int("depth", depth))
     stopped = threading.Event()
 
-    def offer(item) -> bool:
-        while not stopped.is_set():
-            try:
-                ready.put(item, timeout=0.05)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work():
+    def produce() -> None:
+        error = None
         try:
             for item in items:
-                if not offer((item, None)):
+                ahead.put(item)
+                if stopped.is_set():
                     return
-            offer((_END, None))
-        except BaseException as error:  # handed over to the consumer, whatever it is
-            offer((_END, error))
+        except BaseException as raised:  # noqa: BLE001 - raised again in the consumer
+            error = raised
+        ahead.put(_End(error))
 
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-
-    def taken():
+    def consume() -> Iterator[T]:
         while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is _END:
-                return
-            yield item
+            item = ahead.get()
+            if not isinstance(item, _End):
+                yield item
+                continue
+            # Left for a second iteration, which must end too instead of waiting for ever.
+            ahead.put(item)
+            if item.error is not None:
+                raise item.error
+            return
 
+    thread = threading.Thread(target=produce, name="jaxpfl-prefetch", daemon=True)
+    thread.start()
     try:
-        yield taken()
+        yield consume()
     finally:
         stopped.set()
-        thread.join()
+        while thread.is_alive():
+            # A producer that waits for room finds it, and then sees that it is to stop.
+            try:
+                ahead.get_nowait()
+            except queue.Empty:
+                thread.join(0.01)

@@ -1,1 +1,5 @@
-"""From a source to a population, one file per format."""
+"""One file per kind of source."""
+
+from jaxpfl.data.readers.digits import read_digits as read_digits
+from jaxpfl.data.readers.docstrings import read_docstrings as read_docstrings
+from jaxpfl.data.readers.jsonl import read_jsonl as read_jsonl

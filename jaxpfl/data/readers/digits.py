@@ -1,45 +1,55 @@
-"""scikit-learn's bundled handwritten digits, dealt to clients.
-
-1,797 images of 8 x 8 in 10 classes. They carry no writer, so clients are made: each draws a label
-distribution from Dirichlet(alpha) and the images of each label are dealt in proportion (Hsu, Qi,
-Brown 2019, "Measuring the effects of non-identical data distribution"). A small alpha gives
-clients of few labels.
-"""
+"""The images that come with scikit-learn: 1,797 handwritten digits of 8 x 8 pixels."""
 
 import numpy as np
-import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data.population import Population
-from jaxpfl.privacy.sampling import generator
+from jaxpfl.data.population import Population, from_rows
+from jaxpfl.errors import InputError
 
 
-def read(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Population:
-    """Deals the digits to `clients` clients; some may get none.
+def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Population:
+    """Digits dealt to clients with uneven classes, as Hsu, Qi and Brown (2019), section 3.
 
-    Columns: "image" float32 [8, 8, 1] in 0..1, "label" int32.
+    Each client draws its class proportions from a symmetric Dirichlet(alpha) and then its examples,
+    one by one without replacement; a class that is used up leaves the others their proportions.
+    Every client gets the same number of examples, or one more.
+
+    Columns: "image" float32 [8, 8, 1] in 0 .. 1 (0 = paper), "label" int32 in 0 .. 9.
+
+    Raises:
+      InputError: a parameter is out of range, or there are more clients than digits.
     """
+    clients = checks.positive_int("digits: clients", clients)
+    alpha = checks.positive("digits: alpha", alpha)
+    seed = checks.non_negative_int("digits: seed", seed)
+    # Imported late: scikit-learn takes a second.
     from sklearn.datasets import load_digits
 
-    checks.positive_int("digits clients", clients)
-    checks.positive("digits alpha", alpha)
-    checks.non_negative_int("digits seed", seed)
-    bunch = load_digits()
-    labels = bunch.target.astype(np.int32)
-    random = generator(seed, "digits")
-    share_CxL = random.dirichlet(np.full(10, float(alpha)), clients)
-    owner = np.empty(len(labels), np.int64)
-    for label in range(10):
-        rows = np.flatnonzero(labels == label)
-        share = share_CxL[:, label] / share_CxL[:, label].sum()
-        owner[rows] = random.choice(clients, len(rows), p=share)
-    order = np.argsort(owner, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=clients))])
-    images = (bunch.images / 16.0).astype(np.float32)[..., None]
-    return Population(
-        {"image": images[order], "label": labels[order]},
-        offsets,
-        pa.array([f"digits client {i}" for i in range(clients)], pa.large_string()),
-        f"digits?clients={clients}&alpha={alpha:g}&seed={seed}",
-        "simulated writer",
+    pixels, labels = load_digits(return_X_y=True)
+    total = len(labels)
+    if clients > total:
+        raise InputError(f"digits: clients must be at most {total}, found {clients}")
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    classes = int(labels.max()) + 1
+    left = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in range(classes)]
+    proportions = generator.dirichlet(np.full(classes, alpha), clients)
+    client_of_row = np.zeros(total, np.int64)
+    # A round of one example each, then the next: a late client does not get only leftovers.
+    for turn in range(total):
+        client = turn % clients
+        available = np.array([bool(rows) for rows in left])
+        # Proportions of a small alpha underflow to 0: then every class left is as likely.
+        weights = np.where(available, proportions[client], 0.0)
+        weights = weights if weights.sum() > 0 else available.astype(float)
+        label = generator.choice(classes, p=weights / weights.sum())
+        client_of_row[left[label].pop()] = client
+    return from_rows(
+        client_of_row,
+        [f"client {index}" for index in range(clients)],
+        {
+            "image": (pixels / 16.0).astype(np.float32).reshape(-1, 8, 8, 1),
+            "label": labels.astype(np.int32),
+        },
+        name=f"digits?clients={clients}&alpha={alpha:g}&seed={seed}",
+        unit="dealt share of the digits",
     )

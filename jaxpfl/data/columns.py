@@ -1,0 +1,102 @@
+"""Columns: one value per example, numbers as numpy arrays and text as Arrow strings.
+
+Policy for text (the same on every platform): Unicode, kept as it came, without normalisation. A
+lone surrogate, which no encoding of Unicode text can hold, becomes U+FFFD. NUL is a character like
+any other. An empty string is an example without words.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from jaxpfl.errors import InputError
+
+Column: TypeAlias = Any
+"""A numpy array [examples, ...] of numbers or booleans, or a pyarrow large_string array."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def text_array(texts: Sequence[str]) -> pa.Array:
+    """A large_string array of `texts`; lone surrogates become U+FFFD."""
+    try:
+        return pa.array(texts, pa.large_string())
+    except UnicodeEncodeError:
+        return pa.array([_SURROGATE.sub("\ufffd", text) for text in texts], pa.large_string())
+
+
+def as_column(what: str, values: Any) -> Column:
+    """`values` as a read-only column.
+
+    Args:
+      what: how an error calls the column, e.g. "column 'x'".
+      values: an array of numbers or booleans, a sequence of strings, or an Arrow string array.
+
+    Raises:
+      InputError: neither numbers nor text, ragged, without an examples axis, or missing values.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            raise InputError(f"{what} must be Arrow strings or a numpy array, found {values.type}")
+        if values.null_count:
+            raise InputError(f"{what} has {values.null_count} missing values, expected none")
+        return values.cast(pa.large_string())
+    if isinstance(values, np.ndarray) and values.dtype.kind in "OU":
+        values = values.tolist()
+    if isinstance(values, list | tuple) and values and isinstance(values[0], str):
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                raise InputError(
+                    f"{what}, row {row}: expected a string, found {type(value).__name__}"
+                )
+        return text_array(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):
+        raise InputError(f"{what}: the examples have different shapes, expected one") from None
+    if array.ndim == 0:
+        raise InputError(f"{what} must have an examples axis, found a single value")
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise InputError(f"{what} must hold numbers, booleans or text, found {array.dtype}")
+    if 0 in array.shape[1:]:
+        raise InputError(f"{what}: an example has shape {array.shape[1:]}, expected no zero in it")
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view()
+    array.flags.writeable = False
+    return array
+
+
+def take(column: Column, rows: np.ndarray) -> Column:
+    """The rows of a column, in the given order."""
+    if isinstance(column, np.ndarray):
+        return column[rows]
+    return column.take(pa.array(rows, pa.int64()))
+
+
+def describe(column: Column) -> str:
+    """Type and shape of one example, e.g. "float32[28, 28, 1]": public."""
+    if isinstance(column, np.ndarray):
+        return f"{column.dtype}{list(column.shape[1:])}"
+    return "text"
+
+
+def update_hash(digest: "hashlib._Hash", column: Column) -> None:
+    """Feeds a column's content to `digest`: independent of chunks, buffers and offsets."""
+    digest.update(f"{describe(column)} {len(column)}\0".encode())
+    if isinstance(column, np.ndarray):
+        if column.size:
+            digest.update(memoryview(column).cast("B"))
+        return
+    if not len(column):
+        return
+    # Arrow's large_string: int64 offsets into one buffer of UTF-8; an array may start anywhere.
+    _, offsets_buffer, bytes_buffer = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset :][: len(column) + 1]
+    digest.update(np.ascontiguousarray(offsets - offsets[0]))
+    if bytes_buffer is not None:
+        digest.update(memoryview(bytes_buffer)[int(offsets[0]) : int(offsets[-1])])

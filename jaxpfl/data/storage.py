@@ -1,0 +1,187 @@
+"""A population on disk: Arrow IPC files and a manifest, memory-mapped when read.
+
+    FOLDER/manifest.json    format, columns, fingerprint; size and SHA-256 of each file, and its own
+    FOLDER/examples.arrow   one row an example; a column of arrays is a list of fixed size
+    FOLDER/clients.arrow    client_id, first (the client's first example)
+
+The folder is written under a temporary name and renamed, so it is whole or absent. All of it is
+private: it is made with mode 0700.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jaxpfl.data.columns import Column
+from jaxpfl.errors import CorruptFile, InputError
+
+_FORMAT = "jaxpfl population 1"
+_MANIFEST, _EXAMPLES, _CLIENTS = "manifest.json", "examples.arrow", "clients.arrow"
+
+
+class Stored(NamedTuple):
+    """What is stored of a population."""
+
+    columns: Mapping[str, Column]
+    offsets: np.ndarray
+    client_ids: pa.Array
+    name: str
+    unit: str
+    fingerprint: str
+
+
+def is_stored(folder: Path) -> bool:
+    """Whether `folder` was written by `write`."""
+    return (folder / _MANIFEST).is_file()
+
+
+def write(folder: Path, stored: Stored) -> None:
+    """Writes a new folder.
+
+    Raises:
+      InputError: `folder` exists.
+    """
+    if folder.exists():
+        raise InputError(f"{folder} exists already; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        arrays = {name: _to_arrow(column) for name, column in stored.columns.items()}
+        _write_table(temporary / _EXAMPLES, pa.table(arrays))
+        clients = {"client_id": stored.client_ids, "first": pa.array(stored.offsets[:-1])}
+        _write_table(temporary / _CLIENTS, pa.table(clients))
+        manifest = {
+            "format": _FORMAT,
+            "name": stored.name,
+            "unit": stored.unit,
+            "clients": len(stored.client_ids),
+            "examples": int(stored.offsets[-1]),
+            "columns": {name: _type_of(column) for name, column in stored.columns.items()},
+            "fingerprint": stored.fingerprint,
+            "files": {
+                name: {
+                    "bytes": (temporary / name).stat().st_size,
+                    "sha256": _sha256(temporary / name),
+                }
+                for name in (_EXAMPLES, _CLIENTS)
+            },
+        }
+        manifest["sha256"] = _own_sha256(manifest)
+        with (temporary / _MANIFEST).open("w", encoding="ascii") as file:
+            file.write(json.dumps(manifest, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(folder: Path) -> Stored:
+    """Maps what `write` wrote; every file is read once, to check its SHA-256.
+
+    Raises:
+      InputError: `folder` holds no population.
+      CorruptFile: a file is missing, truncated or altered.
+    """
+    if not is_stored(folder):
+        raise InputError(f"{folder} holds no {_MANIFEST}: expected a folder made by save()")
+    manifest = _read_manifest(folder / _MANIFEST)
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise CorruptFile(f"{path} is missing")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
+        if _sha256(path) != expected["sha256"]:
+            raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
+    examples, clients = _map_table(folder / _EXAMPLES), _map_table(folder / _CLIENTS)
+    offsets = np.append(clients["first"].to_numpy(), np.int64(manifest["examples"]))
+    columns = {
+        name: _from_arrow(examples[name], type_, manifest["examples"])
+        for name, type_ in manifest["columns"].items()
+    }
+    return Stored(
+        columns=columns,
+        offsets=offsets,
+        client_ids=clients["client_id"].combine_chunks(),
+        name=manifest["name"],
+        unit=manifest["unit"],
+        fingerprint=manifest["fingerprint"],
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text(encoding="ascii"))
+        stated = manifest.pop("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CorruptFile(f"{path} is not a whole manifest") from None
+    if stated != _own_sha256(manifest):
+        raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
+    if manifest["format"] != _FORMAT:
+        raise InputError(f"{path} is of format {manifest['format']!r}, expected {_FORMAT!r}")
+    return manifest
+
+
+def _own_sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _type_of(column: Column) -> dict[str, Any]:
+    if isinstance(column, np.ndarray):
+        return {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
+    return {"dtype": "text", "shape": []}
+
+
+def _to_arrow(column: Column) -> pa.Array:
+    if not isinstance(column, np.ndarray):
+        return column
+    # Arrow packs booleans into bits, which numpy cannot map.
+    flat = column.reshape(-1).view(np.uint8) if column.dtype == bool else column.reshape(-1)
+    array = pa.array(flat)
+    if column.ndim == 1:
+        return array
+    return pa.FixedSizeListArray.from_arrays(array, int(np.prod(column.shape[1:])))
+
+
+def _from_arrow(chunks: pa.ChunkedArray, type_: dict[str, Any], examples: int) -> Column:
+    # One batch was written, so this copies nothing.
+    array = chunks.combine_chunks() if chunks.num_chunks != 1 else chunks.chunk(0)
+    if type_["dtype"] == "text":
+        return array
+    flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+    values = flat.to_numpy(zero_copy_only=True)
+    return values.view(np.dtype(type_["dtype"])).reshape(examples, *type_["shape"])
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _map_table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
