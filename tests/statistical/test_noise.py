@@ -1,0 +1,115 @@
+"""The noise against the normal law, and the test against planted defects."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpfl.privacy import keys, mechanisms
+
+DRAWS = 2_000_000
+
+Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+
+def noise(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The library's noise at unit scale, through the function that rounds call."""
+    return mechanisms.gaussian_noise_like(key, jax.ShapeDtypeStruct(shape, jnp.float32), 1.0)
+
+
+def plain(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.float32)
+
+
+def half_precision(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.bfloat16).astype(jnp.float32)
+
+
+def scaled(factor: float) -> Draw:
+    return lambda key, shape: noise(key, shape) * factor
+
+
+@pytest.fixture(scope="module")
+def largest_component() -> float:
+    """The largest |z| that a float32 normal draw attains, measured on 2^25 draws.
+
+    Its uniform has 2^23 values, so the extreme ones turn up several times among these.
+    """
+    extremes = [float(jnp.max(jnp.abs(plain(jax.random.key(seed), (2**23,))))) for seed in range(4)]
+    return max(extremes)
+
+
+def faults(draw: Draw, largest_component: float) -> set[str]:
+    """What is wrong with a sampler of N(0, 1): a subset of {"sigma", "shape", "support"}."""
+    found = set()
+    values = np.asarray(draw(keys.noise_root(reproducible_seed=1), (DRAWS,)), np.float64)
+    if not abs(values.std() - 1) < 0.005 or not abs(values.mean()) < 0.005:
+        found.add("sigma")
+    if not stats.kstest(values, "norm").pvalue > 1e-3:
+        found.add("shape")
+    # The sampler's own arithmetic on components that are all at their extreme.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            jax.random,
+            "normal",
+            lambda key, shape, dtype: jnp.full(shape, largest_component, jnp.float32).astype(dtype),
+        )
+        reach = float(draw(keys.noise_root(reproducible_seed=2), (1,))[0])
+    # Few attainable values in the tail show as repeated ones.
+    tail = values[np.abs(values) > 4]
+    repeated = 1 - len(np.unique(tail)) / max(len(tail), 1)
+    if not reach >= 7 or not len(tail) or not repeated < 0.02:
+        found.add("support")
+    return found
+
+
+def test_the_noise_is_normal_to_seven_standard_deviations(largest_component):
+    """TRUST 18: sigma within 0.5% on 2 million draws, KS passes, support beyond 7 sigma."""
+    assert faults(noise, largest_component) == set()
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
+def test_noise_of_another_scale_is_rejected(factor, largest_component):
+    """TRUST 18: the test must reject 2/3 sigma and 3/2 sigma."""
+    assert {"sigma", "shape"} <= faults(scaled(factor), largest_component)
+
+
+def test_plain_float32_draws_are_rejected_for_their_support(largest_component):
+    """TRUST 18: `jax.random.normal` ends at 5.4 sigma, which no moment or KS test sees."""
+    assert 5 < largest_component < 5.6
+    assert faults(plain, largest_component) == {"support"}
+
+
+def test_bfloat16_draws_are_rejected(largest_component):
+    """TRUST 18: drawn in bfloat16, noise ends at 2.9 sigma."""
+    values = np.asarray(half_precision(jax.random.key(0), (DRAWS,)))
+    assert np.abs(values).max() < 3
+    assert {"shape", "support"} <= faults(half_precision, largest_component)
+
+
+def test_the_scale_is_the_one_asked_for():
+    """TRUST 18: sigma within 0.5% at another scale too."""
+    values = np.asarray(
+        mechanisms.gaussian_noise_like(
+            keys.noise_root(reproducible_seed=3), jax.ShapeDtypeStruct((DRAWS,), jnp.float32), 0.037
+        )
+    )
+    assert values.std(dtype=np.float64) == pytest.approx(0.037, rel=0.005)
+
+
+def test_no_value_is_drawn_twice_across_leaves_and_rounds():
+    """TRUST 22: leaves of one tree and successive rounds share no draw."""
+    root = keys.noise_root(reproducible_seed=4)
+    training = keys.training_root(0)
+    tree = {"a": jnp.zeros((64, 64)), "b": jnp.zeros((64, 64)), "c": jnp.zeros(4096)}
+    drawn = []
+    for round in range(3):
+        key = keys.round_keys(training, root, round).noise
+        drawn += jax.tree.leaves(mechanisms.gaussian_noise_like(key, tree, 1.0))
+    for index, first in enumerate(drawn):
+        for second in drawn[index + 1 :]:
+            same = np.mean(np.asarray(first).ravel() == np.asarray(second).ravel())
+            assert same < 0.001
