@@ -148,9 +148,7 @@ class Cohort:
     ) -> None:
         self.spec = spec
         self.stats = PackingStats()
-        self._pack = lambda: pack(
-            population, clients, spec, seed=seed, round=round, shards=shards
-        )
+        self._pack = lambda: pack(population, clients, spec, seed=seed, round=round, shards=shards)
 
     def __iter__(self) -> Iterator[Bucket]:
         stats = self.stats = PackingStats()
@@ -187,8 +185,8 @@ def pack(
       An iterator over buckets of exactly `spec.clients_per_bucket` clients.
 
     Raises:
-      InputError: before the first bucket, if an index is out of range or occurs twice, `shards` does
-        not divide the capacity, or no column is numeric.
+      InputError: at once, not at the first bucket: an index is out of range or occurs twice,
+        `shards` does not divide the capacity, or no column is numeric.
     """
     chosen = check_client_indices(clients_idx, len(population))
     seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
@@ -227,7 +225,7 @@ def _buckets(
         for slot, client, client_steps in zip(slots, clients_b, steps_b, strict=True):
             if not client_steps:
                 continue
-            orders = _orders(address, client, offsets[client + 1] - offsets[client], spec)
+            orders = _orders(address, client, int(offsets[client + 1] - offsets[client]), spec)
             width = client_steps // spec.epochs * spec.batch_size
             for epoch, order in enumerate(orders):
                 place = slice(epoch * width, epoch * width + len(order))
@@ -255,16 +253,14 @@ def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
     return position % shards * (capacity // shards) + position // shards
 
 
-def _orders(
-    address: tuple[int, int], client: int, size: int, spec: CohortSpec
-) -> list[np.ndarray]:
+def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
     seed, round = address
     key = np.array([seed % 2**64, _PURPOSE], np.uint64)
     counter = np.array([0, seed >> 64, round, client], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
     # The cost of `choice` is that of the cap, not of the client, once a client is large.
-    kept = generator.choice(int(size), min(int(size), spec.max_examples), replace=False)
+    kept = generator.choice(size, min(size, spec.max_examples), replace=False)
     return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
 
 

@@ -90,13 +90,13 @@ def update_hash(digest: "hashlib._Hash", column: Column) -> None:
     digest.update(f"{describe(column)} {len(column)}\0".encode())
     if isinstance(column, np.ndarray):
         if column.size:
-            digest.update(memoryview(column).cast("B"))
+            digest.update(column.data.cast("B"))
         return
     if not len(column):
         return
     # Arrow's large_string: int64 offsets into one buffer of UTF-8; an array may start anywhere.
     _, offsets_buffer, bytes_buffer = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset :][: len(column) + 1]
-    digest.update(np.ascontiguousarray(offsets - offsets[0]))
+    digest.update((offsets - offsets[0]).data)
     if bytes_buffer is not None:
         digest.update(memoryview(bytes_buffer)[int(offsets[0]) : int(offsets[-1])])

@@ -2,7 +2,8 @@
 
     docstrings:jax,scipy,pandas            documented classes and functions of installed packages
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
-    PATH.jsonl, PATH.jsonl.gz              one example a line; ?client=, text=, columns=, min_examples=
+    PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
+                                           &columns=FIELD,FIELD&min_examples=5, each optional
     FOLDER                                 what Population.save wrote
 
 A path may begin with ~ or hold $NAME, an environment variable.
@@ -115,7 +116,9 @@ def _typed(source: str, options: dict[str, str], kinds: dict[str, Callable]) -> 
         try:
             typed[name] = kinds[name](value)
         except ValueError:
-            raise InputError(f"source {source!r}: {name} must be a number, found {value!r}") from None
+            raise InputError(
+                f"source {source!r}: {name} must be a number, found {value!r}"
+            ) from None
     return typed
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -90,7 +90,7 @@ class Population:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of columns and offsets: of the content, wherever and however stored."""
         digest = hashlib.sha256(b"jaxpfl population 1\0")
-        digest.update(self.offsets.astype("<i8"))
+        digest.update(self.offsets.astype("<i8").data)
         for name in sorted(self.columns):
             digest.update(f"{name}\0".encode())
             update_hash(digest, self.columns[name])

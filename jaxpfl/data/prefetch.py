@@ -42,7 +42,7 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
                 ahead.put(item)
                 if stopped.is_set():
                     return
-        except BaseException as raised:  # noqa: BLE001 - raised again in the consumer
+        except BaseException as raised:
             error = raised
         ahead.put(_End(error))
 

@@ -25,13 +25,15 @@ def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Popula
     # Imported late: scikit-learn takes a second.
     from sklearn.datasets import load_digits
 
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
     total = len(labels)
     if clients > total:
         raise InputError(f"digits: clients must be at most {total}, found {clients}")
     generator = np.random.Generator(np.random.Philox(key=seed))
     classes = int(labels.max()) + 1
-    left = [generator.permutation(np.flatnonzero(labels == label)).tolist() for label in range(classes)]
+    left = [
+        generator.permutation(np.flatnonzero(labels == label)).tolist() for label in range(classes)
+    ]
     proportions = generator.dirichlet(np.full(classes, alpha), clients)
     client_of_row = np.zeros(total, np.int64)
     # A round of one example each, then the next: a late client does not get only leftovers.

@@ -3,8 +3,8 @@
 Policy, the same on every platform:
 - A file is UTF-8, strictly (a byte order mark at its head is skipped); .gz is gzip, its checksum
   is verified. Lines end in \\n or \\r\\n; lines of blanks are skipped, but counted in row numbers.
-- A line has at most 16 MiB. Texts are kept as they are (see `data.columns`): NUL stays, an empty text
-  is an example, a lone surrogate escape becomes U+FFFD.
+- A line has at most 16 MiB. Texts are kept as they are (see `data.columns`): NUL stays, an empty
+  text is an example, a lone surrogate escape becomes U+FFFD.
 - A client's id is a non-empty string, or a whole number, which means its decimal digits. All lines
   of one id are one client, wherever they are in the file.
 - Errors name the file and the row, from 1, and never a value.
@@ -118,7 +118,9 @@ class _Column:
 
     def finish(self) -> Any:
         if self._kind is not str:
-            return np.array(self._values, {bool: bool, int: np.int64, float: np.float64}[self._kind])
+            return np.array(
+                self._values, {bool: bool, int: np.int64, float: np.float64}[self._kind]
+            )
         self._flush()
         return pa.concat_arrays(self._blocks)
 
