@@ -9,8 +9,8 @@ import optax
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
-from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data import open as open_population
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import (

@@ -169,7 +169,7 @@ class Loop:
         self.run_id = _run_id(identity, self.noise_key)
         self._shown: dict[str, str] = {}
         self._begin(identity, started)
-        self.ledger = Ledger(ledger, population.fingerprint, budget=budget)
+        self._ledger_path, self._budget = ledger, budget
 
     def run(self) -> Result:
         """Does the rounds that are left; see the head of this file.
@@ -189,6 +189,9 @@ class Loop:
                     clients=plan.clients_per_round,
                     shown=self.tracking.shown,
                 )
+            )
+            self.ledger = stack.enter_context(
+                Ledger(self._ledger_path, self.population.fingerprint, budget=self._budget)
             )
             checkpoints = Checkpoints(
                 self.directory / "checkpoints", run=self.run_id, private=not self.stamp
@@ -257,14 +260,11 @@ class Loop:
         """The state to go on from and the rounds behind it; the ledger must lead up to it."""
         state = initial_state(self.algorithm, self.seed)
         restored: Restored | None = checkpoints.restore(state, warn=self._progress.message)
-        self.ledger.verify()
         if restored is None:
+            self.ledger.verify()
             return state, 0
-        if not self.ledger.contains(restored.ledger_head):
-            raise InputError(
-                f"{self.ledger.path}: does not contain the entry that the checkpoint of round "
-                f"{restored.round} was saved under: the ledger was altered or replaced"
-            )
+        # A ledger cut off after the checkpoint would be charged too little.
+        self.ledger.verify(restored.ledger_head)
         state = jax.tree.map(
             lambda new, old: jax.device_put(new, old.sharding), restored.state, state
         )

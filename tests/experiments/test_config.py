@@ -136,7 +136,7 @@ def test_private_evaluation_data_is_refused_until_declared_public(tmp_path):
         "data: &a [x]\nmodel: *a",
         "data: {source: a}\ndata: {source: b}",
         "data: {source: a, source: b}",
-        "[" * 5_000,
+        "[" * 1_500,
         "data: [unclosed",
         "just text",
         "",
