@@ -1,32 +1,17 @@
-"""What a release costs, and why it is safe."""
+"""What a release costs, and why it is safe.
 
-from jaxpfl.privacy.accounting import epsilon
-from jaxpfl.privacy.clipping import clip_contribution, global_norm
-from jaxpfl.privacy.keys import (
-    RoundKeys,
-    key_from_words,
-    key_to_words,
-    noise_root,
-    round_keys,
-    training_root,
-)
+    plan          the one object that fixes sampling, clipping, noise, accounting; start here
+    ledger        write-ahead record of every release on a population, with a hard budget
+    accounting    from events to epsilon (PLD, RDP), and back to a noise multiplier
+    confirmation  second accountants that share no code with the first
+    events        the kinds of release, and their form in a file
+    sampling      who takes part in a round
+    clipping      what bounds a client's influence
+    mechanisms    the noise
+    keys          where randomness comes from
+"""
+
 from jaxpfl.privacy.ledger import Budget, Ledger
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.plan import AdaptiveClip, Plan
 
-__all__ = [
-    "AdaptiveClip",
-    "Budget",
-    "Ledger",
-    "Plan",
-    "RoundKeys",
-    "clip_contribution",
-    "epsilon",
-    "gaussian_noise_like",
-    "global_norm",
-    "key_from_words",
-    "key_to_words",
-    "noise_root",
-    "round_keys",
-    "training_root",
-]
+__all__ = ["AdaptiveClip", "Budget", "Ledger", "Plan"]

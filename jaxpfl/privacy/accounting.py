@@ -1,251 +1,226 @@
-"""From an event to epsilon, by two accountants.
+"""From events to epsilon by two accountants, and back to a noise multiplier.
 
-An event is a `dp_accounting.DpEvent`: what was released, how often, under which sampling. PLD
-composes the exact privacy loss distribution (pessimistically discretised); RDP composes Renyi
-divergences and is looser. RDP's orders are those of Opacus, so that published figures can be
-compared. `second_epsilon` is an implementation of our own that shares no code with the first and
-confirms every calibration.
+PLD composes the privacy loss distribution, discretised pessimistically, so that its epsilon is an
+upper bound within about 1e-3 of the truth (Koskela et al. 2020; Doroshenko et al. 2022, "Connect
+the dots"). Releases on everyone have an exact formula (Balle and Wang 2018, Theorem 8), which is
+what "pld" means for them. RDP composes Renyi divergences (Mironov 2017; Wang et al. 2018 for
+cohorts of fixed size), is looser, and uses the orders of Opacus so that published figures can be
+compared.
+
+| releases                       | adjacency         | PLD   | RDP   |
+|--------------------------------|-------------------|-------|-------|
+| Gaussian on everyone           | either            | exact | bound |
+| on Poisson cohorts             | add or remove one | bound | bound |
+| on cohorts of fixed size       | replace one       | none  | bound |
+| without noise                  | either            | inf   | inf   |
+
+dp-accounting is called with multipliers relative to the shift under the adjacency in use (see
+`events`). Its own REPLACE_ONE relation is not used for that: its PLD doubles the shift and its
+RDP does not.
 """
 
+import contextlib
 import functools
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
-from scipy import special, stats
+from scipy import optimize
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.privacy.events import Adjacency, Counts, counts
 
 Accountant = Literal["pld", "rdp"]
-Adjacency = Literal["add_or_remove_one", "replace_one"]
 
 RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
 
-_RELATIONS = {
-    "add_or_remove_one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    "replace_one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
+_INTERVAL = 1e-4
+_FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 
 
-@functools.lru_cache(maxsize=4096)
 def epsilon(
     event: dp_accounting.DpEvent, delta: float, accountant: Accountant, adjacency: Adjacency
 ) -> float:
     """Returns the epsilon of an event at `delta`; infinite for a release without noise.
 
     Raises:
-      InputError: the accountant has no support for the event under this adjacency.
+      InputError: the event, or a combination without an entry in the table above.
     """
+    return epsilon_of_counts(counts(event), delta, accountant, adjacency)
+
+
+def epsilon_of_counts(
+    releases: Counts, delta: float, accountant: Accountant, adjacency: Adjacency
+) -> float:
+    """Returns the epsilon of a composition given as counts of elementary releases (cached)."""
     delta = checks.open_fraction("delta", delta)
     checks.one_of("accountant", accountant, ("pld", "rdp"))
-    checks.one_of("adjacency", adjacency, tuple(_RELATIONS))
-    if accountant == "pld":
-        if adjacency == "add_or_remove_one" and (rounds := _poisson_rounds(event)) is not None:
-            return _composed_pld(*rounds).get_epsilon_for_delta(delta)
-        account = pld.PLDAccountant(_RELATIONS[adjacency])
-    else:
-        account = rdp.RdpAccountant(list(RDP_ORDERS), _RELATIONS[adjacency])
-    if not account.supports(event):
-        raise InputError(
-            f"the {accountant.upper()} accountant cannot account for {type(event).__name__} under "
-            f"adjacency {adjacency}"
-        )
-    account.compose(event)
-    return float(account.get_epsilon(delta))
+    checks.one_of("adjacency", adjacency, ("add_or_remove_one", "replace_one"))
+    # The order of releases must not change the last bits of the result.
+    frozen = tuple(sorted(releases.items(), key=lambda item: repr(item[0])))
+    return _epsilon(frozen, delta, accountant, adjacency, _INTERVAL)
 
 
-def _poisson_rounds(event: dp_accounting.DpEvent) -> tuple[float, float, int] | None:
-    """(z, q, rounds) if the event is that many equal Poisson-sampled Gaussian rounds."""
-    count = 1
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        count, event = event.count, event.event
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and isinstance(
-        event.event, dp_accounting.GaussianDpEvent
-    ):
-        return event.event.noise_multiplier, event.sampling_probability, count
-    return None
-
-
-@functools.lru_cache(maxsize=64)
-def _one_round_pld(z: float, q: float) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    # The part of the work that does not depend on the number of rounds, and most of it: kept, so
-    # that epsilon after each round of a run costs one FFT.
-    return pld.privacy_loss_distribution.from_gaussian_mechanism(
-        z, sampling_prob=q, value_discretization_interval=1e-4
-    )
-
-
-def _composed_pld(z: float, q: float, rounds: int):
-    one = _one_round_pld(z, q)
-    return one if rounds == 1 else one.self_compose(rounds)
+def default_accountant(releases: Counts) -> Accountant:
+    """Returns "pld" where it has support, else "rdp"."""
+    fixed = dp_accounting.SampledWithoutReplacementDpEvent
+    return "rdp" if any(isinstance(leaf, fixed) for leaf in releases) else "pld"
 
 
 def smallest_noise_multiplier(
-    epsilon_of: Callable[[float], float], target: float, *, tolerance: float = 1e-5
+    event_of: Callable[[float], dp_accounting.DpEvent],
+    target: float,
+    delta: float,
+    accountant: Accountant,
+    adjacency: Adjacency,
 ) -> float:
-    """Returns the smallest z, rounded up by at most `tolerance` (relative), with eps(z) <= target.
+    """Returns the smallest z with epsilon(event_of(z)) <= target, rounded up to 5 digits.
 
-    `epsilon_of` must fall with z. Bisection where it must be, secant steps in (log z, log eps),
-    on which the curve is nearly straight, where they are safe: each evaluation is expensive.
+    The root is found on a coarse discretisation and then corrected on the fine one.
+
+    Raises:
+      InputError: no z between 1e-3 and 1e6 reaches the target.
     """
     target = checks.positive("epsilon", target)
-    goal = math.log(target)
 
-    def height(log_z: float) -> float:
-        found = epsilon_of(math.exp(log_z))
-        return (math.log(found) if found > 0 else -745.0) - goal
+    def excess(log_z: float, interval: float) -> float:
+        releases = tuple(counts(event_of(math.exp(log_z))).items())
+        found = _epsilon(releases, delta, accountant, adjacency, interval)
+        return math.log(min(max(found, 1e-9), 1e9) / target)
 
-    low, high = 0.0, 0.0
-    at_low = at_high = height(0.0)
-    while at_high > 0:
-        low, at_low, high = high, at_high, high + 1.0
-        if high > 12:
-            raise InputError(f"no noise multiplier below 1e5 reaches epsilon = {target}")
-        at_high = height(high)
-    while at_low <= 0:
-        high, at_high, low = low, at_low, low - 0.5
-        if low < -5:
-            return math.exp(high)  # next to no noise is enough
-        at_low = height(low)
-    secant = True
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        if secant and math.isfinite(at_low) and at_high > -700:
-            straight = low + (high - low) * at_low / (at_low - at_high)
-            # A little beyond the crossing, so that both ends close in.
-            nudge = max(tolerance / 2, 0.02 * (high - low))
-            middle = min(max(straight + nudge, low + tolerance / 4), high - tolerance / 4)
-        width, at_middle = high - low, height(middle)
-        if at_middle > 0:
-            low, at_low = middle, at_middle
-        else:
-            high, at_high = middle, at_middle
-        secant = high - low < 0.5 * width
-    return math.exp(high)
-
-
-def second_epsilon(
-    noise_multiplier: float, sampling_rate: float, rounds: int, delta: float
-) -> float:
-    """Epsilon of Poisson-subsampled Gaussian rounds under add-or-remove-one, independently.
-
-    Discretises the privacy loss to the nearest grid point, composes by FFT and inverts the
-    hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential privacy
-    guarantees using FFT"). An estimate, not a bound: its error is below 1e-3 at the sizes here.
-    """
-    if sampling_rate == 1.0:
-        return _gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
-    both = (
-        _composed_epsilon(noise_multiplier, sampling_rate, rounds, delta, removed)
-        for removed in (True, False)
-    )
-    return max(both)
-
-
-def second_epsilon_fixed(
-    noise_multiplier: float, clients: int, population: int, rounds: int, delta: float
-) -> float:
-    """Epsilon of Gaussian rounds on fixed-size cohorts under replace-one, independently.
-
-    Wang, Balle, Kasiviswanathan 2018 ("Subsampled Renyi Differential Privacy and Analytical
-    Moments Accountant"), Theorem 9, at integer orders, and the conversion of Balle et al. 2020.
-
-    Args:
-      noise_multiplier: noise divided by the shift that replacing one client makes (2 S).
-    """
-    rate, best = clients / population, math.inf
-
-    def divergence(order):
-        return order / (2 * noise_multiplier**2)
-
-    for order in range(2, 129):
-        two = divergence(2)
-        terms = [
-            0.0,
-            2 * math.log(rate)
-            + math.log(special.comb(order, 2))
-            + min(math.log(4) + math.log(math.expm1(two)), math.log(2) + two)
-            if two < 700
-            else math.inf,
-        ]
-        for j in range(3, order + 1):
-            terms.append(
-                j * math.log(rate)
-                + math.log(special.comb(order, j))
-                + math.log(2)
-                + (j - 1) * divergence(j)
+    coarse = 10 * _INTERVAL
+    low = high = 0.0
+    while excess(high, coarse) > 0:
+        low, high = high, high + 1.0
+        if high > math.log(1e6):
+            raise InputError(f"no noise multiplier below 1e6 reaches epsilon = {target:g}")
+    while low == high or excess(low, coarse) <= 0:
+        low, high = low - 0.5, low if low < high else high
+        if low < math.log(1e-3):
+            raise InputError(
+                f"epsilon = {target:g} is reached with noise multiplier 1e-3 already: a target "
+                "that large protects nobody"
             )
-        total = rounds * min(special.logsumexp(terms) / (order - 1), divergence(order))
-        converted = (
-            total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+    root = float(optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
+    slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
+    if slope < 0:
+        root -= excess(root, _INTERVAL) / slope
+    z = _round_up(math.exp(root))
+    while excess(math.log(z), _INTERVAL) > 0:
+        z = _round_up(z * (1 + 1e-5))
+    return z
+
+
+def _round_up(z: float) -> float:
+    """The smallest number of 5 significant digits that is at least z."""
+    digits = 4 - math.floor(math.log10(z))
+    rounded = round(math.ceil(round(z * 10**digits, 6)) / 10**digits, max(digits, 0))
+    return rounded if rounded >= z else z
+
+
+@functools.lru_cache(maxsize=16384)
+def _epsilon(
+    releases: _FrozenCounts,
+    delta: float,
+    accountant: Accountant,
+    adjacency: Adjacency,
+    interval: float,
+) -> float:
+    if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf, _ in releases):
+        return math.inf
+    if not releases:
+        return 0.0
+    for leaf, _ in releases:
+        _require_support(leaf, accountant, adjacency)
+    if accountant == "rdp":
+        total = sum(count * _rdp(leaf) for leaf, count in releases)
+        # A divergence that overflows is no bound, and dp-accounting warns of it by itself.
+        return float(rdp.compute_epsilon(RDP_ORDERS, total, delta)[0])
+    precision, sampled = 0.0, []
+    for leaf, count in releases:
+        if isinstance(leaf, dp_accounting.GaussianDpEvent):
+            # Gaussians compose to one Gaussian, exactly.
+            precision += count / leaf.noise_multiplier**2
+        else:
+            sampled.append((leaf, count))
+    if not sampled:
+        return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
+    interval *= _coarsening(releases, delta)
+    composed = None
+    if precision:
+        composed = _pld(1.0, precision**-0.5, interval)
+    for leaf, count in sampled:
+        part = _pld(leaf.sampling_probability, leaf.event.noise_multiplier, interval)
+        part = part.self_compose(count)
+        composed = part if composed is None else composed.compose(part)
+    assert composed is not None
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+def _require_support(
+    leaf: dp_accounting.DpEvent, accountant: Accountant, adjacency: Adjacency
+) -> None:
+    poisson = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
+    fixed = isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent)
+    if poisson and adjacency != "add_or_remove_one":
+        raise InputError("a Poisson cohort is accounted for under add_or_remove_one only")
+    if fixed and adjacency != "replace_one":
+        raise InputError(
+            "a cohort of fixed size is accounted for under replace_one only: adding a client "
+            "pushes another one out"
         )
-        best = min(best, converted)
-    return max(best, 0.0)
+    if fixed and accountant == "pld":
+        raise InputError("PLD has no support for cohorts of fixed size: use accountant 'rdp'")
 
 
-def _gaussian_epsilon(mu: float, delta: float) -> float:
-    """Exact epsilon of a mu-GDP mechanism (Balle and Wang 2018, Theorem 8)."""
-
-    def delta_of(eps):
-        first = stats.norm.cdf(mu / 2 - eps / mu)
-        second = math.exp(eps + stats.norm.logcdf(-mu / 2 - eps / mu))
-        return first - second
-
-    low, high = 0.0, 1.0
-    if delta_of(low) <= delta:
-        return 0.0
-    while delta_of(high) > delta:
-        high *= 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
-    return high
-
-
-def _composed_epsilon(z: float, q: float, rounds: int, delta: float, removed: bool) -> float:
-    """Privacy loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round."""
-    points, reach = 2**21, 60.0
-    edges = np.linspace(-reach, reach, points + 1)
-    step = edges[1] - edges[0]
-    middles = (edges[:-1] + edges[1:]) / 2
-
-    def place(loss):
-        """The x at which log((1-q) + q exp((2x - 1) / (2 z^2))) equals `loss`."""
-        inner = np.exp(np.minimum(loss, 700.0)) - (1 - q)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            x = np.where(inner > 0, z**2 * np.log(inner / q) + 0.5, -np.inf)
-        return x
-
-    def mixture(x):
-        return (1 - q) * stats.norm.cdf(x / z) + q * stats.norm.cdf((x - 1) / z)
-
-    if removed:
-        cdf = mixture(place(edges))
+@functools.lru_cache(maxsize=4096)
+def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
+    """The Renyi divergence of one release at RDP_ORDERS."""
+    if isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent):
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE
     else:
-        # The loss is -log(...), so it falls with x.
-        cdf = stats.norm.sf(place(-edges) / z)
-    mass = np.clip(np.diff(cdf), 0.0, None)
-    infinite = max(0.0, 1.0 - float(cdf[-1]))
-    # Put zero loss at index 0, compose, and put it back.
-    spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
-    composed = np.roll(np.fft.irfft(spectrum**rounds, points), points // 2)
-    # Grid points are cell middles: `rounds` of them add up to half a step each.
-    losses = middles + (rounds - 1) * step / 2
-    composed = np.clip(composed, 0.0, None)
-    infinite = 1.0 - (1.0 - infinite) ** rounds
+        relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    account = rdp.RdpAccountant(list(RDP_ORDERS), relation)
+    with _orders_left_out_in_silence():
+        account.compose(leaf)
+    return account.rdp
 
-    def delta_of(eps):
-        above = losses > eps
-        return infinite + float(np.sum(composed[above] * -np.expm1(eps - losses[above])))
 
-    low, high = 0.0, reach / 2
-    if delta_of(low) <= delta:
-        return 0.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
-    return high
+@functools.lru_cache(maxsize=32)
+def _pld(
+    q: float, noise_multiplier: float, interval: float
+) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+    """The privacy loss distribution of one release."""
+    return pld.privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier, sampling_prob=q, value_discretization_interval=interval
+    )
+
+
+def _coarsening(releases: _FrozenCounts, delta: float) -> float:
+    """A power of ten that keeps a distribution of very large losses in memory.
+
+    Without it a noise multiplier of 0.01 would need 10^8 points. It is 1 for every epsilon that
+    protects anybody.
+    """
+    width = float(rdp.compute_epsilon(RDP_ORDERS, sum(c * _rdp(e) for e, c in releases), delta)[0])
+    for leaf, _ in releases:
+        inner = leaf.event if isinstance(leaf, dp_accounting.PoissonSampledDpEvent) else leaf
+        z = inner.noise_multiplier  # pyright: ignore[reportAttributeAccessIssue]
+        width = max(width, (1 / z + 20) / (2 * z))
+    return 10.0 ** max(0, math.ceil(math.log10(min(width, 1e12) / 100)))
+
+
+@contextlib.contextmanager
+def _orders_left_out_in_silence() -> Iterator[None]:
+    """Fractional RDP orders whose series does not converge are left out, which is sound."""
+    logger, level = logging.getLogger("absl"), logging.getLogger("absl").level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,26 +1,29 @@
-"""The ledger: what has been released about a population, written down before it happens.
+"""The write-ahead ledger: every release on a population, charged before it is made.
 
-A ledger belongs to a population (its fingerprint), not to a run: every release of every algorithm
-on the same clients is charged to it, and it composes them all. It is a file of JSON lines, each
-carrying the SHA-256 of the line before it, so that an edited, reordered or deleted line breaks
-the chain. A charge is on the disk (fsync) before `charge` returns, and only then may the release
-be made; a crash can therefore leave a charge without a release, never a release without a charge.
+A file of JSON lines that only grows. It belongs to a population (by fingerprint), not to a run:
+all releases of all algorithms on these clients are charged to it and compose to ONE epsilon. A
+charge is on the disk (fsync) before `charge` returns, and only then may data be touched, so that
+a crash can cost a charge for nothing but never a release for nothing.
 
-Removing lines from the END leaves a valid chain. A run's checkpoint therefore stores the ledger's
-`head`, and refuses to resume on a ledger that no longer contains it.
-
-Lines carry no clock time: a resumed run writes the same ledger as an uninterrupted one.
+What is guaranteed, and against what:
+- Each line carries the SHA-256 of the line before it and of itself. An edited, reordered,
+  inserted or deleted line is refused with file and line. A cut-off END leaves a valid chain: who
+  must notice it keeps `head` elsewhere (a checkpoint does) and asks `verify(head)` or `contains`.
+- A last line that a crash cut short is a charge that never returned; it is removed. A last line
+  that lacks only its newline is kept.
+- A charge is identified by (run, label, round): a resumed run that charges a round again is not
+  charged twice, because its noise key makes the same release again.
+- One process at a time: the kernel's lock is held from opening to `close`.
+- No clock: equal runs write equal ledgers.
 """
 
+import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import os
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import weakref
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,17 +31,23 @@ import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-from jaxpfl.privacy import accounting
-from jaxpfl.privacy.accounting import Accountant, Adjacency
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.events import Adjacency, Counts
 
-_FORMAT = "jaxpfl ledger 1"
-_START = "0" * 64
-_LOCK_ATTEMPTS = 100  # 5 seconds: a charge takes milliseconds
+FORMAT = "jaxpfl ledger 1"
+_NO_LINE = "0" * 64
+_MOST_REPEATS = 10_000_000
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Budget:
-    """A hard limit on everything in a ledger: (epsilon, delta)."""
+    """A hard limit on everything a ledger is charged with.
+
+    Attributes:
+      epsilon: at most this, at
+      delta: in (0, 1).
+    """
 
     epsilon: float
     delta: float
@@ -48,347 +57,400 @@ class Budget:
         checks.open_fraction("budget delta", self.delta)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One charge: what was to be released, by which run, in which round."""
+@dataclasses.dataclass(frozen=True)
+class Charge:
+    """One line: the release `event`, made by `run` under `label` in `round`."""
 
-    event: dp_accounting.DpEvent
-    label: str
     run: str
+    label: str
     round: int
+    event: dp_accounting.DpEvent
 
 
 class Ledger:
-    """An open ledger.
+    """An open ledger; a context manager.
 
     Args:
-      path: the file; made if absent, with its folder.
-      fingerprint: of the population; must be the file's.
-      budget: if given, a charge that would exceed it raises BudgetExhausted and writes nothing.
+      path: the file; made, with its folder, if absent.
+      population: fingerprint of the clients that the releases are about.
+      budget: hard limit. A new file records it for ever; of a recorded and a given budget both
+        hold.
 
     Raises:
-      CorruptFile: the chain is broken, or the file is no ledger; names the line.
+      CorruptFile: the file is not an unaltered ledger; names the line.
       InputError: the ledger is of another population.
-
-    An incomplete last line, which a crash while writing leaves behind, is a charge that never
-    returned, so nothing was released under it: it is cut off.
+      RunLocked: another process, or another open `Ledger`, holds the file.
     """
 
-    def __init__(self, path: str | Path, fingerprint: str, *, budget: Budget | None = None):
+    unit = "client"
+
+    def __init__(self, path: str | Path, population: str, *, budget: Budget | None = None) -> None:
+        if not isinstance(population, str) or not population:
+            raise InputError("a ledger needs the fingerprint of its population, a string")
         self.path = Path(path)
-        self.budget = budget
-        self._affordable: dict[tuple, int] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            if not self.path.exists() or self.path.stat().st_size == 0:
-                self._reset()
-                self._append({"format": _FORMAT, "population": fingerprint, "unit": "client"})
-                _sync_folder(self.path.parent)
-            self._load(repair=True)
-        if self.fingerprint != fingerprint:
-            raise InputError(
-                f"{self.path}: is the ledger of population {self.fingerprint[:12]}, the data is "
-                f"population {fingerprint[:12]}: each population has its own ledger"
-            )
+        created = not self.path.exists()
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        # Ends the lock also where a ledger is forgotten instead of closed.
+        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._descriptor: int | None = descriptor
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise RunLocked(f"{self.path}: another run holds this ledger; wait for it") from None
+        try:
+            if created:
+                _fsync_directory(self.path.parent)
+            self._clear()
+            self._repair(descriptor)
+            if self._load():
+                if self.population != population:
+                    raise InputError(
+                        f"{self.path}: is the ledger of another population (fingerprint "
+                        f"{self.population[:12]}..., this one is {population[:12]}...)"
+                    )
+            else:
+                self._append(
+                    {
+                        "format": FORMAT,
+                        "population": population,
+                        "unit": self.unit,
+                        "budget": None if budget is None else dataclasses.asdict(budget),
+                    }
+                )
+                self.population, self.recorded_budget = population, budget
+        except BaseException:
+            self.close()
+            raise
+        self._given_budget = budget
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Opens an existing ledger to look at it; it cannot be charged."""
+        """Returns a ledger that can be looked at but not charged; takes no lock.
+
+        Raises:
+          CorruptFile: the file is not an unaltered ledger; names the line.
+        """
         ledger = cls.__new__(cls)
-        ledger.path, ledger.budget, ledger._affordable = Path(path), None, {}
-        if not ledger.path.is_file():
-            raise InputError(f"{path}: no such ledger")
-        ledger._load(repair=False)
+        ledger.path = Path(path)
+        ledger._descriptor = None
+        ledger._given_budget = None
+        ledger._clear()
+        if not ledger._load():
+            raise CorruptFile(f"{path}: is empty, expected a ledger")
         return ledger
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives up the file and its lock; what was charged can still be read."""
+        if self._descriptor is not None:
+            self._descriptor = None
+            self._closer()
+
     def __len__(self) -> int:
-        return len(self.entries)
+        """Returns the number of charges."""
+        return len(self.charges)
 
     @property
     def head(self) -> str:
-        """Hash of the last line."""
-        return self._hashes[-1]
+        """SHA-256 of the last line: who keeps it can tell later that no line was cut off."""
+        return self._hashes[-1] if self._hashes else _NO_LINE
 
     def contains(self, head: str) -> bool:
-        """Whether a line had this hash: whether the ledger goes on from there."""
+        """Returns whether `head` was this ledger's head at some time."""
         return head in self._hashes
 
-    def charge(self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int) -> Entry:
-        """Charges one release; it is on the disk when this returns. Call BEFORE the release.
-
-        Charging the same (run, label, round) again, as a resumed run does when it replays a
-        round, costs nothing if the event is the same, and is refused if not.
+    def verify(self, expected_head: str | None = None) -> None:
+        """Reads the file again and checks every line.
 
         Raises:
-          BudgetExhausted: the budget does not allow it; nothing was written.
-          InputError: this round was charged with another event, or the ledger holds releases
-            of the other adjacency.
-          RunLocked: another process is writing.
+          CorruptFile: a line was altered, or `expected_head` is not in the chain.
         """
-        entry = Entry(event, label, run, checks.non_negative_int("round", round))
-        with self._locked():
-            if self.path.stat().st_size != self._size:
-                self._load(repair=True)  # another run charged the same population meanwhile
-            known = self._by_address.get((run, label, round))
-            if known is not None:
-                if known.event != event:
-                    raise InputError(
-                        f"{self.path}: round {round} of {label!r} was charged with another event"
-                    )
-                return known
-            self._same_adjacency(event)
-            if self.budget is not None and self.affordable(event) < 1:
-                raise BudgetExhausted(
-                    f"{self.path}: the next release ({label}, round {round}) would exceed the "
-                    f"budget of epsilon = {self.budget.epsilon:g} at delta = "
-                    f"{self.budget.delta:g}; epsilon = {self.spent(self.budget.delta):.4g} is spent"
-                )
-            fields = {"label": label, "run": run, "round": round, "event": encode_event(event)}
-            self._append(fields)
-            self._remember(entry)
-        return entry
-
-    def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all releases together, at `delta`.
-
-        The accountant defaults to PLD, or RDP where PLD has no support.
-        """
-        checks.open_fraction("delta", delta)
-        return self._epsilon(self._counts, delta, accountant)
-
-    def affordable(self, event: dp_accounting.DpEvent, most: int = 100_000) -> int:
-        """Returns how many more releases of `event` the budget allows; `most` without a budget."""
-        if self.budget is None:
-            return most
-        if isinstance(event, dp_accounting.NonPrivateDpEvent):
-            return 0
-        # The answer for one state of the ledger holds, less one, after each such charge.
-        state = (event, *sorted((repr(e), n) for e, n in self._counts.items() if e != event))
-        total = self._affordable.get(state)
-        if total is None:
-            total = self._affordable[state] = self._most_of(event, most)
-        return max(0, total - self._counts.get(event, 0))
-
-    def verify(self) -> None:
-        """Reads the file again and checks the whole chain.
-
-        Raises:
-          CorruptFile: a line was edited, reordered or deleted; names the first bad line.
-        """
-        self._load(repair=False)
-
-    def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
-        """Returns what a reader wants to know, ready for JSON."""
-        return {
-            "ledger": str(self.path),
-            "epsilon": self.spent(delta, accountant),
-            "delta": delta,
-            "unit": "client",
-            "adjacency": self.adjacency,
-            "accountant": accountant or self._accountant(),
-            "releases": len(self),
-            "by_label": dict(Counter(entry.label for entry in self.entries)),
-            "private": not any(
-                isinstance(entry.event, dp_accounting.NonPrivateDpEvent) for entry in self.entries
-            ),
-        }
+        known = list(self._hashes)
+        self._clear()
+        self._load()
+        if self._hashes[: len(known)] != known:
+            raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
+        if expected_head is not None and not self.contains(expected_head):
+            raise CorruptFile(
+                f"{self.path}: does not contain the line that it once ended with: the ledger was "
+                "cut off or replaced"
+            )
 
     @property
     def adjacency(self) -> Adjacency:
-        """The neighbouring relation of the releases so far."""
-        fixed = any(_is_fixed_size(event) for event in self._counts)
-        return "replace_one" if fixed else "add_or_remove_one"
+        """What all charges share; add-or-remove-one while there is none."""
+        return self._adjacency or "add_or_remove_one"
 
-    def _accountant(self) -> Accountant:
-        return "rdp" if self.adjacency == "replace_one" else "pld"
+    def charge(
+        self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int
+    ) -> None:
+        """Charges one release; on return it is on the disk.
 
-    def _epsilon(
-        self, counts: dict[dp_accounting.DpEvent, int], delta: float, accountant: Accountant | None
-    ) -> float:
-        present = {event: count for event, count in counts.items() if count}
-        if not present:
-            return 0.0
-        if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event in present):
-            return float("inf")
-        composed = [
-            dp_accounting.SelfComposedDpEvent(event, count) for event, count in present.items()
-        ]
-        event = composed[0] if len(composed) == 1 else dp_accounting.ComposedDpEvent(composed)
-        return accounting.epsilon(event, delta, accountant or self._accountant(), self.adjacency)
+        Does nothing where (run, label, round) was charged with the same event before.
 
-    def _most_of(self, event: dp_accounting.DpEvent, most: int) -> int:
-        """The largest total count of `event` within the budget, beside everything else."""
-        assert self.budget is not None
+        Args:
+          event: what will be released, as `Plan.round_event` makes it.
+          label: names the algorithm and release; public.
+          run: identifies the run, whose noise key makes a repeated round the same release.
+          round: of the run.
 
-        def fits(count: int) -> bool:
-            counts = {**self._counts, event: count}
-            return self._epsilon(counts, self.budget.delta, None) <= self.budget.epsilon
-
-        low, high = 0, 1
-        while high <= most and fits(high):
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return min(low, most)
-
-    def _same_adjacency(self, event: dp_accounting.DpEvent) -> None:
-        private = [
-            known
-            for known in self._counts
-            if not isinstance(known, dp_accounting.NonPrivateDpEvent)
-        ]
-        if private and not isinstance(event, dp_accounting.NonPrivateDpEvent):
-            if _is_fixed_size(event) != _is_fixed_size(private[0]):
+        Raises:
+          BudgetExhausted: it would exceed a budget; nothing was written.
+          InputError: another event under the same (run, label, round), another adjacency than
+            the ledger's, or the ledger is closed.
+        """
+        for name, value in (("label", label), ("run", run)):
+            if not isinstance(value, str) or not value:
+                raise InputError(f"{name} of a charge must be a string, found {value!r}")
+        charge = Charge(run, label, checks.non_negative_int("round", round), event)
+        releases = events.counts(event)
+        if self._descriptor is None:
+            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
+        before = self._by_name.get((run, label, charge.round))
+        if before is not None:
+            if events.counts(before.event) != releases:
                 raise InputError(
-                    f"{self.path}: holds releases under {self.adjacency}, the new one is under the "
-                    "other adjacency; one epsilon cannot speak of both: use one kind of sampling"
+                    f"{self.path}: round {round} of {label!r} in run {run} was charged with "
+                    "another event before"
                 )
+            return
+        self._require_adjacency(event, releases)
+        self._require_budget(event, releases, charge)
+        self._append(
+            {"run": run, "label": label, "round": charge.round, "event": events.to_json(event)}
+        )
+        self._count(charge)
 
-    def _reset(self) -> None:
-        self._hashes: list[str] = [_START]
-        self._size = 0
-        self.fingerprint = ""
-        self.entries: list[Entry] = []
-        self._by_address: dict[tuple[str, str, int], Entry] = {}
-        self._counts: dict[dp_accounting.DpEvent, int] = {}
+    def spent(self, delta: float, accountant: Accountant | None = None) -> float:
+        """Returns the epsilon of everything charged; infinite where a release had no noise.
 
-    def _remember(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        self._by_address[(entry.run, entry.label, entry.round)] = entry
-        self._counts[entry.event] = self._counts.get(entry.event, 0) + 1
+        Args:
+          delta: in (0, 1).
+          accountant: None = PLD where it has support, else RDP.
+        """
+        chosen = accountant or accounting.default_accountant(self._counts)
+        return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
+
+    def affordable(self, event: dp_accounting.DpEvent) -> int | None:
+        """Returns how many more times `event` fits every budget; None without a budget."""
+        releases = events.counts(event)
+        if not self._budgets():
+            return None
+        if not releases:
+            return _MOST_REPEATS
+        # RDP is quick and never below PLD: where it fits, PLD fits.
+        rough = _most(lambda k: self._fits(releases, k, "rdp"), 0)
+        if accounting.default_accountant(self._counts | releases) == "rdp":
+            return rough
+        return _most(lambda k: self._fits(releases, k, "pld"), rough)
+
+    def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
+        """Returns what was spent, under which terms, and how many charges each label made."""
+        labels: dict[str, int] = {}
+        for charge in self.charges:
+            labels[charge.label] = labels.get(charge.label, 0) + 1
+        epsilon = self.spent(delta, accountant)
+        return {
+            "epsilon": epsilon,
+            "delta": delta,
+            "private": math.isfinite(epsilon),
+            "unit": self.unit,
+            "adjacency": self.adjacency,
+            "accountant": accountant or accounting.default_accountant(self._counts),
+            "population": self.population,
+            "charges": len(self),
+            "labels": labels,
+            "budget": None
+            if self.recorded_budget is None
+            else dataclasses.asdict(self.recorded_budget),
+        }
+
+    def _budgets(self) -> list[Budget]:
+        both = (self.recorded_budget, self._given_budget)
+        return list(dict.fromkeys(budget for budget in both if budget is not None))
+
+    def _fits(self, releases: Counts, times: int, accountant: Accountant) -> bool:
+        total = _sum(self._counts, releases, times)
+        adjacency = self._adjacency or self._adjacency_of(releases)
+        return all(
+            accounting.epsilon_of_counts(total, budget.delta, accountant, adjacency)
+            <= budget.epsilon
+            for budget in self._budgets()
+        )
+
+    def _require_budget(
+        self, event: dp_accounting.DpEvent, releases: Counts, charge: Charge
+    ) -> None:
+        if not self._budgets():
+            return
+        after = _sum(self._counts, releases, 1)
+        if all(count <= self._affordable.get(leaf, 0) for leaf, count in after.items()):
+            return
+        repeats = self.affordable(event)
+        assert repeats is not None
+        if repeats < 1:
+            limits = " and ".join(
+                f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})"
+                for budget in self._budgets()
+            )
+            spent = self.spent(self._budgets()[0].delta)
+            raise BudgetExhausted(
+                f"{self.path}: round {charge.round} of {charge.label!r} would exceed the budget "
+                f"{limits}; spent so far: epsilon = {spent:.4g}; nothing was released"
+            )
+        # Epsilon never falls with a count, so everything below these counts fits too.
+        self._affordable = _sum(self._counts, releases, repeats)
+
+    @staticmethod
+    def _adjacency_of(releases: Counts) -> Adjacency:
+        fixed = dp_accounting.SampledWithoutReplacementDpEvent
+        replaced = any(isinstance(leaf, fixed) for leaf in releases)
+        return "replace_one" if replaced else "add_or_remove_one"
+
+    def _require_adjacency(self, event: dp_accounting.DpEvent, releases: Counts) -> None:
+        if not releases or all(
+            isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases
+        ):
+            return
+        found = events.adjacency(event)
+        if self._adjacency is not None and found != self._adjacency:
+            raise InputError(
+                f"{self.path}: its releases are accounted for under {self._adjacency}, this one "
+                f"under {found}; they have no common epsilon, so sample all of them the same way "
+                "or keep them apart and add up both guarantees"
+            )
+
+    def _clear(self) -> None:
+        self.charges: list[Charge] = []
+        self.population = ""
+        self.recorded_budget: Budget | None = None
+        self._hashes: list[str] = []
+        self._counts: Counts = {}
+        self._affordable: Counts = {}
+        self._by_name: dict[tuple[str, str, int], Charge] = {}
+        self._adjacency: Adjacency | None = None
+
+    def _count(self, charge: Charge) -> None:
+        releases = events.counts(charge.event)
+        self._require_adjacency(charge.event, releases)
+        self.charges.append(charge)
+        self._by_name[(charge.run, charge.label, charge.round)] = charge
+        self._counts = _sum(self._counts, releases, 1)
+        if any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases):
+            self._adjacency = events.adjacency(charge.event)
 
     def _append(self, fields: dict[str, Any]) -> None:
-        line = {"number": len(self._hashes) - 1, "before": self._hashes[-1], **fields}
-        text = json.dumps(line, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        with self.path.open("ab") as file:
-            start = file.tell()
+        assert self._descriptor is not None
+        line, digest = _seal(fields, self.head)
+        start = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, line)
+            if written != len(line):
+                raise OSError(f"only {written} of {len(line)} bytes were written")
+            os.fsync(self._descriptor)
+        except OSError as error:
+            # The charge did not happen: leave no trace, and let nobody go on charging.
             try:
-                file.write(text.encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                # A full disk: take the partial line off, so that the file stays a ledger.
-                os.ftruncate(file.fileno(), start)
-                raise
-        self._hashes.append(hashlib.sha256(text.encode()).hexdigest())
-        self._size = self.path.stat().st_size
+                os.ftruncate(self._descriptor, start)
+            finally:
+                self.close()
+            raise OSError(error.errno, f"the ledger cannot be written: {error}", str(self.path))
+        self._hashes.append(digest)
 
-    def _load(self, *, repair: bool) -> None:
-        raw = self.path.read_bytes()
-        self._reset()
-        whole, _, torn = raw.rpartition(b"\n")
-        if torn and repair:
-            # The lock is held and the line has no end: its writer died before charge returned.
-            with self.path.open("r+b") as file:
-                file.truncate(len(raw) - len(torn))
-                os.fsync(file.fileno())
-        for number, line in enumerate(whole.split(b"\n") if whole else []):
+    def _repair(self, descriptor: int) -> None:
+        """Ends what a crash left half done: see the head of this file."""
+        content = self.path.read_bytes()
+        last = content.rpartition(b"\n")[2]
+        if not last:
+            return
+        if _is_complete(last):
+            os.write(descriptor, b"\n")
+        else:
+            os.ftruncate(descriptor, len(content) - len(last))
+        os.fsync(descriptor)
+
+    def _load(self) -> bool:
+        """Reads and checks the file; False where it is empty."""
+        content = self.path.read_bytes()
+        *lines, last = content.split(b"\n")
+        if _is_complete(last):
+            lines.append(last)
+        for number, line in enumerate(lines, 1):
             try:
-                fields = json.loads(line)
-                linked = fields["number"] == number and fields["before"] == self._hashes[-1]
-                if number == 0:
-                    known = fields["format"] == _FORMAT
-                    self.fingerprint = fields["population"]
-                    entry = None
-                else:
-                    known = True
-                    entry = Entry(
-                        decode_event(fields["event"]),
-                        fields["label"],
-                        fields["run"],
-                        fields["round"],
-                    )
-            except (ValueError, KeyError, TypeError) as error:
-                raise CorruptFile(f"{self.path}: line {number + 1} is not a ledger's") from error
-            if not known or not linked:
-                raise CorruptFile(
-                    f"{self.path}: line {number + 1} does not follow from the line before it: "
-                    "the ledger was edited, reordered or cut"
-                )
-            self._hashes.append(hashlib.sha256(line).hexdigest())
-            if entry is not None:
-                self._remember(entry)
-        if not self.fingerprint:
-            raise CorruptFile(f"{self.path}: has no first line, expected {_FORMAT!r}")
-        self._size = self.path.stat().st_size
+                self._take(line, number)
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = str(error) if isinstance(error, InputError) else "it is not a ledger line"
+                raise CorruptFile(f"{self.path}: line {number} was altered: {reason}") from None
+        return bool(lines)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the ledger's lock while one charge is written; other runs wait their turn."""
-        with Path(f"{self.path}.lock").open("a") as file:
-            for attempt in range(_LOCK_ATTEMPTS):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if attempt + 1 == _LOCK_ATTEMPTS:
-                        raise RunLocked(
-                            f"{self.path}: another process has held the ledger for 5 seconds"
-                        ) from error
-                    time.sleep(0.05)
-            yield
+    def _take(self, line: bytes, number: int) -> None:
+        fields = json.loads(line)
+        digest = fields.pop("hash")
+        if fields.pop("previous") != self.head:
+            raise InputError("it does not follow the line before it")
+        if (line + b"\n", digest) != _seal(fields, self.head):
+            raise InputError("its hash is not that of its content")
+        if number == 1:
+            if fields["format"] != FORMAT:
+                raise InputError(f"expected the format {FORMAT!r}")
+            self.population = fields["population"]
+            budget = fields["budget"]
+            self.recorded_budget = None if budget is None else Budget(**budget)
+        else:
+            event = events.from_json(fields["event"])
+            self._count(Charge(fields["run"], fields["label"], fields["round"], event))
+        self._hashes.append(digest)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _is_complete(last: bytes) -> bool:
+    """Whether the line that a crash cut short lacks its newline only."""
     try:
-        os.fsync(handle)
+        return isinstance(json.loads(last), dict)
+    except ValueError:
+        return False
+
+
+def _seal(fields: dict[str, Any], previous: str) -> tuple[bytes, str]:
+    """Returns the line of `fields` after the line with hash `previous`, and its own hash."""
+    body = {**fields, "previous": previous}
+    digest = hashlib.sha256(_canonical(body)).hexdigest()
+    return _canonical({**body, "hash": digest}) + b"\n", digest
+
+
+def _canonical(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _sum(total: Counts, more: Counts, times: int) -> Counts:
+    result = dict(total)
+    for leaf, count in more.items():
+        result[leaf] = result.get(leaf, 0) + times * count
+    return result
+
+
+def _most(fits: Any, low: int) -> int:
+    """Returns the largest number that fits, at least `low`, which is known to fit (or is 0)."""
+    step = max(1, low // 4)
+    high = low + step
+    while high <= _MOST_REPEATS and fits(high):
+        low, step = high, 2 * step
+        high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
-
-
-def _is_fixed_size(event: dp_accounting.DpEvent) -> bool:
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _is_fixed_size(event.event)
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return any(_is_fixed_size(part) for part in event.events)
-    return isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
-
-
-def encode_event(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Returns an event as plain values for JSON.
-
-    Raises:
-      InputError: the event is of a kind that the ledger does not know.
-    """
-    match event:
-        case dp_accounting.GaussianDpEvent():
-            return {"gaussian": event.noise_multiplier}
-        case dp_accounting.PoissonSampledDpEvent():
-            return {"poisson": event.sampling_probability, "of": encode_event(event.event)}
-        case dp_accounting.SampledWithoutReplacementDpEvent():
-            return {
-                "sampled": event.sample_size,
-                "population": event.source_dataset_size,
-                "of": encode_event(event.event),
-            }
-        case dp_accounting.SelfComposedDpEvent():
-            return {"times": event.count, "of": encode_event(event.event)}
-        case dp_accounting.ComposedDpEvent():
-            return {"all": [encode_event(part) for part in event.events]}
-        case dp_accounting.NonPrivateDpEvent():
-            return {"non_private": True}
-    raise InputError(f"the ledger has no form for an event of type {type(event).__name__}")
-
-
-def decode_event(fields: dict[str, Any]) -> dp_accounting.DpEvent:
-    """Returns the event that `encode_event` described.
-
-    Raises:
-      ValueError: the fields describe no event.
-    """
-    match fields:
-        case {"gaussian": float() | int() as noise, **rest} if not rest:
-            return dp_accounting.GaussianDpEvent(noise)
-        case {"poisson": float() | int() as rate, "of": dict() as of, **rest} if not rest:
-            return dp_accounting.PoissonSampledDpEvent(rate, decode_event(of))
-        case {"sampled": int() as n, "population": int() as total, "of": dict() as of}:
-            return dp_accounting.SampledWithoutReplacementDpEvent(total, n, decode_event(of))
-        case {"times": int() as count, "of": dict() as of, **rest} if not rest:
-            return dp_accounting.SelfComposedDpEvent(decode_event(of), count)
-        case {"all": list() as parts, **rest} if not rest:
-            return dp_accounting.ComposedDpEvent([decode_event(part) for part in parts])
-        case {"non_private": True}:
-            return dp_accounting.NonPrivateDpEvent()
-    raise ValueError("not an event")
+        os.close(descriptor)

@@ -24,9 +24,10 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, sampling
-from jaxpfl.privacy.accounting import Accountant, Adjacency
+from jaxpfl.privacy import accounting, confirmation, sampling
+from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import Clipping
+from jaxpfl.privacy.events import Adjacency
 
 Sampling = Literal["poisson", "fixed"]
 
@@ -91,10 +92,16 @@ class Plan:
     allow_large_delta: str | None = None
 
     def __post_init__(self):
-        checks.positive_int("population", self.population)
-        checks.positive_int("clients_per_round", self.clients_per_round)
-        checks.positive_int("rounds", self.rounds)
-        checks.positive("clip_norm", self.clip_norm)
+        for name in ("population", "clients_per_round", "rounds"):
+            # Plain numbers, so that a plan from numpy values can be written as JSON.
+            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        for name in ("clip_norm", "noise_multiplier", "delta"):
+            object.__setattr__(self, name, checks.non_negative(name, getattr(self, name)))
+        if not 1e-12 <= checks.positive("clip_norm", self.clip_norm) <= 1e12:
+            raise InputError(
+                f"clip_norm must lie in [1e-12, 1e12], found {self.clip_norm:g}: the square of a "
+                "norm outside that range does not fit float32"
+            )
         checks.one_of("sampling", self.sampling, ("poisson", "fixed"))
         checks.one_of("clipping", self.clipping, ("flat", "per_layer"))
         if self.accountant is not None:
@@ -104,13 +111,22 @@ class Plan:
                 f"clients_per_round = {self.clients_per_round} exceeds the population of "
                 f"{self.population}"
             )
+        if not isinstance(self.private, bool):
+            raise InputError(f"private must be True or False, found {self.private!r}")
+        if self.adaptive_clip is not None and not isinstance(self.adaptive_clip, AdaptiveClip):
+            raise InputError(f"adaptive_clip must be an AdaptiveClip, found {self.adaptive_clip!r}")
         if not self.private:
             if self.noise_multiplier != 0:
                 raise InputError("a plan without privacy has no noise: use Plan.without_privacy")
             return
         checks.positive("noise_multiplier", self.noise_multiplier)
         checks.open_fraction("delta", self.delta)
-        if self.delta >= 1 / self.population and not self.allow_large_delta:
+        reason = self.allow_large_delta
+        if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+            raise InputError(
+                f"allow_large_delta must be a written reason, found {reason!r}"
+            )
+        if self.delta >= 1 / self.population and reason is None:
             raise InputError(
                 f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
                 "it would allow a client's data to be published: choose a smaller delta, or give "
@@ -119,6 +135,11 @@ class Plan:
         if self.sampling == "fixed" and self.accountant == "pld":
             raise InputError(
                 "PLD cannot account for fixed-size cohorts: use accountant = 'rdp' or Poisson"
+            )
+        if self.adaptive_clip is not None and self.clipping == "per_layer":
+            raise InputError(
+                "adaptive_clip follows a quantile of the whole update's norm, so it needs "
+                "clipping = 'flat', found 'per_layer'"
             )
         if self.adaptive_clip is not None and not 2 * self.indicator_noise_std > (
             self.noise_multiplier
@@ -147,33 +168,50 @@ class Plan:
     ) -> Self:
         """Returns the plan with the least noise whose epsilon is at most `epsilon`.
 
-        The noise multiplier is found with the plan's accountant (to 1e-5, rounded up) and then
-        confirmed by a second, independent one, which raises it where it finds more.
+        The noise multiplier is found with the plan's accountant, rounded up to 5 digits, and then
+        confirmed by a second, independent one (`confirmed_epsilon`), which may raise it by up to
+        0.1 percent.
+
+        Raises:
+          InputError: as `Plan`; no noise multiplier reaches `epsilon`; the accountants disagree.
         """
         target = checks.positive("epsilon", epsilon)
+        trial = cls(
+            population=population,
+            clients_per_round=clients_per_round,
+            rounds=rounds,
+            clip_norm=clip_norm,
+            noise_multiplier=1.0,
+            delta=delta,
+            sampling=sampling,
+            clipping=clipping,
+            accountant=accountant,
+            allow_large_delta=allow_large_delta,
+        )
+        least = accounting.smallest_noise_multiplier(
+            lambda z: dataclasses.replace(trial, noise_multiplier=z).event(),
+            target,
+            delta,
+            trial.chosen_accountant,
+            trial.adjacency,
+        )
+        for raised in (0.0, 1e-5, 1e-4, 1e-3):
+            found = dataclasses.replace(trial, noise_multiplier=least * (1 + raised))
+            if found._confirms(target):
+                return dataclasses.replace(found, adaptive_clip=adaptive_clip)
+        raise InputError(
+            f"the accountants disagree on noise multiplier {least:g}: epsilon = "
+            f"{found.epsilon():.6g} by {found.chosen_accountant.upper()}, "
+            f"{found.confirmed_epsilon():.6g} by the second, target {target:g}"
+        )
 
-        def plan(z: float) -> Self:
-            return cls(
-                population=population,
-                clients_per_round=clients_per_round,
-                rounds=rounds,
-                clip_norm=clip_norm,
-                noise_multiplier=z,
-                delta=delta,
-                sampling=sampling,
-                clipping=clipping,
-                accountant=accountant,
-                allow_large_delta=allow_large_delta,
-            )
-
-        plan(1.0)  # a fault in another field is named before the search
-        z = accounting.smallest_noise_multiplier(lambda z: plan(z).epsilon(), target)
-        while not plan(z).confirmed_epsilon() <= target:
-            z *= 1 + 1e-4
-        found = dataclasses.replace(plan(z), adaptive_clip=adaptive_clip)
-        if not (found.epsilon() <= target and found.confirmed_epsilon() <= target):
-            raise InputError(f"calibration to epsilon = {target:g} failed at noise multiplier {z:g}")
-        return found
+    def _confirms(self, target: float) -> bool:
+        """Whether both accountants stay within the target, and PLD within what RDP allows."""
+        within = self.epsilon() <= target and self.confirmed_epsilon() <= target
+        if self.sampling == "poisson":
+            rdp = self.epsilon(accountant="rdp")
+            within = within and self.epsilon(accountant="pld") <= rdp * (1 + 1e-3)
+        return within
 
     @classmethod
     def without_privacy(
@@ -276,13 +314,13 @@ class Plan:
     def confirmed_epsilon(self) -> float:
         """Returns the second accountant's epsilon of all rounds.
 
-        PLD where the plan's accountant is RDP on Poisson cohorts; otherwise implementations of
-        our own that share no code with dp-accounting (`accounting.second_epsilon`).
+        PLD where the plan's accountant is RDP on Poisson cohorts; otherwise an implementation of
+        our own that shares no code with dp-accounting (see `privacy.confirmation`).
         """
         if not self.private:
             return math.inf
         if self.sampling == "fixed":
-            return accounting.second_epsilon_fixed(
+            return confirmation.fixed_size_epsilon(
                 self.noise_multiplier / 2,
                 self.clients_per_round,
                 self.population,
@@ -291,8 +329,12 @@ class Plan:
             )
         if self.chosen_accountant == "rdp":
             return self.epsilon(accountant="pld")
-        return accounting.second_epsilon(
-            self.noise_multiplier, self.sampling_rate, self.rounds, self.delta
+        return confirmation.poisson_epsilon(
+            self.noise_multiplier,
+            self.sampling_rate,
+            self.rounds,
+            self.delta,
+            reach=self.epsilon(accountant="rdp"),
         )
 
     def epsilon_curve(self, rounds: list[int]) -> list[float]:
@@ -310,7 +352,7 @@ class Plan:
         if not self.private:
             return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
         return (
-            f"(epsilon = {self.epsilon(rounds):.4g}, delta = {self.delta:g}), unit = {self.unit}, "
+            f"(epsilon = {_rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), unit = {self.unit}, "
             f"adjacency = {_IN_WORDS[self.adjacency]}, "
             f"accountant = {self.chosen_accountant.upper()}"
         )
@@ -324,3 +366,11 @@ class Plan:
         """Returns the plan that `to_dict` described."""
         adaptive = fields.get("adaptive_clip")
         return cls(**{**fields, "adaptive_clip": AdaptiveClip(**adaptive) if adaptive else None})
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Four digits, never fewer epsilons than were spent."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+    return f"{math.ceil(round(epsilon * scale, 6)) / scale:.4g}"

@@ -1,0 +1,146 @@
+"""Second accountants, of our own, that share no code with dp-accounting.
+
+A calibration is believed only where one of these agrees with it (`Plan.confirmed_epsilon`).
+"""
+
+import decimal
+import functools
+import math
+
+import numpy as np
+from scipy import special
+
+
+def poisson_epsilon(
+    noise_multiplier: float, sampling_rate: float, rounds: int, delta: float, *, reach: float
+) -> float:
+    """Epsilon of Gaussian rounds on Poisson cohorts under add-or-remove-one.
+
+    Discretises the privacy loss to the nearest of 2^21 grid points, composes by FFT and inverts
+    the hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential
+    privacy guarantees using FFT"). An estimate, not a bound: rounding to the nearest point leaves
+    the mean loss almost unchanged, and the error was below 1e-4 (relative) on SPEC-like grids.
+
+    Args:
+      reach: an epsilon known to be too large; losses far beyond it count as infinite.
+    """
+    if sampling_rate == 1:
+        return gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
+    z, q = noise_multiplier, sampling_rate
+    exponent = (18 * z + 1) / (2 * z**2)  # the loss of one round, 9 standard deviations out
+    single = exponent + math.log(q) if exponent > 600 else math.log1p(q * math.expm1(exponent))
+    width = 3 * (reach + single)
+    return max(_fft_epsilon(z, q, rounds, delta, width, removed) for removed in (True, False))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Exact epsilon of a Gaussian with shift / std = mu (Balle and Wang 2018, Theorem 8)."""
+
+    def delta_of(eps: float) -> float:
+        first = special.ndtr(mu / 2 - eps / mu)
+        return float(first - math.exp(eps + special.log_ndtr(-mu / 2 - eps / mu)))
+
+    return _invert(delta_of, delta)
+
+
+def fixed_size_epsilon(
+    noise_multiplier: float, clients: int, population: int, rounds: int, delta: float
+) -> float:
+    """Epsilon of Gaussian rounds on cohorts of fixed size under replace-one.
+
+    Theorem 27 of Wang, Balle, Kasiviswanathan 2018 ("Subsampled Renyi Differential Privacy and
+    Analytical Moments Accountant", arXiv:1808.00087) for the Gaussian, with its forward
+    differences summed in 400-digit decimals instead of in logarithms; fractional orders by
+    convexity (its Corollary 10).
+
+    Args:
+      noise_multiplier: noise divided by the shift that replacing one client makes (2 S).
+    """
+    if clients == population:
+        return gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
+    moments = _moments(noise_multiplier, clients, population)
+    best = math.inf
+    for order in (*(1 + x / 10 for x in range(1, 100)), *range(12, 64)):
+        below = math.floor(order)
+        part = order - below
+        moment = (1 - part) * moments[below] + part * moments[math.ceil(order)]
+        divergence = rounds * moment / (order - 1)
+        # Canonne, Kamath, Steinke 2020, Proposition 12.
+        converted = divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        best = min(best, converted)
+    return max(best, 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _moments(noise_multiplier: float, clients: int, population: int) -> list[float]:
+    """log E[(P/Q)^order] for integer orders up to 63; 0 at order 1."""
+    with decimal.localcontext() as context:
+        context.prec = 400
+        context.Emax, context.Emin = decimal.MAX_EMAX, decimal.MIN_EMIN
+        highest = 63
+        rate = decimal.Decimal(clients) / decimal.Decimal(population)
+        half = 1 / (2 * decimal.Decimal(noise_multiplier) ** 2)
+        # E[(P/Q)^k] of the Gaussian itself.
+        plain = [(half * k * (k - 1)).exp() for k in range(highest + 2)]
+        ternary = [
+            sum((-1) ** (k - i) * math.comb(k, i) * plain[i] for i in range(k + 1))
+            for k in range(highest + 2)
+        ]
+        terms = [decimal.Decimal(0)] * (highest + 1)
+        terms[2] = rate**2 * min(4 * (plain[2] - 1), 2 * plain[2])
+        for k in range(3, highest + 1):
+            even = abs(ternary[2 * (k // 2)] * ternary[2 * ((k + 1) // 2)]).sqrt()
+            terms[k] = rate**k * min(4 * even, 2 * plain[k])
+        moments = [
+            float((1 + sum(math.comb(order, k) * terms[k] for k in range(2, order + 1))).ln())
+            for order in range(2, highest + 1)
+        ]
+    return [0.0, 0.0, *moments]
+
+
+def _fft_epsilon(
+    z: float, q: float, rounds: int, delta: float, width: float, removed: bool
+) -> float:
+    """For the loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round."""
+    points = 2**21
+    edges = np.linspace(-width, width, points + 1)
+    step = edges[1] - edges[0]
+
+    def place(loss: np.ndarray) -> np.ndarray:
+        """The x at which log((1-q) + q exp((2x - 1) / (2 z^2))) equals `loss`."""
+        inner = np.expm1(np.minimum(loss, 700.0)) + q
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(inner > 0, z**2 * np.log(inner / q) + 0.5, -np.inf)
+
+    if removed:
+        x = place(edges)
+        above = (1 - q) * special.ndtr(-x / z) + q * special.ndtr(-(x - 1) / z)
+    else:
+        above = special.ndtr(place(-edges) / z)  # this loss falls with x
+    mass = np.clip(-np.diff(above), 0.0, None)
+    infinite = -math.expm1(rounds * math.log1p(-float(above[-1])))
+    # The cell whose middle is step / 2 goes to index 0; `rounds` of these halves add up.
+    spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
+    composed = np.clip(np.roll(np.fft.irfft(spectrum**rounds, points), points // 2), 0.0, None)
+    losses = edges[:-1] + rounds * step / 2
+
+    def delta_of(eps: float) -> float:
+        first = int(np.searchsorted(losses, eps, side="right"))
+        return infinite - float(np.dot(composed[first:], np.expm1(eps - losses[first:])))
+
+    return _invert(delta_of, delta)
+
+
+def _invert(delta_of, delta: float) -> float:
+    """The smallest epsilon >= 0 with delta_of(epsilon) <= delta; `delta_of` falls."""
+    low, high = 0.0, 1.0
+    if delta_of(low) <= delta:
+        return 0.0
+    while delta_of(high) > delta:
+        low, high = high, 2 * high
+        if high > 1e9:
+            return math.inf
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle) > delta else (low, middle)
+    return high

@@ -1,0 +1,174 @@
+"""The kinds of release, as `dp_accounting.DpEvent`s, and their form in a file.
+
+| release                                      | event                            | adjacency         |
+|----------------------------------------------|----------------------------------|-------------------|
+| noisy sum over all clients                   | Gaussian                         | either            |
+| noisy sum over a Poisson cohort              | PoissonSampled(Gaussian)         | add or remove one |
+| noisy sum over a cohort of fixed size        | SampledWithoutReplacement(Gauss) | replace one       |
+| anything without noise                       | NonPrivate                       | either            |
+
+and their (self-)compositions. A Gaussian's multiplier is its noise divided by the largest change
+that one client can make UNDER THE ADJACENCY IN USE: S when a client is added or removed, 2 S when
+one is replaced. Only `Plan` makes events, so only it has to know.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import dp_accounting
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+
+Adjacency = Literal["add_or_remove_one", "replace_one"]
+Counts = dict[dp_accounting.DpEvent, int]
+
+
+def counts(event: dp_accounting.DpEvent) -> Counts:
+    """Returns how often each elementary release happens in `event`.
+
+    Sampling that takes everyone is written as no sampling, which has an exact formula.
+
+    Raises:
+      InputError: the event is of no kind in the table above, or a parameter is out of range.
+    """
+    total: Counts = {}
+    _add(event, 1, total)
+    return total
+
+
+def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
+    """Returns the adjacency that an event is meant for; a bare Gaussian is add-or-remove-one.
+
+    Raises:
+      InputError: the event mixes the two.
+    """
+    found = _adjacencies(event)
+    if len(found) > 1:
+        raise InputError(
+            "the event mixes Poisson cohorts (add or remove one) with cohorts of fixed size "
+            "(replace one), which have no common epsilon"
+        )
+    return found.pop() if found else "add_or_remove_one"
+
+
+def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
+    """Returns the event as plain values."""
+    match event:
+        case dp_accounting.NoOpDpEvent():
+            return {"type": "none"}
+        case dp_accounting.NonPrivateDpEvent():
+            return {"type": "non_private"}
+        case dp_accounting.GaussianDpEvent():
+            return {"type": "gaussian", "noise_multiplier": float(event.noise_multiplier)}
+        case dp_accounting.PoissonSampledDpEvent():
+            return {
+                "type": "poisson_sampled",
+                "probability": float(event.sampling_probability),
+                "event": to_json(event.event),
+            }
+        case dp_accounting.SampledWithoutReplacementDpEvent():
+            return {
+                "type": "sampled_without_replacement",
+                "population": int(event.source_dataset_size),
+                "clients": int(event.sample_size),
+                "event": to_json(event.event),
+            }
+        case dp_accounting.SelfComposedDpEvent():
+            return {"type": "repeated", "count": int(event.count), "event": to_json(event.event)}
+        case dp_accounting.ComposedDpEvent():
+            return {"type": "composed", "events": [to_json(part) for part in event.events]}
+    raise _unknown(event)
+
+
+def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
+    """Returns the event that `to_json` wrote.
+
+    Raises:
+      InputError, KeyError, TypeError: the record is no event.
+    """
+    match record["type"]:
+        case "none":
+            return dp_accounting.NoOpDpEvent()
+        case "non_private":
+            return dp_accounting.NonPrivateDpEvent()
+        case "gaussian":
+            return dp_accounting.GaussianDpEvent(record["noise_multiplier"])
+        case "poisson_sampled":
+            return dp_accounting.PoissonSampledDpEvent(
+                record["probability"], from_json(record["event"])
+            )
+        case "sampled_without_replacement":
+            return dp_accounting.SampledWithoutReplacementDpEvent(
+                record["population"], record["clients"], from_json(record["event"])
+            )
+        case "repeated":
+            return dp_accounting.SelfComposedDpEvent(from_json(record["event"]), record["count"])
+        case "composed":
+            return dp_accounting.ComposedDpEvent([from_json(part) for part in record["events"]])
+    raise InputError(f"unknown type of event {record['type']!r}")
+
+
+def _add(event: dp_accounting.DpEvent, times: int, total: Counts) -> None:
+    match event:
+        case dp_accounting.NoOpDpEvent():
+            return
+        case dp_accounting.SelfComposedDpEvent():
+            repeats = checks.non_negative_int("count of an event", event.count)
+            if repeats:
+                _add(event.event, times * repeats, total)
+            return
+        case dp_accounting.ComposedDpEvent():
+            for part in event.events:
+                _add(part, times, total)
+            return
+    leaf = _elementary(event)
+    total[leaf] = total.get(leaf, 0) + times
+
+
+def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    match event:
+        case dp_accounting.NonPrivateDpEvent():
+            return event
+        case dp_accounting.GaussianDpEvent():
+            if checks.non_negative("noise multiplier of an event", event.noise_multiplier) == 0:
+                return dp_accounting.NonPrivateDpEvent()
+            return event
+        case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
+            inner = _elementary(event.event)
+            q = checks.positive("sampling probability of an event", event.sampling_probability)
+            if q > 1:
+                raise InputError(f"sampling probability of an event must be at most 1, found {q}")
+            return inner if q == 1 or not isinstance(inner, type(event.event)) else event
+        case dp_accounting.SampledWithoutReplacementDpEvent(event=dp_accounting.GaussianDpEvent()):
+            inner = _elementary(event.event)
+            population = checks.positive_int("population of an event", event.source_dataset_size)
+            clients = checks.positive_int("clients of an event", event.sample_size)
+            if clients > population:
+                raise InputError(
+                    f"clients of an event must be at most its population of {population}, found "
+                    f"{clients}"
+                )
+            everyone = clients == population
+            return inner if everyone or not isinstance(inner, type(event.event)) else event
+    raise _unknown(event)
+
+
+def _adjacencies(event: dp_accounting.DpEvent) -> set[Adjacency]:
+    match event:
+        case dp_accounting.PoissonSampledDpEvent() | dp_accounting.GaussianDpEvent():
+            return {"add_or_remove_one"}
+        case dp_accounting.SampledWithoutReplacementDpEvent():
+            return {"replace_one"}
+        case dp_accounting.SelfComposedDpEvent():
+            return _adjacencies(event.event)
+        case dp_accounting.ComposedDpEvent():
+            return set().union(*(_adjacencies(part) for part in event.events))
+    return set()
+
+
+def _unknown(event: object) -> InputError:
+    return InputError(
+        f"cannot account for {type(event).__name__}; expected Gaussian noise, on everyone, on a "
+        "Poisson cohort or on a cohort of fixed size, or compositions of these"
+    )
