@@ -151,7 +151,7 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
 def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
     """`value` as `kind` (a dataclass, union, Literal, tuple or scalar type), or InputError."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        members = typing.get_args(kind)
+        members: tuple[Any, ...] = typing.get_args(kind)
         if value is None and type(None) in members:
             return None
         members = tuple(member for member in members if member is not type(None))
@@ -167,7 +167,7 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         allowed = ", ".join(map(repr, choices))
         raise InputError(f"{where}: {key} must be one of {allowed}, found {value!r}")
     if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)
+        inner: tuple[Any, ...] = typing.get_args(kind)
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(inner):
             raise InputError(f"{where}: {key} must be a list of {len(inner)}, found {value!r}")
         return tuple(
@@ -176,7 +176,7 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
     return _convert_scalar(kind, value, where, key)
 
 
-def _convert_scalar(kind: type, value: Any, where: str, key: str) -> Any:
+def _convert_scalar(kind: Any, value: Any, where: str, key: str) -> Any:
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
             value = float(value)

@@ -36,7 +36,7 @@ class Pending:
 
         fetched = jax.device_get(self._sums)
         # Added on the host in float64: a float32 count stops at 2^24 targets.
-        totals = {
+        totals: Any = {
             name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
             for name in ("loss_sum", "correct", "count")
         }

@@ -103,7 +103,7 @@ class TensorBoard:
     """Scalar and text events. Their wall time is the round: the clock would tell cohort sizes."""
 
     def __init__(self, directory: Path, *, resumed_after: int | None = None) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(directory))
@@ -115,8 +115,9 @@ class TensorBoard:
             )
 
     def scalars(self, round: int, values: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # Generated modules, whose names a type checker cannot see.
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
 
         entries = [
             Summary.Value(tag=tag, simple_value=value)

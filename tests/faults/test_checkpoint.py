@@ -128,6 +128,7 @@ def test_the_check_can_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_verify", lambda _: None)
     messages = []
     restored = checkpoints.restore(_state(0), warn=messages.append)
+    assert restored is not None
     assert restored.round == 2 or "cannot be read" in messages[0]
 
 
