@@ -121,7 +121,7 @@ def ours(form: str, chunk: int, clients: int, data, mesh):
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.privacy import noise_root, round_keys, training_root
+    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
     plan = jp.Plan(
         population=100 * clients,

@@ -36,7 +36,7 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket
     from jaxpfl.federated import FixedPoint, client_mesh, private_sum
-    from jaxpfl.privacy import noise_root, round_keys, training_root
+    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
     mesh = client_mesh()
     clients = config.clients // mesh.size * mesh.size

@@ -45,7 +45,9 @@ class FedAvgState(NamedTuple):
 def _server_step(optimizer, params, state, release, denominator):
     """The server optimiser on the pseudo-gradient, minus the mean of the clients' changes."""
     pseudo_gradient = jax.tree.map(lambda leaf: -leaf / denominator, release)
-    updates, state = optimizer.update(pseudo_gradient, state, params)
+    # Optax mixes integer and float types in places; its results are float32 all the same.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(pseudo_gradient, state, params)
     params = optax.apply_updates(params, updates)
     return params, state, optax.tree.norm(pseudo_gradient), fingerprint(params)
 

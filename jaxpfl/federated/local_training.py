@@ -41,7 +41,9 @@ class LocalTraining:
             batch = {name: column[index] for name, column in examples.batches.items()}
             mask = examples.mask[index]
             gradients = jax.grad(loss)(local, batch, mask)
-            updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
+            # Optax mixes integer and float types in places; its results are float32 all the same.
+            with jax.numpy_dtype_promotion("standard"):
+                updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
             # Momentum and weight decay would move parameters in a step that is all padding.
             real = jnp.any(mask)
             updates = jax.tree.map(lambda u: jnp.where(real, u, jnp.zeros_like(u)), updates)

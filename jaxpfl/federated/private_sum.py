@@ -160,7 +160,7 @@ def _accumulate(
     )(broadcast, sums, bucket, clip_norm, key)
 
 
-@partial(jax.jit, static_argnames=("engine", "private"), donate_argnames=("sums",))
+@partial(jax.jit, static_argnames=("engine", "private"))
 def _release(
     engine: _Engine,
     private: bool,
@@ -263,13 +263,13 @@ class _Door:
     def __call__(self, broadcast, cohort, state, keys):
         plan, sums = self.plan, None
         for bucket in cohort:
-            engine = self._engine(bucket.weight.shape[0])
+            engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
             if sums is None:
                 sums = _zero_sums(engine, self.like)
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = _accumulate(engine, broadcast, sums, bucket, state.clip_norm, keys.train)
-        # The noise engine does not depend on the chunk: an empty round compiles nothing new.
-        engine = dataclasses.replace(self._engine(self.mesh.size), chunk=1)
+        # Noise does not depend on the chunk: an empty round compiles nothing new.
+        engine = self._engine(chunk=1)
         if sums is None:
             sums = _zero_sums(engine, self.like)
         release, noisy_below = _release(
@@ -283,21 +283,22 @@ class _Door:
         )
         return release, DoorState(next_clip_norm(plan, state.clip_norm, noisy_below))
 
-    def _engine(self, slots: int) -> _Engine:
+    def _engine(self, chunk: int) -> _Engine:
+        return _Engine(self.client_fn, self.plan.clipping, self.accumulator, chunk, self.mesh)
+
+    def _chunk_of(self, slots: int) -> int:
+        """The chunk for buckets of this many slots; it divides a device's share of them."""
         if slots % self.mesh.size:
             raise InputError(
                 f"a bucket of {slots} clients cannot be dealt to {self.mesh.size} devices: "
                 "make CohortSpec.clients_per_bucket a multiple of the number of devices"
             )
         share = slots // self.mesh.size
-        if self.chunk is not None and share % self.chunk:
+        if self.chunk is None:
+            return next(c for c in range(min(default_chunk(), share), 0, -1) if share % c == 0)
+        if share % self.chunk:
             raise InputError(
                 f"chunk = {self.chunk} does not divide the {share} clients that a device gets "
                 "of each bucket"
             )
-        chunk = self.chunk
-        if chunk is None:
-            chunk = next(c for c in range(min(default_chunk(), share), 0, -1) if share % c == 0)
-        return _Engine(
-            self.client_fn, self.plan.clipping, self.accumulator, chunk, self.mesh
-        )
+        return self.chunk

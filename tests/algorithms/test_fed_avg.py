@@ -9,7 +9,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.algorithms.fed_avg import fingerprint
 from jaxpfl.federated import client_mesh, optimizer
-from jaxpfl.privacy import noise_root, round_keys, training_root
+from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 from tests.federated.test_local_training import DIM, LinearModel
 
 SIZES = (1, 7, 4, 0, 12, 3)

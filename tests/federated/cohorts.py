@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.privacy import Plan, noise_root, round_keys, training_root
+from jaxpfl.privacy import Plan
+from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
 DIM = 5
 
