@@ -157,7 +157,7 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         members = tuple(member for member in members if member is not type(None))
         if len(members) > 1:
             return _convert(_choose(members, value, where, key), value, where, key)
-        return _convert(members[0], value, where, key)
+        return _convert(next(iter(members)), value, where, key)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _convert_dataclass(kind, value, where, key)
     if typing.get_origin(kind) is Literal:
