@@ -1,0 +1,305 @@
+"""The plan: what it refuses, what it promises, and that the two accountants agree on it."""
+
+import dataclasses
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp
+from scipy import special
+
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import AdaptiveClip, Plan, accounting
+
+FIELDS = dict(
+    population=1000,
+    clients_per_round=100,
+    rounds=10,
+    clip_norm=0.5,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
+
+# Every way to get a positive real number wrong; NaN <= 0 is False.
+NOT_POSITIVE = [-1.0, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), "1", True, None, 1j]
+
+
+def test_a_good_plan_is_accepted():
+    """The base of every refusal below: nothing else in it is at fault."""
+    plan = Plan(**FIELDS)
+    assert 0 < plan.epsilon() < 10
+    assert plan.private
+
+
+@pytest.mark.parametrize("field", ["clip_norm", "noise_multiplier", "delta"])
+@pytest.mark.parametrize("value", NOT_POSITIVE)
+def test_a_number_that_is_not_positive_is_refused_by_name(field, value):
+    """TRUST 9 and 11: delta, S and sigma; zero noise with a finite epsilon included."""
+    with pytest.raises(InputError, match=field):
+        Plan(**FIELDS | {field: value})
+
+
+@pytest.mark.parametrize("value", NOT_POSITIVE)
+def test_a_target_epsilon_that_is_not_positive_is_refused(value):
+    """TRUST 9"""
+    with pytest.raises(InputError, match="epsilon"):
+        Plan.calibrated(epsilon=value, **TARGET)
+
+
+@pytest.mark.parametrize("field", ["population", "clients_per_round", "rounds"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, 10.0, float("nan"), float("inf"), "10", True, None])
+def test_a_count_that_is_no_positive_whole_number_is_refused(field, value):
+    """TRUST 9 and 12: a cohort of 0 clients (q = 0) included."""
+    with pytest.raises(InputError, match=field):
+        Plan(**FIELDS | {field: value})
+
+
+def test_a_cohort_larger_than_the_population_is_refused():
+    """TRUST 12: q > 1."""
+    with pytest.raises(InputError, match="1001 exceeds the population of 1000"):
+        Plan(**FIELDS | {"clients_per_round": 1001})
+    assert Plan(**FIELDS | {"clients_per_round": 1000}).sampling_rate == 1
+
+
+@pytest.mark.parametrize("delta", [1e-3, 2e-3, 0.45])
+def test_a_large_delta_needs_a_written_reason(delta):
+    """TRUST 9: delta >= 1 / N would allow a client's data to be published."""
+    with pytest.raises(InputError, match="allow_large_delta"):
+        Plan(**FIELDS | {"delta": delta})
+    with pytest.raises(InputError, match="allow_large_delta"):
+        Plan(**FIELDS | {"delta": delta}, allow_large_delta="  ")
+    reason = "reproduces a published figure"
+    assert Plan(**FIELDS | {"delta": delta}, allow_large_delta=reason).delta == delta
+
+
+@pytest.mark.parametrize("delta", [1.0, 1.5])
+def test_no_reason_allows_a_delta_of_one(delta):
+    with pytest.raises(InputError, match="delta"):
+        Plan(**FIELDS | {"delta": delta}, allow_large_delta="because")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("sampling", "Poisson"), ("sampling", None), ("clipping", "global"), ("accountant", "prv")],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(field, value):
+    with pytest.raises(InputError, match=rf"{field} must be one of '"):
+        Plan(**FIELDS | {field: value})
+
+
+def test_noise_and_privacy_cannot_contradict_each_other():
+    """TRUST 11: no plan without noise is private, none with noise claims not to be."""
+    with pytest.raises(InputError, match="without_privacy"):
+        Plan(**FIELDS, private=False)
+    with pytest.raises(InputError, match="private"):
+        Plan(**FIELDS | {"noise_multiplier": 0.0}, private=0)  # type: ignore
+
+
+def test_a_plan_without_privacy_says_so_everywhere():
+    """TRUST 11: an explicit constructor; epsilon is infinite under either accountant."""
+    plan = Plan.without_privacy(population=1000, clients_per_round=100, rounds=10, clip_norm=0.5)
+    assert not plan.private
+    assert plan.epsilon() == plan.epsilon(accountant="rdp") == plan.confirmed_epsilon() == math.inf
+    assert plan.epsilon_curve([1, 5]) == [math.inf, math.inf]
+    assert plan.statement().startswith("NOT PRIVATE")
+    assert plan.to_dict()["private"] is False
+    assert isinstance(plan.round_event(), dp_accounting.NonPrivateDpEvent)
+    assert plan.value_noise_std(0.5) == 0
+    assert len(plan.sample(0, 0))
+
+
+def test_fixed_size_sampling_has_no_pld():
+    """TRUST 13: not constructible, nor asked for later."""
+    with pytest.raises(InputError, match="fixed-size"):
+        Plan(**FIELDS, sampling="fixed", accountant="pld")
+    with pytest.raises(InputError, match="PLD"):
+        Plan(**FIELDS, sampling="fixed").epsilon(accountant="pld")
+
+
+def test_one_object_makes_sampler_noise_and_event():
+    """TRUST 13: each derived from the same fields, none can be given apart."""
+    poisson, fixed = Plan(**FIELDS), Plan(**FIELDS, sampling="fixed")
+    assert poisson.adjacency == "add_or_remove_one"
+    assert poisson.round_event() == dp_accounting.PoissonSampledDpEvent(
+        0.1, dp_accounting.GaussianDpEvent(2.0)
+    )
+    assert fixed.adjacency == "replace_one"
+    assert fixed.round_event() == dp_accounting.SampledWithoutReplacementDpEvent(
+        1000, 100, dp_accounting.GaussianDpEvent(1.0)
+    )
+    for plan in (poisson, fixed):
+        assert plan.value_noise_std(0.5) == 2.0 * 0.5
+        assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.round_event(), 10)
+    derived = {"adjacency", "sampling_rate", "denominator", "unit", "chosen_accountant"}
+    assert not derived & {field.name for field in dataclasses.fields(Plan)}
+
+
+def test_the_denominator_is_a_public_constant():
+    """TRUST 15: the planned cohort size, whoever turns up; it cannot be set or replaced."""
+    plan = Plan(**FIELDS)
+    assert {len(plan.sample(0, round)) for round in range(20)} != {100}
+    assert plan.denominator == 100.0
+    with pytest.raises((AttributeError, TypeError)):
+        plan.denominator = 90.0  # type: ignore
+    for forbidden in ("denominator", "weighting", "weight_by_examples"):
+        with pytest.raises(TypeError):
+            Plan(**FIELDS, **{forbidden: 1})  # type: ignore
+
+
+def test_replacing_one_client_moves_the_sum_by_two_clip_norms():
+    """SPEC D.2: with everyone taking part the exact epsilon is that of mu = 2 sqrt(T) / z."""
+    plan = Plan(**FIELDS | {"clients_per_round": 1000}, sampling="fixed")
+    mu, epsilon = 2 * math.sqrt(10) / 2.0, plan.confirmed_epsilon()
+    exact = special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * special.ndtr(
+        -mu / 2 - epsilon / mu
+    )
+    assert exact == pytest.approx(1e-5, rel=1e-6)
+    assert epsilon <= plan.epsilon()
+
+
+def test_dp_accounting_still_treats_a_replacement_as_one_clip_norm():
+    """SPEC D.2: why the plan halves z. Fails when dp-accounting mends it (issue 378)."""
+
+    def theirs(z: float) -> float:
+        account = rdp.RdpAccountant(
+            list(accounting.RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        event = dp_accounting.SampledWithoutReplacementDpEvent(
+            1000, 100, dp_accounting.GaussianDpEvent(z)
+        )
+        return account.compose(event, 10).get_epsilon(1e-5)
+
+    ours = Plan(**FIELDS, sampling="fixed").epsilon()
+    assert ours == pytest.approx(theirs(1.0), rel=1e-9)
+    assert ours > 1.5 * theirs(2.0)
+    plain = rdp.RdpAccountant([8.0], dp_accounting.NeighboringRelation.REPLACE_ONE)
+    plain.compose(dp_accounting.GaussianDpEvent(2.0))
+    assert plain.rdp[0] == pytest.approx(8.0 / (2 * 2.0**2))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_adaptive_clipping_costs_what_the_noise_multiplier_says(sampling):
+    """TRUST 26: 1 / z^2 = 1 / z_D^2 + 1 / (2 sigma_b)^2, and the event stays that of z."""
+    plan = Plan(**FIELDS, adaptive_clip=AdaptiveClip(), sampling=sampling)
+    assert plan.indicator_noise_std == pytest.approx(5.0)
+    z_d = plan.value_noise_std(1.0)
+    # (1/4 - 1/100)^(-1/2)
+    assert z_d == pytest.approx(2.0412414523193148, rel=1e-12)
+    assert plan.value_noise_std(0.3) == pytest.approx(0.3 * z_d)
+    # Adding a client moves the values by S and the sum of (b - 1/2) by 1/2.
+    mu = math.hypot(1 / z_d, 0.5 / plan.indicator_noise_std)
+    assert mu == pytest.approx(1 / 2.0, rel=1e-12)
+    assert plan.round_event() == Plan(**FIELDS, sampling=sampling).round_event()
+
+
+def test_adaptive_clipping_takes_the_indicator_noise_given():
+    """TRUST 26"""
+    plan = Plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=1.25))
+    assert plan.value_noise_std(1.0) == pytest.approx((1 / 4 - 1 / 6.25) ** -0.5)
+
+
+@pytest.mark.parametrize("indicator_noise", [0.5, 1.0])
+def test_a_quantile_that_costs_more_than_the_plan_is_refused(indicator_noise):
+    """TRUST 26: z_D would be infinite or imaginary."""
+    with pytest.raises(InputError, match="indicator_noise"):
+        Plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=indicator_noise))
+
+
+@pytest.mark.parametrize("value", NOT_POSITIVE[:-2] + [1j])
+@pytest.mark.parametrize("field", ["target_quantile", "learning_rate", "indicator_noise"])
+def test_adaptive_clipping_refuses_bad_numbers(field, value):
+    """TRUST 9"""
+    with pytest.raises(InputError, match=field):
+        AdaptiveClip(**{field: value})
+
+
+def test_the_statement_names_epsilon_delta_unit_adjacency_and_accountant():
+    """SPEC D.2: every epsilon is printed with what it means."""
+    plan = Plan(**FIELDS)
+    assert plan.statement() == (
+        f"(epsilon = {plan.epsilon():.4g}, delta = 1e-05), unit = client, "
+        "adjacency = add or remove one client, accountant = PLD"
+    )
+    fixed = Plan(**FIELDS, sampling="fixed").statement()
+    assert "adjacency = replace one client, accountant = RDP" in fixed
+    assert plan.statement(3) != plan.statement()
+
+
+def test_epsilon_grows_with_rounds_from_zero():
+    plan = Plan(**FIELDS)
+    curve = plan.epsilon_curve([0, 1, 3, 10, 30])
+    assert curve[0] == 0
+    assert all(np.diff(curve) > 0)
+    assert curve[3] == plan.epsilon()
+    with pytest.raises(InputError, match="rounds"):
+        plan.epsilon(-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"adaptive_clip": AdaptiveClip()}, {"sampling": "fixed"}])
+def test_a_plan_survives_json(options):
+    plan = Plan(**FIELDS | {"rounds": np.int64(10), "delta": np.float64(1e-5)}, **options)
+    text = json.dumps(plan.to_dict(), allow_nan=False)
+    assert Plan.from_dict(json.loads(text)) == plan
+    bare = Plan.without_privacy(population=10, clients_per_round=5, rounds=2)
+    assert Plan.from_dict(json.loads(json.dumps(bare.to_dict()))) == bare
+
+
+CALIBRATIONS = [
+    {},
+    {"accountant": "rdp"},
+    {"clients_per_round": 1000},
+    {"sampling": "fixed"},
+    {"sampling": "fixed", "clients_per_round": 1000},
+]
+
+
+@pytest.mark.parametrize("options", CALIBRATIONS, ids=str)
+def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(options):
+    """TRUST 14: recomputed on the final z; 1% less noise would exceed the target."""
+    plan = Plan.calibrated(epsilon=2.0, **TARGET | options)
+    assert plan.epsilon() <= 2.0
+    assert plan.confirmed_epsilon() <= 2.0
+    less = dataclasses.replace(plan, noise_multiplier=0.99 * plan.noise_multiplier)
+    assert less.epsilon() > 2.0
+    assert Plan.calibrated(epsilon=2.0, **TARGET | options) == plan
+
+
+def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch):
+    """TRUST 14: a planted accountant that finds 1% more than the first."""
+    real = Plan.confirmed_epsilon
+    monkeypatch.setattr(Plan, "confirmed_epsilon", lambda self: 1.01 * real(self))
+    with pytest.raises(InputError, match="the accountants disagree"):
+        Plan.calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
+
+
+def test_a_first_accountant_that_finds_too_little_is_caught(monkeypatch):
+    """TRUST 14: a planted PLD that reports 0.9 of the truth fails the confirmation."""
+    real = accounting._epsilon
+    monkeypatch.setattr(accounting, "_epsilon", lambda *arguments: 0.9 * real(*arguments))
+    with pytest.raises(InputError, match="the accountants disagree"):
+        Plan.calibrated(epsilon=2.0, **TARGET)
+
+
+def test_calibration_keeps_every_option():
+    adaptive = AdaptiveClip(target_quantile=0.7)
+    plan = Plan.calibrated(
+        epsilon=2.0, adaptive_clip=adaptive, accountant="rdp", clipping="flat", **TARGET
+    )
+    assert plan.adaptive_clip == adaptive
+    assert plan.accountant == "rdp"
+    assert {name: getattr(plan, name) for name in TARGET} == TARGET
+
+
+def test_calibration_refuses_what_the_plan_refuses():
+    """TRUST 9, 12, 13: before any search."""
+    for options in (
+        {"clients_per_round": 1001},
+        {"delta": 0.01},
+        {"sampling": "fixed", "accountant": "pld"},
+        {"rounds": 0},
+    ):
+        with pytest.raises(InputError):
+            Plan.calibrated(epsilon=2.0, **TARGET | options)
