@@ -56,7 +56,8 @@ class CohortSpec:
       epochs: passes over the round's examples, each in a new order; an epoch's last batch may be
         partly masked.
       ladder: allowed numbers of steps, increasing, the last at least the most steps a client can
-        take. None: that number, then a quarter of it (rounded up), and so on down to 1.
+        take. None: that number and a quarter of it. Padding steps take memory but are not run,
+        while each rung is one compilation: so two are enough.
       clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device.
 
     Raises:
@@ -92,41 +93,50 @@ class CohortSpec:
         """The ladder in use, increasing."""
         if self.ladder is not None:
             return tuple(self.ladder)
-        rungs = [self.max_steps]
-        while rungs[-1] > 1:
-            rungs.append(-(-rungs[-1] // 4))
-        return tuple(reversed(rungs))
+        return tuple(sorted({-(-self.max_steps // 4), self.max_steps}))
 
 
 @dataclass
 class PackingStats:
-    """How full the buckets were, by rung (number of steps). PRIVATE: it tells cohort sizes.
+    """How full the buckets were. PRIVATE: it tells the sizes of cohort and clients.
 
     Attributes:
-      buckets: rung -> buckets packed. Its keys are the shapes that were used.
+      buckets: rung (number of steps) -> buckets packed; its keys are the shapes that were used.
       examples: rung -> slots that hold an example.
-      slots: rung -> slots, of examples and padding.
+      run_slots: rung -> slots of the steps that are run: those up to a client's last example.
+      slots: rung -> slots in memory, of padding steps and padding clients too.
     """
 
     buckets: dict[int, int] = field(default_factory=dict)
     examples: dict[int, int] = field(default_factory=dict)
+    run_slots: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
 
     @property
     def padding_waste(self) -> float:
-        """The fraction of all slots that hold no example; 0 if nothing was packed."""
-        slots = sum(self.slots.values())
-        return 1.0 - sum(self.examples.values()) / slots if slots else 0.0
+        """The fraction of the slots that are run that hold no example; 0 if none is run."""
+        return _empty_fraction(self.examples, self.run_slots)
+
+    @property
+    def memory_waste(self) -> float:
+        """The fraction of the slots in memory that hold no example; 0 if nothing was packed."""
+        return _empty_fraction(self.examples, self.slots)
 
     def add(self, bucket: Bucket) -> None:
         """Counts one bucket."""
-        rung = bucket.mask.shape[1]
+        _, rung, batch = bucket.mask.shape
         for totals, count in (
             (self.buckets, 1),
             (self.examples, int(bucket.mask.sum())),
+            (self.run_slots, int(bucket.steps.sum()) * batch),
             (self.slots, bucket.mask.size),
         ):
             totals[rung] = totals.get(rung, 0) + count
+
+
+def _empty_fraction(full: dict[int, int], slots: dict[int, int]) -> float:
+    total = sum(slots.values())
+    return 1.0 - sum(full.values()) / total if total else 0.0
 
 
 class Cohort:

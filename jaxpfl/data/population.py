@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jaxpfl import checks
 from jaxpfl.data import storage
@@ -36,9 +37,9 @@ class Population:
 
     columns: Mapping[str, Column]
     offsets: np.ndarray
-    client_ids: Any
-    name: str
-    unit: str
+    client_ids: pa.Array
+    name: str = "in memory"
+    unit: str = "client"
 
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets)
@@ -66,6 +67,8 @@ class Population:
         ids = ids.cast(pa.large_string())
         if len(ids) != len(offsets) - 1:
             raise InputError(f"{len(ids)} client ids for {len(offsets) - 1} clients")
+        if pc.count_distinct(ids).as_py() != len(ids):
+            raise InputError("client ids must be different, found one twice: merge its examples")
         for name, value in (
             ("columns", MappingProxyType(columns)),
             ("offsets", offsets),

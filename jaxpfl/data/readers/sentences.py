@@ -32,7 +32,7 @@ _MARKUP = (
     (re.compile(r"(?:https?|ftp)://\S+"), " \0 "),
     (re.compile(r"\*\*([^*\n]+)\*\*"), r"\1"),
     (re.compile(r"(?<![\w*])\*([^*\s][^*\n]*?)\*(?![\w*])"), r"\1"),
-    (re.compile(r"`+"), ""),
+    (re.compile(r"`+~?"), ""),
     (re.compile(r"\\(.)"), r"\1"),
 )
 _SPACES = re.compile(r"\s+")
