@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jaxpfl import checks
 from jaxpfl.data import storage
@@ -67,7 +66,7 @@ class Population:
         ids = ids.cast(pa.large_string())
         if len(ids) != len(offsets) - 1:
             raise InputError(f"{len(ids)} client ids for {len(offsets) - 1} clients")
-        if pc.count_distinct(ids).as_py() != len(ids):
+        if len(ids.unique()) != len(ids):
             raise InputError("client ids must be different, found one twice: merge its examples")
         for name, value in (
             ("columns", MappingProxyType(columns)),

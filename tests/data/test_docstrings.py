@@ -93,6 +93,7 @@ def test_numpy_style_leaves_its_prose():
         "The axis along which the mean is taken.",
         "The mean of each of the columns.",
         "The weights are normalised to one.",
+        "The definition is:",
         "It holds in all the cases.",
         "The first point is about speed.",
         "The second point is about memory.",
@@ -138,9 +139,9 @@ def test_definitions_are_public_documented_and_at_the_top_level():
             def method(self):
                 """Not a client."""
 
-        async def later(): "one-line string, without the usual quotes"
+        def quoted(): "Without the usual quotes."
 
-        def _hidden():
+        async def _hidden():
             """Never this."""
 
         def undocumented(x):

@@ -1,50 +1,12 @@
-"""Populations: what they refuse, how they are split, and that what is saved is what is loaded."""
-
-import json
-import shutil
-import stat
-from pathlib import Path
+"""Populations: what they refuse, how they are split, and what their fingerprint sees."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from jaxpfl.data import Population, from_clients, from_rows
-from jaxpfl.data import open as open_population
-from jaxpfl.errors import CorruptFile, InputError
-
-SECRET = "rosebud"
-DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-DTYPES += ["float16", "float32", "float64"]
-
-
-def small(clients: int = 4) -> Population:
-    """Client k holds k examples, of every kind of column."""
-    return from_clients(
-        {
-            f"{SECRET} {k}": {
-                "image": np.full((k, 2, 3, 1), k, np.float32),
-                "label": np.arange(k, dtype=np.int32),
-                "flag": np.arange(k) % 2 == 0,
-                "text": [f"{SECRET} {k}.{j}" for j in range(k)],
-            }
-            for k in range(1, clients + 1)
-        },
-        name="small",
-        unit="person",
-    )
-
-
-def same(a: Population, b: Population) -> None:
-    assert list(a.columns) == list(b.columns)
-    for name, column in a.columns.items():
-        if isinstance(column, np.ndarray):
-            np.testing.assert_array_equal(column, b.columns[name], strict=True)
-        else:
-            assert column.equals(b.columns[name])
-    np.testing.assert_array_equal(a.offsets, b.offsets, strict=True)
-    assert a.client_ids.equals(b.client_ids)
-    assert (a.name, a.unit, a.fingerprint) == (b.name, b.unit, b.fingerprint)
+from jaxpfl.errors import InputError
+from tests.data.populations import SECRET, same, small
 
 
 def test_a_population_counts_clients_and_examples():
@@ -171,9 +133,6 @@ def test_rows_of_one_client_are_brought_together_in_their_order():
     assert population.columns["text"].to_pylist() == list("wzvxy")
 
 
-# --- refusals
-
-
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -239,9 +198,6 @@ def test_a_client_without_examples_takes_any_schema():
     assert population.columns["x"].shape == (2, 3) and population.columns["x"].dtype == np.float32
 
 
-# --- fingerprint
-
-
 def test_a_fingerprint_is_of_the_content_however_it_is_held():
     population = small()
     text, label = population.columns["text"], population.columns["label"]
@@ -285,188 +241,3 @@ def test_a_fingerprint_changes_with_any_value_type_shape_name_or_offset():
         ids = [str(k) for k in range(len(parts["offsets"]) - 1)]
         found.add(Population(**parts, client_ids=ids, name="", unit="").fingerprint)
     assert len(found) == len(changes)
-
-
-# --- saved and loaded
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 2)])
-def test_numbers_of_every_type_come_back_mapped_not_copied(dtype, shape, tmp_path):
-    values = np.random.default_rng(0).integers(0, 2, (5, *shape)).astype(dtype)
-    before = Population({"x": values}, [0, 2, 2, 5], ["a", "b", "c"], "n", "u")
-    before.save(tmp_path / "saved")
-    allocated = pa.total_allocated_bytes()
-    after = Population.load(tmp_path / "saved")
-    # Arrow allocates nothing for numbers that stay in the file; ids take a few bytes.
-    assert pa.total_allocated_bytes() - allocated <= 1024
-    same(before, after)
-    assert not after.columns["x"].flags.owndata and not after.columns["x"].flags.writeable
-
-
-def test_a_large_column_is_not_read_into_memory(tmp_path):
-    """TRUST 4: memory stays flat however large the population is."""
-    size = 4_000_000
-    numbers = Population({"x": np.arange(size)}, [0, size], ["a"], "n", "u")
-    numbers.save(tmp_path / "numbers")
-    words = Population({"t": ["x" * 1000] * 4000}, [0, 4000], ["a"], "n", "u")
-    words.save(tmp_path / "words")
-    allocated = pa.total_allocated_bytes()
-    loaded = [Population.load(tmp_path / name) for name in ("numbers", "words")]
-    assert pa.total_allocated_bytes() - allocated < 100_000
-    # The mapping itself: the array's addresses lie in one of the process's mappings of the file.
-    address = loaded[0].columns["x"].__array_interface__["data"][0]
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        pytest.skip("only Linux lists a process's mappings")
-    spans = [
-        [int(part, 16) for part in line.split()[0].split("-")]
-        for line in maps.read_text().splitlines()
-        if line.endswith(str(tmp_path / "numbers" / "examples.arrow"))
-    ]
-    assert any(low <= address and address + 8 * size <= high for low, high in spans)
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [["", "", ""], ["a\0b", "👩‍👩‍👧 é", "\ud800lone"], ["x" * 1_000_000, "\n", "\u2028"]],
-)
-def test_text_comes_back_as_it_was(texts, tmp_path):
-    """TRUST 8: NUL, emoji, empty and long texts stay; a lone surrogate is U+FFFD."""
-    before = from_clients({"a": {"t": texts[:1]}, "b": {"t": texts[1:]}, "c": {"t": []}})
-    before.save(tmp_path / "saved")
-    after = Population.load(tmp_path / "saved")
-    same(before, after)
-    expected = [text.replace("\ud800", "\ufffd") for text in texts]
-    assert after.columns["t"].to_pylist() == expected
-
-
-def test_populations_without_examples_or_clients_can_be_saved(tmp_path):
-    """TRUST 1"""
-    none = small().select([])
-    for index, population in enumerate([none, from_clients({"a": {"x": []}, "b": {"x": []}})]):
-        population.save(tmp_path / str(index))
-        same(population, Population.load(tmp_path / str(index)))
-
-
-def test_a_selection_saves_its_own_clients_alone(tmp_path):
-    small().select([1]).save(tmp_path / "saved")
-    same(small().select([1]), Population.load(tmp_path / "saved"))
-    stored = b"".join(path.read_bytes() for path in (tmp_path / "saved").iterdir())
-    assert f"{SECRET} 2".encode() in stored and f"{SECRET} 3".encode() not in stored
-
-
-def test_a_fingerprint_is_that_of_the_content_wherever_it_lies(tmp_path):
-    population = small()
-    population.save(tmp_path / "one")
-    shutil.move(tmp_path / "one", tmp_path / "two")
-    loaded = Population.load(tmp_path / "two")
-    assert loaded.fingerprint == population.fingerprint
-    # And not merely what the manifest says.
-    again = Population(loaded.columns, loaded.offsets, loaded.client_ids, "", "")
-    assert again.fingerprint == population.fingerprint
-    assert open_population(str(tmp_path / "two")).fingerprint == population.fingerprint
-
-
-def test_a_saved_folder_is_private_and_never_overwritten(tmp_path):
-    """TRUST 40"""
-    small().save(tmp_path / "deep" / "saved")
-    assert stat.S_IMODE((tmp_path / "deep" / "saved").stat().st_mode) == 0o700
-    with pytest.raises(InputError, match="exists already"):
-        small(2).save(tmp_path / "deep" / "saved")
-    same(small(), Population.load(tmp_path / "deep" / "saved"))
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["saved"]
-
-
-def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    """TRUST 6, 36: whole or absent."""
-
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jaxpfl.data.storage._sha256", full)
-    with pytest.raises(OSError, match="No space"):
-        small().save(tmp_path / "saved")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def saved(tmp_path) -> Path:
-    small().save(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
-FILES = ["manifest.json", "examples.arrow", "clients.arrow"]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_found_and_the_file_named(name, saved):
-    """TRUST 6"""
-    path = saved / name
-    whole = path.read_bytes()
-    generator = np.random.default_rng(0)
-    for position in generator.choice(len(whole), 40, replace=False):
-        damaged = bytearray(whole)
-        damaged[position] ^= 1 << int(generator.integers(8))
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match=name) as raised:
-            Population.load(saved)
-        assert SECRET not in str(raised.value)
-    path.write_bytes(whole)
-    same(small(), Population.load(saved))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_truncation_is_found_and_the_file_named(name, saved):
-    """TRUST 6"""
-    path = saved / name
-    whole = path.read_bytes()
-    # The manifest's last byte is its newline: without it, it still says all.
-    for length in {0, 1, len(whole) // 2, len(whole) - 2}:
-        path.write_bytes(whole[:length])
-        with pytest.raises(CorruptFile, match=name):
-            Population.load(saved)
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-def test_a_missing_file_is_named(name, saved):
-    """TRUST 6"""
-    (saved / name).unlink()
-    with pytest.raises(CorruptFile, match=f"{name} is missing"):
-        Population.load(saved)
-
-
-def test_a_folder_without_a_manifest_is_no_population(saved):
-    (saved / "manifest.json").unlink()
-    with pytest.raises(InputError, match="manifest.json"):
-        Population.load(saved)
-
-
-@pytest.mark.parametrize("key", ["examples", "clients", "fingerprint", "columns", "files", "name"])
-def test_an_edited_manifest_is_found(key, saved):
-    """TRUST 6"""
-    path = saved / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest[key] = {"edited": 1}
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CorruptFile, match="manifest.json was altered"):
-        Population.load(saved)
-    del manifest[key]
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CorruptFile, match="manifest.json was altered"):
-        Population.load(saved)
-
-
-@pytest.mark.parametrize("content", ["[]", "null", "7", '"text"', "{}", '{"sha256": 1}', "\x80"])
-def test_a_manifest_that_is_something_else_is_refused(content, saved):
-    """TRUST 6"""
-    (saved / "manifest.json").write_text(content)
-    with pytest.raises(CorruptFile, match="manifest.json"):
-        Population.load(saved)
-
-
-def test_saving_the_same_content_writes_the_same_bytes(tmp_path):
-    for name in ("one", "two"):
-        small().save(tmp_path / name)
-    for name in FILES:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -94,8 +94,8 @@ def _documented(package: str) -> Iterator[tuple[str, str]]:
 def definitions(source: str) -> Iterator[tuple[str, str]]:
     """Names and docstrings of the public classes and functions at the top level of `source`.
 
-    Only each definition up to its docstring is parsed, which is several times faster than all of
-    the source.
+    Docstrings are those in triple quotes, as PEP 257 asks for. Only each definition up to its
+    docstring is parsed, which is several times faster than all of the source.
     """
     starts = [(match.start(), match[1]) for match in _DEFINITION.finditer(source)]
     for (start, name), (end, _) in itertools.pairwise([*starts, (len(source), "")]):
@@ -112,7 +112,8 @@ def definitions(source: str) -> Iterator[tuple[str, str]]:
                 body = ast.parse(source[start : closing + 3]).body
         except (SyntaxError, ValueError):
             continue
-        node = body[0]
+        # Two nodes: the quotes are those of a private definition behind this one.
+        node = body[0] if len(body) == 1 else None
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             docstring = ast.get_docstring(node, clean=False)
             if docstring:

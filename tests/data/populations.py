@@ -1,0 +1,36 @@
+"""Small populations that several tests use."""
+
+import numpy as np
+
+from jaxpfl.data import Population, from_clients
+
+SECRET = "rosebud"
+
+
+def small(clients: int = 4) -> Population:
+    """Client k holds k examples, of every kind of column."""
+    return from_clients(
+        {
+            f"{SECRET} {k}": {
+                "image": np.full((k, 2, 3, 1), k, np.float32),
+                "label": np.arange(k, dtype=np.int32),
+                "flag": np.arange(k) % 2 == 0,
+                "text": [f"{SECRET} {k}.{j}" for j in range(k)],
+            }
+            for k in range(1, clients + 1)
+        },
+        name="small",
+        unit="person",
+    )
+
+
+def same(a: Population, b: Population) -> None:
+    assert list(a.columns) == list(b.columns)
+    for name, column in a.columns.items():
+        if isinstance(column, np.ndarray):
+            np.testing.assert_array_equal(column, b.columns[name], strict=True)
+        else:
+            assert column.equals(b.columns[name])
+    np.testing.assert_array_equal(a.offsets, b.offsets, strict=True)
+    assert a.client_ids.equals(b.client_ids)
+    assert (a.name, a.unit, a.fingerprint) == (b.name, b.unit, b.fingerprint)
