@@ -180,7 +180,6 @@ class Loop:
         """
         plan, every = self.algorithm.plan, self.tracking.checkpoint_every
         with ExitStack() as stack:
-            stack.enter_context(self.ledger)
             signals = stack.enter_context(_caught_signals())
             title = f"{self.label} (NOT PRIVATE)" if self.stamp else self.label
             self._progress = stack.enter_context(
