@@ -47,8 +47,9 @@ lint: .venv/installed-dev
 	.venv/bin/pyright --pythonpath .venv/bin/python
 
 bench: .venv/installed-dev
-	.venv/bin/python benchmarks/micro/aggregate.py
-	.venv/bin/python benchmarks/macro/round.py
+	.venv/bin/python -m benchmarks.micro.aggregate
+	.venv/bin/python -m benchmarks.macro.round
+	.venv/bin/python -m benchmarks.micro.model_step
 
 # The core alone, for a user; a developer's environment contains it.
 .venv/installed: $(PINS)

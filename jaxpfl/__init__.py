@@ -7,14 +7,21 @@ The parts that everyone uses have short names here:
     jp.models               networks
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
+
+Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
 
-from jaxpfl import algorithms, data, federated, models, privacy, text
-from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-from jaxpfl.experiments.run import Result, run
-from jaxpfl.privacy.ledger import Budget, Ledger
-from jaxpfl.privacy.plan import AdaptiveClip, Plan
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxpfl import algorithms, data, federated, models, privacy, text
+    from jaxpfl.data.cohort import CohortSpec
+    from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
+    from jaxpfl.experiments.evaluate import DeclaredPublic
+    from jaxpfl.experiments.run import Result, run
+    from jaxpfl.privacy.ledger import Budget, Ledger
+    from jaxpfl.privacy.plan import AdaptiveClip, Plan
 
 __all__ = [
     "AdaptiveClip",
@@ -22,6 +29,7 @@ __all__ = [
     "BudgetExhausted",
     "CohortSpec",
     "CorruptFile",
+    "DeclaredPublic",
     "InputError",
     "Ledger",
     "Plan",
@@ -35,3 +43,33 @@ __all__ = [
     "run",
     "text",
 ]
+
+_MODULES = {"algorithms", "data", "federated", "models", "privacy", "text"}
+_HOMES = {
+    "AdaptiveClip": "privacy.plan",
+    "Budget": "privacy.ledger",
+    "BudgetExhausted": "errors",
+    "CohortSpec": "data.cohort",
+    "CorruptFile": "errors",
+    "DeclaredPublic": "experiments.evaluate",
+    "InputError": "errors",
+    "Ledger": "privacy.ledger",
+    "Plan": "privacy.plan",
+    "Result": "experiments.run",
+    "RunLocked": "errors",
+    "run": "experiments.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"jaxpfl.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"jaxpfl.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

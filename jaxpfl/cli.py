@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     budget = command("budget", _budget, "Say what the releases in a ledger have cost together.")
     budget.add_argument("ledger", metavar="LEDGER", type=Path)
     budget.add_argument("--delta", type=float, required=True)
-    budget.add_argument("--accountant", choices=("pld", "rdp"), default="pld")
+    budget.add_argument("--accountant", choices=("pld", "rdp"))
     calibrate = command("calibrate", _calibrate, "Noise for an epsilon, or epsilon for a noise.")
     calibrate.add_argument("--delta", type=float, required=True)
     calibrate.add_argument("--rounds", type=int, required=True)
@@ -195,16 +195,13 @@ def _budget(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
         raise InputError(f"{arguments.ledger}: there is no such ledger")
     ledger = Ledger.read(arguments.ledger)
     ledger.verify()
-    epsilon = ledger.spent(delta, arguments.accountant)
-    record = {
-        "ledger": str(arguments.ledger),
-        "epsilon": epsilon,
-        "delta": delta,
-        "accountant": arguments.accountant,
-        "releases": len(ledger),
-    }
-    text = f"epsilon = {epsilon:.4g} at delta = {delta:g}, {len(ledger)} releases"
-    return {**record, "text": text}
+    record = ledger.summary(delta, arguments.accountant)
+    text = (
+        f"epsilon = {record['epsilon']:.4g} at delta = {delta:g}, {record['charges']} releases, "
+        f"unit = {record['unit']}, adjacency = {record['adjacency']}, "
+        f"accountant = {record['accountant']}"
+    )
+    return {"ledger": str(arguments.ledger), **record, "text": text}
 
 
 def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:

@@ -118,7 +118,6 @@ def handwritten(form: str, over: str, mesh):
 
 def ours(form: str, chunk: int, clients: int, data, mesh):
     """Returns a function that runs one round of the library on all clients of `data`."""
-    import optax
 
     import jaxpfl as jp
     from jaxpfl.privacy.keys import noise_root, round_keys, training_root

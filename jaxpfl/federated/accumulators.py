@@ -67,7 +67,9 @@ class Compensated:
     def add(self, subtotal: PyTree, clipped_C: PyTree, clip_norm: jax.Array) -> PyTree:
         """Adds float32 leaves [chunk, ...] to the subtotal [...]."""
         del clip_norm
-        return jax.tree.map(lambda sum_, leaf_C: sum_ + jnp.sum(leaf_C, axis=0), subtotal, clipped_C)
+        return jax.tree.map(
+            lambda sum_, leaf_C: sum_ + jnp.sum(leaf_C, axis=0), subtotal, clipped_C
+        )
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""

@@ -14,7 +14,9 @@ NAMES = ("sgd", "momentum", "nesterov", "adam", "yogi")
 
 
 @functools.cache
-def optimizer(name: str, learning_rate: float, momentum: float = 0.9) -> optax.GradientTransformation:
+def optimizer(
+    name: str, learning_rate: float, momentum: float = 0.9
+) -> optax.GradientTransformation:
     """Returns the optimiser called `name`; equal arguments return the same object.
 
     Being the same object matters: functions that train with it are then compiled once, also in

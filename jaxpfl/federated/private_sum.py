@@ -82,9 +82,7 @@ class _Engine:
 @partial(jax.jit, static_argnames=("engine", "like"))
 def _zero_sums(engine: _Engine, like: "_Shapes") -> _Sums:
     devices = engine.mesh.size
-    sums = _Sums(
-        engine.accumulator.zeros(like.tree(), devices), jnp.zeros((devices,), jnp.float32)
-    )
+    sums = _Sums(engine.accumulator.zeros(like.tree(), devices), jnp.zeros((devices,), jnp.float32))
     return jax.lax.with_sharding_constraint(
         sums, NamedSharding(engine.mesh, PartitionSpec(CLIENTS))
     )
@@ -107,9 +105,7 @@ def _accumulate(
         def add_chunk(index, carry):
             subtotal, below_sum = carry
             part = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(
-                    leaf, index * engine.chunk, engine.chunk
-                ),
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
                 bucket,
             )
             steps = jnp.max(part.steps)

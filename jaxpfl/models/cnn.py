@@ -52,9 +52,7 @@ class Convolution(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        x_BxHxWxC = convolve(
-            x_BxHxWxC, self.kernel[...], padding=self.padding, form=self.form
-        )
+        x_BxHxWxC = convolve(x_BxHxWxC, self.kernel[...], padding=self.padding, form=self.form)
         if self.pool:
             x_BxHxWxC = max_pool(x_BxHxWxC)
         return jax.nn.relu(x_BxHxWxC + self.bias[...][None, None, None, :])

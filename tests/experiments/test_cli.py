@@ -183,7 +183,7 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
         == 0
     )
     spent = _json(capsys)
-    assert spent["releases"] == 1
+    assert spent["charges"] == 1
     assert spent["epsilon"] == pytest.approx(record["metrics"]["epsilon"], rel=1e-6)
 
     assert main(["run", str(config), "--out", str(out)]) == 2

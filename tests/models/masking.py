@@ -11,9 +11,7 @@ def check_masked(model, real, padding):
     size = len(next(iter(real.values())))
     extra = len(next(iter(padding.values())))
     both = {name: np.concatenate([real[name], padding[name]]) for name in real}
-    blank = {
-        name: np.concatenate([real[name], np.ones_like(padding[name])]) for name in real
-    }
+    blank = {name: np.concatenate([real[name], np.ones_like(padding[name])]) for name in real}
     mask = np.arange(size + extra) < size
     (loss, metrics), gradient = step(params, both, mask)
     (blank_loss, _), blank_gradient = step(params, blank, mask)

@@ -40,9 +40,7 @@ def test_forms_give_the_same_loss_and_gradient():
     params = models[0].init(jax.random.key(0))
     batch = batch_for(models[0], 4)
     mask = np.ones(4, bool)
-    results = [
-        jax.jit(jax.grad(lambda p, m=m: m.loss(p, batch, mask)[0]))(params) for m in models
-    ]
+    results = [jax.jit(jax.grad(lambda p, m=m: m.loss(p, batch, mask)[0]))(params) for m in models]
     for got, expected in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 

@@ -24,9 +24,7 @@ def test_both_forms_give_the_same_values_and_gradients(image, kernel, stride, pa
     k = rng.normal(size=kernel).astype(np.float32)
 
     def run(form):
-        return jax.vjp(
-            lambda x, k: convolve(x, k, stride=stride, padding=padding, form=form), x, k
-        )
+        return jax.vjp(lambda x, k: convolve(x, k, stride=stride, padding=padding, form=form), x, k)
 
     out, pull = run("convolution")
     out_patches, pull_patches = run("patches")
