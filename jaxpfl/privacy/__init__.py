@@ -1,14 +1,14 @@
 """What a release costs, and why it is safe.
 
-    plan          the one object that fixes sampling, clipping, noise, accounting; start here
-    ledger        write-ahead record of every release on a population, with a hard budget
-    accounting    from events to epsilon (PLD, RDP), and back to a noise multiplier
-    confirmation  second accountants that share no code with the first
-    events        the kinds of release, and their form in a file
-    sampling      who takes part in a round
-    clipping      what bounds a client's influence
-    mechanisms    the noise
-    keys          where randomness comes from
+plan          the one object that fixes sampling, clipping, noise, accounting; start here
+ledger        write-ahead record of every release on a population, with a hard budget
+accounting    from events to epsilon (PLD, RDP), and back to a noise multiplier
+confirmation  second accountants that share no code with the first
+events        the kinds of release, and their form in a file
+sampling      who takes part in a round
+clipping      what bounds a client's influence
+mechanisms    the noise
+keys          where randomness comes from
 """
 
 from jaxpfl.privacy.ledger import Budget, Ledger

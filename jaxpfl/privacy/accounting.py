@@ -148,7 +148,8 @@ def _epsilon(
         else:
             sampled.append((leaf, count))
     if not sampled:
-        return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
+        with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
+            return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
     interval = coarsening * _interval(releases, delta)
     composed = None
     if precision:
@@ -220,15 +221,21 @@ def _pld(
 def _interval(releases: _FrozenCounts, delta: float) -> float:
     """The step of the grid of privacy losses.
 
-    The overestimate grows as (rounds x step^2) and stays near 1e-5. Steps are few, so that one
-    distribution serves many numbers of rounds. Losses so large that they protect nobody get
-    coarser steps: a noise multiplier of 0.01 would need 10^8 points otherwise.
+    The overestimate grows as (rounds x step^2) and stays near 1e-5, or 0.1 percent. Steps are
+    few, so that one distribution serves many numbers of rounds. Losses so large that they protect
+    nobody get coarser steps: a noise multiplier of 0.01 would need 10^8 points otherwise.
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    width = float(rdp.compute_epsilon(RDP_ORDERS, sum(c * _rdp(e) for e, c in releases), delta)[0])
+    rough = float(rdp.compute_epsilon(RDP_ORDERS, sum(c * _rdp(e) for e, c in releases), delta)[0])
+    single = 0.0
     for leaf, _ in releases:
         inner = leaf.event if isinstance(leaf, dp_accounting.PoissonSampledDpEvent) else leaf
         z = inner.noise_multiplier  # pyright: ignore[reportAttributeAccessIssue]
-        width = max(width, (1 / z + 20) / (2 * z))
+        single = max(single, (1 / z + 20) / (2 * z))
+    # The Renyi divergence of order 2 is the loss's variance where losses are small.
+    deviation = math.sqrt(sum(c * _rdp(e)[RDP_ORDERS.index(2.0)] for e, c in releases))
+    while step > max(deviation / 100, single / 1e5):
+        step /= 10
+    width = max(rough, single)
     return step * 10.0 ** max(0, math.ceil(math.log10(min(width, 1e12) / 100)))

@@ -19,8 +19,8 @@ def poisson_epsilon(
 
     Discretises the privacy loss to the nearest of 2^19 grid points, composes by FFT and inverts
     the hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential
-    privacy guarantees using FFT"). An estimate, not a bound: rounding to the nearest point leaves
-    the mean loss almost unchanged, and the error was below 1e-4 (relative) on SPEC-like grids.
+    privacy guarantees using FFT"), with the grid shifted so that the mean loss is exact (Gopi, Lee,
+    Wutschitz 2021, "Numerical composition of differential privacy"). An estimate, not a bound.
 
     Args:
       reach: an epsilon known to be too large; losses far beyond it count as infinite.
@@ -123,13 +123,24 @@ def _fft_epsilon(
     # The cell whose middle is step / 2 goes to index 0; `rounds` of these halves add up.
     spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
     composed = np.clip(np.roll(np.fft.irfft(spectrum**rounds, points), points // 2), 0.0, None)
-    losses = edges[:-1] + rounds * step / 2
+    rounding = _mean_loss(z, q, removed) - float(np.dot(mass, (edges[:-1] + edges[1:]) / 2))
+    losses = edges[:-1] + rounds * (step / 2 + rounding)
 
     def delta_of(eps: float) -> float:
         first = int(np.searchsorted(losses, eps, side="right"))
         return infinite - float(np.dot(composed[first:], np.expm1(eps - losses[first:])))
 
     return _invert(delta_of, delta)
+
+
+def _mean_loss(z: float, q: float, removed: bool) -> float:
+    x = np.arange(-12 * z, 1 + 12 * z, z / 100)
+    exponent = (2 * x - 1) / (2 * z**2)
+    loss = np.logaddexp(math.log1p(-q), math.log(q) + exponent)
+    density = np.exp(-(x**2) / (2 * z**2)) / (100 * math.sqrt(2 * math.pi))
+    if removed:
+        return float(np.dot(density * ((1 - q) + q * np.exp(exponent)), loss))
+    return -float(np.dot(density, loss))
 
 
 def _invert(delta_of: Callable[[float], float], delta: float) -> float:

@@ -1,11 +1,11 @@
 """The kinds of release, as `dp_accounting.DpEvent`s, and their form in a file.
 
-| release                                      | event                            | adjacency         |
-|----------------------------------------------|----------------------------------|-------------------|
-| noisy sum over all clients                   | Gaussian                         | either            |
-| noisy sum over a Poisson cohort              | PoissonSampled(Gaussian)         | add or remove one |
-| noisy sum over a cohort of fixed size        | SampledWithoutReplacement(Gauss) | replace one       |
-| anything without noise                       | NonPrivate                       | either            |
+| release                              | event                               | adjacency     |
+|--------------------------------------|-------------------------------------|---------------|
+| noisy sum over all clients           | Gaussian                            | either        |
+| ... over a Poisson cohort            | PoissonSampled(Gaussian)            | add or remove |
+| ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
+| anything without noise               | NonPrivate                          | either        |
 
 and their (self-)compositions. A Gaussian's multiplier is its noise divided by the largest change
 that one client can make UNDER THE ADJACENCY IN USE: S when a client is added or removed, 2 S when

@@ -57,7 +57,9 @@ def training_root(seed: int) -> jax.Array:
 def round_keys(training_root: jax.Array, noise_root: jax.Array, round: int) -> RoundKeys:
     """Returns the keys of round `round` (0 <= round < 2^32), independent between rounds."""
     require_noise_key(noise_root)
-    number = jnp.uint32(checks.non_negative_int("round", round))
+    if not checks.non_negative_int("round", round) < 2**32:
+        raise InputError(f"round must be below 2^32, found {round}")
+    number = jnp.uint32(round)
     return RoundKeys(
         jax.random.fold_in(training_root, number), jax.random.fold_in(noise_root, number)
     )

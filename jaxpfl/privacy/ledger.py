@@ -24,6 +24,7 @@ import json
 import math
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -188,9 +189,7 @@ class Ledger:
         """What all charges share; add-or-remove-one while there is none."""
         return self._adjacency or "add_or_remove_one"
 
-    def charge(
-        self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int
-    ) -> None:
+    def charge(self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int) -> None:
         """Charges one release; on return it is on the disk.
 
         Does nothing where (run, label, round) was charged with the same event before.
@@ -245,11 +244,15 @@ class Ledger:
             return None
         if not releases:
             return _MOST_REPEATS
+
+        def fits(times: int, accountant: Accountant) -> bool:
+            return self._fit(_sum(self._counts, releases, times), event, accountant)
+
         # RDP is quick and never below PLD: where it fits, PLD fits.
-        rough = _most(lambda k: self._fits(releases, k, "rdp"), 0)
+        rough = _most(lambda times: fits(times, "rdp"), 0)
         if accounting.default_accountant(self._counts | releases) == "rdp":
             return rough
-        return _most(lambda k: self._fits(releases, k, "pld"), rough)
+        return _most(lambda times: fits(times, "pld"), rough)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
         """Returns what was spent, under which terms, and how many charges each label made."""
@@ -276,12 +279,14 @@ class Ledger:
         both = (self.recorded_budget, self._given_budget)
         return list(dict.fromkeys(budget for budget in both if budget is not None))
 
-    def _fits(self, releases: Counts, times: int, accountant: Accountant) -> bool:
-        total = _sum(self._counts, releases, times)
-        adjacency = self._adjacency or self._adjacency_of(releases)
+    def _fit(
+        self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None
+    ) -> bool:
+        """Whether releases `total`, of the adjacency of `event`, are within every budget."""
+        chosen = accountant or accounting.default_accountant(total)
+        adjacency = self._adjacency or events.adjacency(event)
         return all(
-            accounting.epsilon_of_counts(total, budget.delta, accountant, adjacency)
-            <= budget.epsilon
+            accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
             for budget in self._budgets()
         )
 
@@ -293,9 +298,7 @@ class Ledger:
         after = _sum(self._counts, releases, 1)
         if all(count <= self._affordable.get(leaf, 0) for leaf, count in after.items()):
             return
-        repeats = self.affordable(event)
-        assert repeats is not None
-        if repeats < 1:
+        if not self._fit(after, event):
             limits = " and ".join(
                 f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})"
                 for budget in self._budgets()
@@ -305,14 +308,12 @@ class Ledger:
                 f"{self.path}: round {charge.round} of {charge.label!r} would exceed the budget "
                 f"{limits}; spent so far: epsilon = {spent:.4g}; nothing was released"
             )
-        # Epsilon never falls with a count, so everything below these counts fits too.
-        self._affordable = _sum(self._counts, releases, repeats)
-
-    @staticmethod
-    def _adjacency_of(releases: Counts) -> Adjacency:
-        fixed = dp_accounting.SampledWithoutReplacementDpEvent
-        replaced = any(isinstance(leaf, fixed) for leaf in releases)
-        return "replace_one" if replaced else "add_or_remove_one"
+        # Epsilon never falls with a count, so everything below counts that fit fits too.
+        for share in (1, 1 / 2, 1 / 4, 1 / 16, 0):
+            ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
+            if share == 0 or self._fit(ahead, event):
+                self._affordable = ahead
+                return
 
     def _require_adjacency(self, event: dp_accounting.DpEvent, releases: Counts) -> None:
         if not releases or all(
@@ -361,7 +362,8 @@ class Ledger:
                 os.ftruncate(self._descriptor, start)
             finally:
                 self.close()
-            raise OSError(error.errno, f"the ledger cannot be written: {error}", str(self.path))
+            message = f"the ledger cannot be written: {error}"
+            raise OSError(error.errno, message, str(self.path)) from error
         self._hashes.append(digest)
 
     def _repair(self, descriptor: int) -> None:
@@ -435,7 +437,7 @@ def _sum(total: Counts, more: Counts, times: int) -> Counts:
     return result
 
 
-def _most(fits: Any, low: int) -> int:
+def _most(fits: Callable[[int], bool], low: int) -> int:
     """Returns the largest number that fits, at least `low`, which is known to fit (or is 0)."""
     step = max(1, low // 4)
     high = low + step

@@ -4,10 +4,10 @@ A plan couples sampling, clipping, mechanism, rounds, unit, adjacency and delta.
 the cohorts, the noise's scale and the events that the ledger is charged with, so that a sampler
 cannot meet the wrong accountant.
 
-| sampling | who takes part              | adjacency             | a client moves the sum by | accountant |
-|----------|-----------------------------|-----------------------|---------------------------|------------|
-| poisson  | each with q = n / N         | add or remove one     | S                         | PLD        |
-| fixed    | exactly n, no replacement   | replace one           | 2 S                       | RDP        |
+| sampling | who takes part            | adjacency         | the sum moves by | accountant |
+|----------|---------------------------|-------------------|------------------|------------|
+| poisson  | each with q = n / N       | add or remove one | S                | PLD        |
+| fixed    | exactly n, no replacement | replace one       | 2 S              | RDP        |
 
 `noise_multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the
 sum moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size
@@ -123,9 +123,7 @@ class Plan:
         checks.open_fraction("delta", self.delta)
         reason = self.allow_large_delta
         if reason is not None and (not isinstance(reason, str) or not reason.strip()):
-            raise InputError(
-                f"allow_large_delta must be a written reason, found {reason!r}"
-            )
+            raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
         if self.delta >= 1 / self.population and reason is None:
             raise InputError(
                 f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
@@ -146,8 +144,8 @@ class Plan:
         ):
             raise InputError(
                 f"indicator_noise = {self.indicator_noise_std:g} is too small for noise_multiplier "
-                f"= {self.noise_multiplier:g}: the quantile alone would cost more than the plan; it "
-                "must exceed half the noise multiplier"
+                f"= {self.noise_multiplier:g}: the quantile alone would cost more than the plan; "
+                "it must exceed half the noise multiplier"
             )
 
     @classmethod
@@ -352,8 +350,8 @@ class Plan:
         if not self.private:
             return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
         return (
-            f"(epsilon = {_rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), unit = {self.unit}, "
-            f"adjacency = {_IN_WORDS[self.adjacency]}, "
+            f"(epsilon = {_rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), "
+            f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]}, "
             f"accountant = {self.chosen_accountant.upper()}"
         )
 
