@@ -79,8 +79,8 @@ def table(rows: list[dict], columns: list[str]) -> None:
 
     grid = Table()
     for column in columns:
-        grid.add_column(column, justify="right")
+        grid.add_column(column, justify="left" if column == "what" else "right", no_wrap=True)
     for row in rows:
         cells = (row.get(column, "") for column in columns)
         grid.add_row(*(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells))
-    Console().print(grid)
+    Console(width=160).print(grid)

@@ -1,32 +1,26 @@
 """Time of one local SGD step of each model, by how clients are laid out.
 
-    python benchmarks/micro/model_step.py [--models emnist_cnn ...] [--clients 8] [--steps 4]
+    python -m benchmarks.micro.model_step [--models emnist_cnn ...] [--clients 8] [--steps 4]
 
 Clients run a few SGD steps from common parameters and their deltas are added up: one after another
 (`scan`, the steps inside it) or side by side with parameters of their own (`vmap`). The table
-gives milliseconds for one step of one client (median over repeats, compilation excluded) and the
-rate in GFLOP/s, counting the matrix products of the forward and backward pass. One JSON line a row
-is appended to benchmarks/results/model_step.jsonl.
+gives milliseconds for one step of one client (best of the repeats, compilation excluded) and the
+rate in GFLOP/s, counting the matrix products of the forward and backward pass.
 """
 
-import argparse
-import datetime
-import json
-import platform
-import statistics
-import time
+import dataclasses
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 
+from benchmarks import harness
 from jaxpfl.models import CNN, CIFGLanguageModel, classifier_cnn, emnist_cnn
 
-RESULTS = Path(__file__).parents[1] / "results" / "model_step.jsonl"
 LENGTH = 20
 MODELS: dict[str, Any] = {
     "classifier_cnn": classifier_cnn(),
@@ -92,64 +86,42 @@ def rounds(model: Any, layout: str) -> Callable[..., Any]:
     return jax.jit({"scan": scan, "vmap": vmap}[layout])
 
 
-def measure(function: Callable[..., Any], *arguments: Any, repeats: int) -> float:
-    """Median seconds of a call, after one that compiles."""
-    jax.block_until_ready(function(*arguments))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function(*arguments))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+@dataclasses.dataclass(frozen=True)
+class Config:
+    models: tuple[str, ...] = tuple(MODELS)
+    layouts: tuple[str, ...] = ("scan", "vmap")
+    clients: int = 8
+    steps: int = 4
+    batch: int = 16  # examples in a batch
+    repeats: int = 5
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--layouts", nargs="+", choices=["scan", "vmap"], default=["scan", "vmap"])
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=16, help="examples in a batch")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dry", action="store_true", help="do not append to the results file")
-    options = parser.parse_args()
-    device = jax.devices()[0]
-    print(f"{device.device_kind}, {platform.machine()}, jax {jax.__version__}")
-    print(f"{'model':16}{'layout':8}{'ms/client step':>16}{'GFLOP/s':>10}")
-    for name in options.models:
+def main(config: Config) -> None:
+    rows = []
+    for name in config.models:
         model = MODELS[name]
         params = model.init(jax.random.key(0))
-        batches = jax.device_put(data(model, options.clients, options.steps, options.batch))
-        for layout in options.layouts:
-            seconds = measure(rounds(model, layout), params, batches, repeats=options.repeats)
-            step = seconds / (options.clients * options.steps)
-            rate = gigaflops(model, options.batch) / step
-            print(f"{name:16}{layout:8}{step * 1e3:16.2f}{rate:10.1f}", flush=True)
-            if not options.dry:
-                record = {
-                    "benchmark": "model_step",
+        batches = jax.device_put(data(model, config.clients, config.steps, config.batch))
+        runs = {
+            layout: functools.partial(rounds(model, layout), params, batches)
+            for layout in config.layouts
+        }
+        for layout, seconds in harness.interleaved(runs, config.repeats).items():
+            step = seconds / (config.clients * config.steps)
+            rows.append(
+                {
                     "model": name,
                     "layout": layout,
-                    "clients": options.clients,
-                    "steps": options.steps,
-                    "batch": options.batch,
-                    "ms_per_client_step": round(step * 1e3, 3),
-                    "gflops_per_second": round(rate, 1),
-                    "device": device.device_kind,
-                    "devices": jax.device_count(),
-                    "jax": jax.__version__,
-                    "flax": flax.__version__,
-                    "python": platform.python_version(),
-                    "date": datetime.date.today().isoformat(),
+                    "clients": config.clients,
+                    "steps": config.steps,
+                    "batch": config.batch,
+                    "ms/client step": 1e3 * step,
+                    "GFLOP/s": gigaflops(model, config.batch) / step,
                 }
-                RESULTS.parent.mkdir(exist_ok=True)
-                with RESULTS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(record) + "\n")
-
-
-class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    pass
+            )
+    harness.table(rows, ["model", "layout", "ms/client step", "GFLOP/s"])
+    print(f"recorded in {harness.record('model_step', rows)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Config, description=__doc__))

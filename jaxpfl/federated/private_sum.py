@@ -31,7 +31,7 @@ from jaxpfl.federated.accumulators import Accumulator, Compensated
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
-from jaxpfl.privacy.clipping import clip_contribution
+from jaxpfl.privacy.clipping import Clipping, clip_contribution
 from jaxpfl.privacy.keys import RoundKeys
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.plan import Plan
@@ -52,7 +52,10 @@ class DoorState(NamedTuple):
 class Door(Protocol):
     """`init() -> state` and `(broadcast, cohort, state, keys) -> (release, state)`."""
 
-    shards: int
+    @property
+    def shards(self) -> int:
+        """Devices over which a cohort is dealt."""
+        ...
 
     def init(self) -> DoorState: ...
 
@@ -73,7 +76,7 @@ class _Engine:
     """What is compiled in. Doors with equal engines share their compiled functions."""
 
     client_fn: ClientFn
-    clipping: str
+    clipping: Clipping
     accumulator: Accumulator
     chunk: int
     mesh: Mesh
@@ -256,7 +259,9 @@ class _Door:
     def init(self) -> DoorState:
         return DoorState(jnp.float32(self.plan.clip_norm))
 
-    def __call__(self, broadcast, cohort, state, keys):
+    def __call__(
+        self, broadcast: PyTree, cohort: Iterable[Bucket], state: DoorState, keys: RoundKeys
+    ) -> tuple[PyTree, DoorState]:
         plan, sums = self.plan, None
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
