@@ -118,6 +118,16 @@ def test_a_clients_batches_depend_on_its_address_alone():
         assert found == {client: reference[client] for client in chosen}
 
 
+def test_the_order_of_the_cohort_changes_no_bit():
+    population = population_of(np.random.default_rng(0).integers(0, 9, 40))
+    spec = CohortSpec(3, 9, clients_per_bucket=8)
+    forward = packed(population, np.arange(40), spec, shards=2)
+    backward = packed(population, np.arange(40)[::-1], spec, shards=2)
+    for here, there in zip(forward, backward, strict=True):
+        np.testing.assert_array_equal(here.batches["x"], there.batches["x"])
+        np.testing.assert_array_equal(here.client, there.client)
+
+
 @pytest.mark.parametrize("change", [{"seed": 1}, {"round": 1}, {"seed": 2**64}])
 def test_seed_and_round_shuffle_anew(change):
     population = population_of([40, 40])

@@ -35,6 +35,7 @@ _MARKUP = (
     (re.compile(r"`+~?"), ""),
     (re.compile(r"\\(.)"), r"\1"),
 )
+_MARKED = re.compile(r"[`*\\\[]|://")
 _SPACES = re.compile(r"\s+")
 # A full stop ends a sentence before a capital, a digit, a quote or an opening bracket ...
 _END = re.compile(r"(?<=[.!?])[)\"'”]*\s+(?=[\"'“(\[]?[A-Z0-9_])")
@@ -58,8 +59,9 @@ def sentences(docstring: str) -> list[str]:
     found = []
     for paragraph in _paragraphs(inspect.cleandoc(docstring).splitlines()):
         text = paragraph
-        for pattern, replacement in _MARKUP:
-            text = pattern.sub(replacement, text)
+        if _MARKED.search(text):
+            for pattern, replacement in _MARKUP:
+                text = pattern.sub(replacement, text)
         for sentence in _split(_SPACES.sub(" ", text).strip()):
             if len(_WORD.findall(sentence)) >= 3 and not _CODE.search(sentence):
                 found.append(sentence)
