@@ -117,8 +117,8 @@ class Loop:
       directory: the run directory.
       ledger: file charged before every round.
       budget: hard limit of the whole ledger, or None.
-      seed: of the model's start, the cohorts and the clients' shuffles.
-      reproducible_noise: draws the noise from `seed`: NOT private.
+      seed: of the model's start and the clients' shuffles.
+      reproducible_noise: draws noise and cohorts from `seed`: NOT private.
       tracking: evaluation and checkpoints.
       resume: continues what is in `directory`, else refuses to touch an earlier run.
       config: the resolved config, part of the run's identity.
@@ -167,6 +167,7 @@ class Loop:
             "seed": seed,
         }
         self.run_id = _run_id(identity, self.noise_key)
+        self._cohort_seed = _cohort_seed(seed, self.noise_key)
         self._shown: dict[str, str] = {}
         self._begin(identity, started)
         self._ledger_path, self._budget = ledger, budget
@@ -287,7 +288,7 @@ class Loop:
         began = time.monotonic()
         plan, algorithm = self.algorithm.plan, self.algorithm
         self.ledger.charge(plan.round_event(), self.label, run=self.run_id, round=round)
-        cohort_clients = plan.sample(self.seed, round)
+        cohort_clients = plan.sample(self._cohort_seed, round)
         cohort = Cohort(
             self.population,
             cohort_clients,
@@ -417,6 +418,16 @@ def _check(algorithm: Algorithm, population: Population) -> None:
         if name not in population.columns:
             found = ", ".join(sorted(population.columns)) or "none"
             raise InputError(f"the model reads a column {name!r}, the data has: {found}")
+
+
+def _cohort_seed(seed: int, noise_key: jax.Array) -> int:
+    """The seed of the sampler: the config's seed and the secret noise key together.
+
+    Amplification by sampling holds only while nobody knows who took part, and the config's seed
+    is public.
+    """
+    words = key_to_words(noise_key)
+    return int.from_bytes(hashlib.sha256(f"cohorts {seed} {words}".encode()).digest()[:7], "big")
 
 
 def _noise_key(path: Path, seed: int, reproducible: bool) -> jax.Array:
