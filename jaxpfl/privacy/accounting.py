@@ -22,7 +22,7 @@ RDP does not.
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import dp_accounting
 import numpy as np
@@ -103,7 +103,7 @@ def smallest_noise_multiplier(
                 f"epsilon = {target:g} is reached with noise multiplier 1e-3 already: a target "
                 "that large protects nobody"
             )
-    root = float(optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
+    root = cast(float, optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
     slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
     for _ in range(2 if slope < 0 else 0):
         gap = excess(root, fine)
@@ -138,7 +138,7 @@ def _epsilon(
     for leaf, _ in releases:
         _require_support(leaf, accountant, adjacency)
     if accountant == "rdp":
-        total = sum(count * _rdp(leaf) for leaf, count in releases)
+        total = _total_rdp(releases)
         return float(rdp.compute_epsilon(RDP_ORDERS, total, delta)[0])
     precision, sampled = 0.0, []
     for leaf, count in releases:
@@ -155,11 +155,16 @@ def _epsilon(
     if precision:
         composed = _pld(1.0, precision**-0.5, interval)
     for leaf, count in sampled:
-        part = _pld(leaf.sampling_probability, leaf.event.noise_multiplier, interval)
+        part = _pld(leaf.sampling_probability, _noise_multiplier(leaf), interval)
         part = part.self_compose(count)
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
     return float(composed.get_epsilon_for_delta(delta))
+
+
+def _noise_multiplier(leaf: dp_accounting.DpEvent) -> float:
+    gaussian = leaf.event if isinstance(leaf, dp_accounting.PoissonSampledDpEvent) else leaf
+    return cast(dp_accounting.GaussianDpEvent, gaussian).noise_multiplier
 
 
 def _require_support(
@@ -182,10 +187,17 @@ def _require_support(
 def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     """The Renyi divergence of one release at RDP_ORDERS."""
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
-        return _poisson_rdp(leaf.sampling_probability, leaf.event.noise_multiplier)
+        return _poisson_rdp(leaf.sampling_probability, _noise_multiplier(leaf))
     account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(leaf)
     return account.rdp
+
+
+def _total_rdp(releases: _FrozenCounts) -> list[float]:
+    total = np.zeros(len(RDP_ORDERS))
+    for leaf, count in releases:
+        total += count * _rdp(leaf)
+    return total.tolist()
 
 
 def _poisson_rdp(q: float, z: float) -> np.ndarray:
@@ -227,14 +239,14 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    rough = float(rdp.compute_epsilon(RDP_ORDERS, sum(c * _rdp(e) for e, c in releases), delta)[0])
+    divergences = _total_rdp(releases)
+    rough = float(rdp.compute_epsilon(RDP_ORDERS, divergences, delta)[0])
     single = 0.0
     for leaf, _ in releases:
-        inner = leaf.event if isinstance(leaf, dp_accounting.PoissonSampledDpEvent) else leaf
-        z = inner.noise_multiplier  # pyright: ignore[reportAttributeAccessIssue]
+        z = _noise_multiplier(leaf)
         single = max(single, (1 / z + 20) / (2 * z))
     # The Renyi divergence of order 2 is the loss's variance where losses are small.
-    deviation = math.sqrt(sum(c * _rdp(e)[RDP_ORDERS.index(2.0)] for e, c in releases))
+    deviation = math.sqrt(divergences[RDP_ORDERS.index(2.0)])
     while step > max(deviation / 100, single / 1e5):
         step /= 10
     width = max(rough, single)

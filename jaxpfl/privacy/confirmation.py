@@ -7,6 +7,7 @@ import decimal
 import functools
 import math
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from scipy import optimize, special
@@ -78,22 +79,22 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
     with decimal.localcontext() as context:
         context.prec = 400
         context.Emax, context.Emin = decimal.MAX_EMAX, decimal.MIN_EMIN
-        highest = 63
+        highest, zero = 63, decimal.Decimal(0)
         rate = decimal.Decimal(clients) / decimal.Decimal(population)
         half = 1 / (2 * decimal.Decimal(noise_multiplier) ** 2)
         # E[(P/Q)^k] of the Gaussian itself.
         plain = [(half * k * (k - 1)).exp() for k in range(highest + 2)]
         ternary = [
-            sum((-1) ** (k - i) * math.comb(k, i) * plain[i] for i in range(k + 1))
+            sum(((-1) ** (k - i) * math.comb(k, i) * plain[i] for i in range(k + 1)), zero)
             for k in range(highest + 2)
         ]
-        terms = [decimal.Decimal(0)] * (highest + 1)
+        terms = [zero] * (highest + 1)
         terms[2] = rate**2 * min(4 * (plain[2] - 1), 2 * plain[2])
         for k in range(3, highest + 1):
             even = abs(ternary[2 * (k // 2)] * ternary[2 * ((k + 1) // 2)]).sqrt()
             terms[k] = rate**k * min(4 * even, 2 * plain[k])
         moments = [
-            float((1 + sum(math.comb(order, k) * terms[k] for k in range(2, order + 1))).ln())
+            float(sum((math.comb(order, k) * terms[k] for k in range(2, order + 1)), 1 + zero).ln())
             for order in range(2, highest + 1)
         ]
     return [0.0, 0.0, *moments]
@@ -156,4 +157,4 @@ def _invert(delta_of: Callable[[float], float], delta: float) -> float:
     def excess(eps: float) -> float:
         return math.log(max(delta_of(eps), 1e-300) / delta)
 
-    return float(optimize.brentq(excess, low, high, xtol=1e-10))
+    return cast(float, optimize.brentq(excess, low, high, xtol=1e-10))

@@ -78,7 +78,7 @@ def key_from_words(words: Sequence[int]) -> jax.Array:
         for word in words
     ):
         raise InputError("a noise key must be four whole numbers below 2^32")
-    return jax.random.wrap_key_data(np.asarray(words, np.uint32), impl=NOISE_IMPLEMENTATION)
+    return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=NOISE_IMPLEMENTATION)
 
 
 def require_noise_key(key: jax.Array) -> None:

@@ -175,7 +175,11 @@ class Ledger:
         """
         known = list(self._hashes)
         self._clear()
-        self._load()
+        try:
+            self._load()
+        except BaseException:
+            self.close()  # nothing may be charged to what could not be read
+            raise
         if self._hashes[: len(known)] != known:
             raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
         if expected_head is not None and not self.contains(expected_head):
