@@ -21,7 +21,7 @@ from benchmarks import harness
 class Config:
     clients: int = 1000
     coordinates: int = 1_000_000
-    repeats: int = 5
+    repeats: int = 15
     devices: int | None = None  # virtual CPU devices; default one a core
     chunks: tuple[int, ...] = (1, 0)  # clients vmapped together; 0 = a device's whole share
 

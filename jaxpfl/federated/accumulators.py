@@ -44,6 +44,11 @@ def _two_sum(a: jax.Array, b: jax.Array) -> _Pair:
     return _Pair(total, (a - (total - b_part)) + (b - b_part))
 
 
+def _scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
+    """float32 leaf [chunk, ...] times factor [chunk]."""
+    return leaf_C.astype(jnp.float32) * factor_C.reshape((-1,) + (1,) * (leaf_C.ndim - 1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Compensated:
     """Float32 sums with a running error term.
@@ -64,12 +69,16 @@ class Compensated:
         """Returns a bucket's subtotal, zeros [...], for running sums [1, ...]."""
         return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
-    def add(self, subtotal: PyTree, clipped_C: PyTree, clip_norm: jax.Array) -> PyTree:
-        """Adds float32 leaves [chunk, ...] to the subtotal [...]."""
+    def add(
+        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, clip_norm: jax.Array
+    ) -> PyTree:
+        """Adds float leaves [chunk, ...], each times its client's factor [chunk]."""
         del clip_norm
-        return jax.tree.map(
-            lambda sum_, leaf_C: sum_ + jnp.sum(leaf_C, axis=0), subtotal, clipped_C
-        )
+
+        def add(total, leaf_C, factor_C):
+            return total + jnp.sum(_scaled(leaf_C, factor_C), axis=0)
+
+        return jax.tree.map(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
@@ -133,18 +142,23 @@ class FixedPoint:
         """Returns a bucket's subtotal, zeros [...], for running sums [1, ...]."""
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
-    def add(self, subtotal: PyTree, clipped_C: PyTree, clip_norm: jax.Array) -> PyTree:
-        """Adds float32 leaves [chunk, ...], each client's L2 norm <= clip_norm."""
+    def add(
+        self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, clip_norm: jax.Array
+    ) -> PyTree:
+        """Adds float leaves [chunk, ...], each times its client's factor [chunk].
+
+        A client's scaled leaves have L2 norm at most `clip_norm`, so no value overflows.
+        """
         scale = jnp.float32(2.0**self.bits) / clip_norm
 
-        def add(pair, leaf_C):
-            whole_C = jnp.trunc(leaf_C * scale).astype(jnp.int32)
+        def add(pair, leaf_C, factor_C):
+            whole_C = jnp.trunc(_scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
             low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
             high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
             # The low half is carried at once, so only the chunk's own size bounds it.
             return _Pair(high + (low >> 16), low & 0xFFFF)
 
-        return _map_pairs(add, subtotal, clipped_C)
+        return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""

@@ -23,10 +23,10 @@ def global_norm(tree: PyTree) -> jax.Array:
     return jnp.sqrt(sum((_square_sum(leaf) for leaf in jax.tree.leaves(tree)), jnp.float32(0)))
 
 
-def clip_contribution(
+def clip_factors(
     contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
 ) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Clips one client's contribution.
+    """Returns what one client's contribution must be multiplied by to be clipped.
 
     Args:
       contribution: pytree of arrays of any real type.
@@ -34,11 +34,11 @@ def clip_contribution(
       clip_norm: S, float32 scalar.
 
     Returns:
-      The clipped contribution (float32), its norm BEFORE clipping (float32 scalar, infinite
-      where the contribution was refused; private) and whether it was finite (bool scalar).
+      A float32 scalar in (0, 1] for each leaf; the norm before clipping (float32 scalar, infinite
+      where the contribution must be refused; private); and whether it is finite (bool scalar).
+      A contribution that is not finite must be left out, not multiplied: NaN * 0 is NaN.
     """
     leaves, structure = jax.tree.flatten(contribution)
-    leaves = [leaf.astype(jnp.float32) for leaf in leaves]
     squares = [_square_sum(leaf) for leaf in leaves]
     norm = jnp.sqrt(sum(squares, jnp.float32(0)))
     # A NaN or an infinity anywhere makes the norm NaN or infinite.
@@ -50,12 +50,25 @@ def clip_contribution(
         factors = [_factor(jnp.sqrt(square), share) for square in squares]
     else:
         raise ValueError(f"clipping must be 'flat' or 'per_layer', found {clipping!r}")
-    clipped = [
-        # Not a multiplication by zero: NaN * 0 is NaN.
-        jnp.where(finite, leaf * factor, jnp.zeros_like(leaf))
-        for leaf, factor in zip(leaves, factors, strict=True)
-    ]
-    return jax.tree.unflatten(structure, clipped), jnp.where(finite, norm, jnp.inf), finite
+    return jax.tree.unflatten(structure, factors), jnp.where(finite, norm, jnp.inf), finite
+
+
+def clip_contribution(
+    contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
+) -> tuple[PyTree, jax.Array, jax.Array]:
+    """Clips one client's contribution; arguments as for `clip_factors`.
+
+    Returns:
+      The clipped contribution (float32), its norm BEFORE clipping (float32 scalar, infinite
+      where the contribution was refused; private) and whether it was finite (bool scalar).
+    """
+    factors, norm, finite = clip_factors(contribution, clipping, clip_norm)
+    clipped = jax.tree.map(
+        lambda leaf, factor: jnp.where(finite, leaf.astype(jnp.float32) * factor, 0.0),
+        contribution,
+        factors,
+    )
+    return clipped, norm, finite
 
 
 def _square_sum(leaf: jax.Array) -> jax.Array:
