@@ -51,6 +51,8 @@ def test_notebook_runs_on_small_settings(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("JAXPFL_NOTEBOOK_SMALL", "1")
+    # The tests' own backend draws nothing into a notebook.
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     # A kernel without its own configuration: nothing is read from, or left in, the user's home.
     monkeypatch.setenv("JUPYTER_CONFIG_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

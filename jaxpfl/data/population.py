@@ -159,8 +159,14 @@ class Population:
         }
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
-        """The same clients with other columns, of as many examples."""
-        return Population(columns, self.offsets, self.client_ids, self.name, self.unit)
+        """The same clients with other columns, of as many examples, such as tokens for text.
+
+        The fingerprint stays: whatever is computed from a client's data is that client's, and is
+        charged to the same ledger.
+        """
+        derived = Population(columns, self.offsets, self.client_ids, self.name, self.unit)
+        derived.__dict__["fingerprint"] = self.fingerprint
+        return derived
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`).

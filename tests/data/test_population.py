@@ -200,20 +200,33 @@ def test_a_client_without_examples_takes_any_schema():
 
 def test_a_fingerprint_is_of_the_content_however_it_is_held():
     population = small()
+
+    def holding(columns):
+        return Population(columns, population.offsets, population.client_ids)
+
     text, label = population.columns["text"], population.columns["label"]
     chunked = pa.chunked_array([text[:3], text[3:]])
     sliced = pa.concat_arrays([pa.array(["before"], pa.large_string()), text])[1:]
     strided = np.repeat(label, 2)[::2]
     for other in (chunked, sliced, text.cast(pa.string()), text.to_pylist()):
-        again = population.with_columns({**population.columns, "text": other})
+        again = holding({**population.columns, "text": other})
         assert again.fingerprint == population.fingerprint
     for other in (strided, label.astype(">i4")):
-        again = population.with_columns({**population.columns, "label": other})
+        again = holding({**population.columns, "label": other})
         assert again.fingerprint == population.fingerprint
     renamed = Population(population.columns, population.offsets, population.client_ids, "x", "y")
     assert renamed.fingerprint == population.fingerprint
-    turned = population.with_columns(dict(reversed(population.columns.items())))
+    turned = holding(dict(reversed(population.columns.items())))
     assert turned.fingerprint == population.fingerprint
+
+
+def test_what_is_computed_from_clients_keeps_their_fingerprint():
+    """TRUST 29: tokens of a text are charged to the ledger of the text's clients."""
+    population = small()
+    tokens = population.with_columns({"tokens": np.zeros((10, 5), np.int32)})
+    other = population.with_columns({"tokens": np.ones((10, 5), np.int32)})
+    assert tokens.fingerprint == other.fingerprint == population.fingerprint
+    assert population.select([0, 1]).fingerprint != population.fingerprint
 
 
 def test_a_fingerprint_changes_with_any_value_type_shape_name_or_offset():
