@@ -34,7 +34,7 @@ class Config:
     cohorts: tuple[int, ...] = (10, 50, 200, 1000)
     chunks: tuple[int, ...] = (0,)  # clients vmapped together on a device; 0 = the default
     forms: tuple[Form, ...] = ("auto",)  # of the convolution
-    repeats: int = 3
+    repeats: int = 5
     devices: int | None = None  # virtual CPU devices; default one a core
     handwritten_up_to: int = 200  # it holds the whole cohort on the device
 
@@ -203,12 +203,12 @@ def main(config: Config) -> list[dict]:
                 image, label = jax.device_put(stack(equal, clients), dealt)
                 everywhere = NamedSharding(mesh, PartitionSpec())
                 params = jax.device_put(emnist_cnn().init(jax.random.key(0)), everywhere)
-                for over in ("scan", "vmap") if clients <= 50 else ("scan",):
+                for over in ("scan", "vmap") if clients <= 10 else ("scan",):
                     round_ = handwritten(form, over, mesh)
                     runs[f"handwritten {over}, form {form}, {mesh.size} devices"] = (
                         functools.partial(round_, params, image, label, jax.random.key(1))
                     )
-        seconds = harness.interleaved(runs, config.repeats if clients <= 50 else 2)
+        seconds = harness.interleaved(runs, config.repeats if clients <= 200 else 2)
         by_hand = [taken for name, taken in seconds.items() if name.startswith("hand")]
         best_equal = min(t for name, t in seconds.items() if name.startswith("jaxpfl equal"))
         for name, taken in seconds.items():
