@@ -208,7 +208,11 @@ def main(config: Config) -> list[dict]:
                     runs[f"handwritten {over}, form {form}, {mesh.size} devices"] = (
                         functools.partial(round_, params, image, label, jax.random.key(1))
                     )
-        seconds = harness.interleaved(runs, config.repeats if clients <= 200 else 2)
+        # Small cohorts: some rounds are dispatched before the first is waited for, as in a run.
+        rounds = max(1, 40 // clients)
+        batches = {name: functools.partial(_times, rounds, run) for name, run in runs.items()}
+        seconds = harness.interleaved(batches, config.repeats if clients <= 200 else 2)
+        seconds = {name: taken / rounds for name, taken in seconds.items()}
         by_hand = [taken for name, taken in seconds.items() if name.startswith("hand")]
         best_equal = min(t for name, t in seconds.items() if name.startswith("jaxpfl equal"))
         for name, taken in seconds.items():
@@ -232,6 +236,12 @@ def main(config: Config) -> list[dict]:
         harness.table(rows[-len(seconds) :], list(_columns(rows)))
     print(f"recorded in {harness.record('round', rows)}")
     return rows
+
+
+def _times(rounds, run):
+    for _ in range(rounds - 1):
+        run()
+    return run()
 
 
 def _columns(rows):
