@@ -143,6 +143,9 @@ def _draw(
         axes.axhline(value, color=_GREY, linewidth=1.2, linestyle=":", label=label)
     if logarithmic and all(value > 0 for _, _, _, values in lines for value in values):
         axes.set_yscale("log")
+        # Numbers as people write them: these ranges span one or two powers of ten.
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter("{x:g}")
     else:
         axes.set_ylim(bottom=min(0.0, *axes.get_ylim()) if axis != "nats per target" else None)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
