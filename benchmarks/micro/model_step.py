@@ -1,7 +1,7 @@
 """Time of one local SGD step of each model, by how clients are laid out.
 
     python -m benchmarks.micro.model_step
-    python -m benchmarks.micro.model_step --models emnist_cnn_patches emnist_cnn_convolution --steps 2
+    python -m benchmarks.micro.model_step --models emnist_cnn_patches emnist_cnn_convolution
 
 Clients run a few SGD steps from common parameters and their deltas are added up: one after another
 (`scan`, the steps inside it) or side by side with parameters of their own (`vmap`). The table
