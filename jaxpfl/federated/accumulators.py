@@ -150,6 +150,11 @@ class FixedPoint:
         A client's scaled leaves have L2 norm at most `clip_norm`, so no value overflows.
         """
         scale = jnp.float32(2.0**self.bits) / clip_norm
+        chunk = jax.tree.leaves(leaves_C)[0].shape[0]
+        if chunk > 32_000:
+            raise InputError(
+                f"fixed-point sums take chunks of at most 32000 clients, found {chunk}"
+            )
 
         def add(pair, leaf_C, factor_C):
             whole_C = jnp.trunc(_scaled(leaf_C, factor_C) * scale).astype(jnp.int32)

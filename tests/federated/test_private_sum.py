@@ -151,6 +151,17 @@ def test_fixed_point_refuses_a_population_that_could_overflow():
     assert 2**17 * 2 ** (widest.bits - 16) <= 2**30
 
 
+def test_fixed_point_refuses_a_chunk_whose_low_halves_could_wrap():
+    """TRUST 27: never a silent wrap."""
+    with pytest.raises(InputError, match="32000"):
+        summed(
+            [bucket_of(vectors(32_001))],
+            accumulator=FixedPoint(max_clients=100_000),
+            mesh=client_mesh(1),
+            chunk=32_001,
+        )
+
+
 def test_compensated_sum_does_not_drift():
     """A long run of buckets: float64's answer to 1e-7, where a plain float32 sum is far off."""
     values = np.full((4, DIM), 0.1, np.float32)
