@@ -1,0 +1,6 @@
+"""From examples to vectors: what a Frechet distance between corpora is computed on."""
+
+from jaxpfl.text.embed.base import Embedder as Embedder
+from jaxpfl.text.embed.base import as_texts as as_texts
+from jaxpfl.text.embed.base import embed as embed
+from jaxpfl.text.embed.base import embedder as embedder

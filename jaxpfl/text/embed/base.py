@@ -1,0 +1,183 @@
+"""What an embedder is, how one is named, and how a population is embedded."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from jaxpfl import checks
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+
+# Examples handed to an embedder at a time: enough to sort by length, few enough to hold.
+_CHUNK = 16_384
+
+_NAMES = ("hashed", "minilm", "encoder", "sentence-transformers", "doodlenet")
+_EXPECTED = (
+    "hashed, hashed:DIMENSION, minilm, encoder:FOLDER-OR-HUB-NAME, sentence-transformers:NAME or "
+    "doodlenet:FOLDER"
+)
+
+
+class Embedder(Protocol):
+    """A public function from an example to a vector; it learns nothing from what it is given.
+
+    The vector of an example does not depend on the other examples of a call.
+
+    Attributes:
+      name: identifies weights and settings, so that equal names mean equal vectors. Public.
+      dimension: length d of a vector.
+      column: the column of a population that it reads: "text" or "image".
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    @property
+    def column(self) -> str: ...
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        """Vectors float32 [n, d] of n examples.
+
+        Args:
+          examples: for "text" a sequence or an Arrow array of strings [n]; for "image" a numpy
+            array [n, height, width, channels].
+        """
+        ...
+
+
+def embedder(name: str) -> Embedder:
+    """The embedder of a name.
+
+        hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
+        minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
+        encoder:FOLDER-OR-HUB-NAME     a BERT or ALBERT with its tokenizer (`embed.encoder`)
+        sentence-transformers:NAME     through that library, if installed
+        doodlenet:FOLDER               drawings of 28 x 28 pixels (`embed.images`)
+
+    Raises:
+      InputError: no such embedder, or what it needs is not there.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"an embedder's name must be a string, found {type(name).__name__}")
+    kind, colon, rest = name.partition(":")
+    # Imported late: each kind brings libraries of its own.
+    if kind == "hashed" and (not colon or rest):
+        from jaxpfl.text.embed.hashed import HashedNgrams
+
+        return HashedNgrams(_dimension(name, rest)) if colon else HashedNgrams()
+    if name == "minilm" or (kind == "encoder" and rest):
+        from jaxpfl.text.embed.encoder import SentenceEncoder
+
+        return SentenceEncoder.load(rest or name)
+    if kind == "sentence-transformers" and rest:
+        from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
+
+        return SentenceTransformersEmbedder(rest)
+    if kind == "doodlenet" and rest:
+        from jaxpfl.text.embed.images import DoodleNet
+
+        return DoodleNet.load(rest)
+    near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
+    hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
+    raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")
+
+
+def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> Population:
+    """The same clients with the column "embedding", float32 [examples, d], and no other.
+
+    Texts that occur more than once are embedded once. The fingerprint stays the population's:
+    an embedding is as private as the text.
+
+    Args:
+      population: has the column that the embedder reads.
+      embedder: see `embedder`.
+      shown: draw a progress bar on a terminal's standard error.
+
+    Raises:
+      InputError: the column is missing or of another kind, or the embedder returned another shape
+        than it declares.
+    """
+    if embedder.column not in population.columns:
+        raise InputError(
+            f"population {population.name!r} has no column {embedder.column!r}, which embedder "
+            f"{embedder.name!r} reads; it has {', '.join(population.columns)}"
+        )
+    column = population.columns[embedder.column]
+    if embedder.column == "text" and isinstance(column, np.ndarray):
+        raise InputError(f"population {population.name!r}: column 'text' must hold text")
+    vectors_NxD = np.empty((len(column), embedder.dimension), np.float32)
+    with _progress(f"embedding with {embedder.name}", len(column), shown) as advance:
+        for rows, examples, position_of_row in _chunks(column):
+            found = np.asarray(embedder(examples))
+            if found.shape != (len(examples), embedder.dimension):
+                raise InputError(
+                    f"embedder {embedder.name!r} returned shape {found.shape}, expected "
+                    f"{(len(examples), embedder.dimension)}"
+                )
+            vectors_NxD[rows] = found[position_of_row]
+            advance(len(rows))
+    return population.with_columns({"embedding": vectors_NxD})
+
+
+def as_texts(examples: Any) -> list[str]:
+    """A list of the strings in `examples`: a sequence, an Arrow array or a numpy array.
+
+    Raises:
+      InputError: it is one string, or something in it is no string; the row is named.
+    """
+    if isinstance(examples, str):
+        raise InputError("expected a sequence of strings, found one string")
+    texts = (
+        examples.to_pylist() if isinstance(examples, pa.Array | pa.ChunkedArray) else list(examples)
+    )
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text {row} must be a string, found {type(text).__name__}")
+    return texts
+
+
+def _chunks(column: Any) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
+    """Rows, the different examples in them, and which of these each row holds."""
+    if isinstance(column, np.ndarray):
+        for start in range(0, len(column), _CHUNK):
+            examples = column[start : start + _CHUNK]
+            yield np.arange(start, start + len(examples)), examples, np.arange(len(examples))
+        return
+    encoded = column.dictionary_encode()
+    text_of_row = encoded.indices.to_numpy(zero_copy_only=False)
+    rows = np.argsort(text_of_row, kind="stable")
+    different = encoded.dictionary
+    starts = np.arange(0, len(different), _CHUNK)
+    cuts = np.searchsorted(text_of_row[rows], starts)
+    for start, here in zip(starts, np.split(rows, cuts)[1:], strict=True):
+        yield here, different.slice(start, _CHUNK).to_pylist(), text_of_row[here] - start
+
+
+@contextmanager
+def _progress(label: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal's stderr, in per cent: how many examples there are is not public."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=28), TaskProgressColumn())
+    hidden = not shown or not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as bar:
+        task = bar.add_task(escape(label), total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def _dimension(name: str, written: str) -> int:
+    try:
+        return checks.positive_int(f"embedder {name!r}: dimension", int(written))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None
