@@ -2,7 +2,7 @@
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
-from jaxpfl.federated.client import ClientFn, Examples
+from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
 from jaxpfl.federated.optimizers import optimizer
@@ -10,6 +10,7 @@ from jaxpfl.federated.private_sum import Door, DoorState, private_sum
 
 __all__ = [
     "CLIENTS",
+    "BoundedByExample",
     "ClientFn",
     "Compensated",
     "Door",

@@ -5,7 +5,7 @@ written for ONE client and never see another's data.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -32,3 +32,21 @@ class Examples(NamedTuple):
 # depend on the data. Use a hashable callable (a plain function or a frozen dataclass): equal
 # client functions share one compilation.
 ClientFn = Callable[[PyTree, Examples, jax.Array], PyTree]
+
+
+class BoundedByExample(Protocol):
+    """A client function that bounds what each single example adds to its contribution.
+
+    Its contribution is a sum over the client's examples; adding or removing any one of them moves
+    it by at most `example_bound` in L2 norm, whatever the data. Under `Plan(unit="example")` the
+    door does not clip a client's whole contribution and relies on this bound, which therefore is
+    part of the privacy guarantee and must be tested on adversarial neighbours.
+
+    Attributes:
+      example_bound: the L2 bound, in the contribution's units.
+    """
+
+    @property
+    def example_bound(self) -> float: ...
+
+    def __call__(self, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree: ...

@@ -9,7 +9,9 @@ Guarantee. With a `Plan` of clip norm S and noise standard deviation sigma, the 
 sum_i clip_S(contribution_i) + N(0, sigma^2 I), where a client whose contribution is not finite
 counts as zero. Adding or removing one client moves the sum by at most S in L2 norm, whatever
 the data, the padding, the chunk size and the number of devices; noise is drawn once per
-coordinate. What that costs over the plan's rounds is `plan.epsilon()`; the ledger is charged by
+coordinate. Under `Plan(unit="example")` a client's contribution is a sum that its function bounds
+example by example (`client.BoundedByExample`): it is added whole, and adding or removing one
+EXAMPLE moves the sum by at most S. What that costs over the plan's rounds is `plan.epsilon()`; the ledger is charged by
 the caller before the door is opened (`experiments.run`).
 
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
@@ -77,6 +79,7 @@ class _Engine:
 
     client_fn: ClientFn
     clipping: Clipping
+    clips: bool  # whether contributions are clipped here: not where each example is bounded
     accumulator: Accumulator
     chunk: int
     mesh: Mesh
@@ -103,8 +106,9 @@ def _accumulate(
     """Adds one bucket's clipped contributions to the running sums."""
 
     accumulator = engine.accumulator
+    bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
 
-    def on_one_device(broadcast, sums, bucket, clip_norm, key):
+    def on_one_device(broadcast, sums, bucket, clip_norm, bound, key):
         def add_chunk(index, carry):
             subtotal, below_sum = carry
             part = jax.tree.map(
@@ -118,7 +122,7 @@ def _accumulate(
                 contribution = engine.client_fn(
                     broadcast, examples, jax.random.fold_in(key, client)
                 )
-                return contribution, *clip_factors(contribution, engine.clipping, clip_norm)
+                return contribution, *clip_factors(contribution, engine.clipping, bound)
 
             if engine.chunk == 1:
                 # Not vmapped: a batch axis of one would cost XLA its plain matrix products.
@@ -148,11 +152,11 @@ def _accumulate(
     return jax.shard_map(
         on_one_device,
         mesh=engine.mesh,
-        in_specs=(everywhere, dealt, dealt, everywhere, everywhere),
+        in_specs=(everywhere, dealt, dealt, everywhere, everywhere, everywhere),
         out_specs=dealt,
         # Gradients stay on their device: replication checking would insert sums over devices.
         check_vma=False,
-    )(broadcast, sums, bucket, clip_norm, key)
+    )(broadcast, sums, bucket, clip_norm, bound, key)
 
 
 def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):
@@ -270,6 +274,10 @@ def private_sum(
         Default: by backend, lowered to the nearest divisor.
       accumulator: default `Compensated()`.
 
+    Raises:
+      InputError: the plan's unit is the example, and `client_fn` states no bound for one, or one
+        above the plan's clip norm.
+
     Returns:
       A `Door`: `(broadcast, cohort, state, keys) -> (release, state)`, where `release` is
       the noisy SUM (float32, shaped like `contribution`); divide by `plan.denominator`.
@@ -278,7 +286,25 @@ def private_sum(
     if chunk is not None:
         checks.positive_int("chunk", chunk)
     accumulator = Compensated() if accumulator is None else accumulator
+    if plan.unit == "example":
+        _require_example_bound(client_fn, plan, accumulator)
     return _Door(client_fn, plan, _Shapes.of(contribution), mesh, chunk, accumulator)
+
+
+def _require_example_bound(client_fn: ClientFn, plan: Plan, accumulator: Accumulator) -> None:
+    bound = getattr(client_fn, "example_bound", None)
+    if bound is None:
+        raise InputError(
+            "a plan with unit = 'example' needs a client function with an example_bound: this one "
+            "is bounded by client only"
+        )
+    if not bound <= plan.clip_norm:
+        raise InputError(
+            f"one example moves the sum by up to {bound:g}, the plan's clip_norm is "
+            f"{plan.clip_norm:g}: its noise would be too small"
+        )
+    if not isinstance(accumulator, Compensated):
+        raise InputError("fixed-point sums need unit = 'client': their range is set by its clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +349,9 @@ class _Door:
         return release, DoorState(next_clip_norm(plan, state.clip_norm, noisy_below))
 
     def _engine(self, chunk: int) -> _Engine:
-        return _Engine(self.client_fn, self.plan.clipping, self.accumulator, chunk, self.mesh)
+        plan = self.plan
+        clips = plan.unit == "client"
+        return _Engine(self.client_fn, plan.clipping, clips, self.accumulator, chunk, self.mesh)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a device's share of them."""

@@ -14,7 +14,13 @@ from scipy import optimize, special
 
 
 def poisson_epsilon(
-    noise_multiplier: float, sampling_rate: float, rounds: int, delta: float, *, reach: float
+    noise_multiplier: float,
+    sampling_rate: float,
+    rounds: int,
+    delta: float,
+    *,
+    reach: float,
+    gaussian_mu: float = 0.0,
 ) -> float:
     """Epsilon of Gaussian rounds on Poisson cohorts under add-or-remove-one.
 
@@ -25,14 +31,18 @@ def poisson_epsilon(
 
     Args:
       reach: an epsilon known to be too large; losses far beyond it count as infinite.
+      gaussian_mu: shift / std of one more Gaussian release, on everyone.
     """
     if sampling_rate == 1:
-        return gaussian_epsilon(math.sqrt(rounds) / noise_multiplier, delta)
+        both = math.hypot(math.sqrt(rounds) / noise_multiplier, gaussian_mu)
+        return gaussian_epsilon(both, delta)
     z, q = noise_multiplier, sampling_rate
     exponent = (18 * z + 1) / (2 * z**2)  # the loss of one round, 9 standard deviations out
     single = exponent + math.log(q) if exponent > 600 else math.log1p(q * math.expm1(exponent))
     width = 3 * (reach + single)
-    return max(_fft_epsilon(z, q, rounds, delta, width, removed) for removed in (True, False))
+    return max(
+        _fft_epsilon(z, q, rounds, delta, width, removed, gaussian_mu) for removed in (True, False)
+    )
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -101,9 +111,12 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
 
 
 def _fft_epsilon(
-    z: float, q: float, rounds: int, delta: float, width: float, removed: bool
+    z: float, q: float, rounds: int, delta: float, width: float, removed: bool, mu: float
 ) -> float:
-    """For the loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round."""
+    """For the loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round.
+
+    With mu > 0 the loss of one plain Gaussian, N(mu^2 / 2, mu^2) either way, is added.
+    """
     points = 2**19
     edges = np.linspace(-width, width, points + 1)
     step = edges[1] - edges[0]
@@ -123,9 +136,16 @@ def _fft_epsilon(
     infinite = -math.expm1(rounds * math.log1p(-float(above[-1])))
     # The cell whose middle is step / 2 goes to index 0; `rounds` of these halves add up.
     spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
-    composed = np.clip(np.roll(np.fft.irfft(spectrum**rounds, points), points // 2), 0.0, None)
-    rounding = _mean_loss(z, q, removed) - float(np.dot(mass, (edges[:-1] + edges[1:]) / 2))
-    losses = edges[:-1] + rounds * (step / 2 + rounding)
+    spectrum = spectrum**rounds
+    middles = (edges[:-1] + edges[1:]) / 2
+    rounding = _mean_loss(z, q, removed) - float(np.dot(mass, middles))
+    moved = rounds * (step / 2 + rounding)
+    if mu > 0:
+        plain = np.diff(special.ndtr((edges - mu**2 / 2) / mu))
+        spectrum = spectrum * np.fft.rfft(np.roll(plain, -(points // 2)))
+        moved += step / 2 + mu**2 / 2 - float(np.dot(plain, middles))
+    composed = np.clip(np.roll(np.fft.irfft(spectrum, points), points // 2), 0.0, None)
+    losses = edges[:-1] + moved
 
     def delta_of(eps: float) -> float:
         first = int(np.searchsorted(losses, eps, side="right"))

@@ -11,6 +11,8 @@ What is guaranteed, and against what:
   must notice it keeps `head` elsewhere (a checkpoint does) and asks `verify(head)` or `contains`.
 - A last line that a crash cut short is a charge that never returned; it is removed. A last line
   that lacks only its newline is kept.
+- All charges have one unit (client or example), fixed by the first: what protects an example and
+  what protects a client have no common epsilon.
 - A charge is identified by (run, label, round): a resumed run that charges a round again is not
   charged twice, because its noise key makes the same release again.
 - One process at a time: the kernel's lock is held from opening to `close`.
@@ -35,6 +37,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.privacy import accounting, events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency, Counts
+from jaxpfl.privacy.plan import Unit
 
 FORMAT = "jaxpfl ledger 1"
 _NO_LINE = "0" * 64
@@ -76,18 +79,25 @@ class Ledger:
       population: fingerprint of the clients that the releases are about.
       budget: hard limit. A new file records it for ever; of a recorded and a given budget both
         hold.
+      unit: what every release protects; recorded in a new file.
 
     Raises:
       CorruptFile: the file is not an unaltered ledger; names the line.
-      InputError: the ledger is of another population.
+      InputError: the ledger is of another population or unit.
       RunLocked: another process, or another open `Ledger`, holds the file.
     """
 
-    unit = "client"
-
-    def __init__(self, path: str | Path, population: str, *, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        population: str,
+        *,
+        budget: Budget | None = None,
+        unit: Unit = "client",
+    ) -> None:
         if not isinstance(population, str) or not population:
             raise InputError("a ledger needs the fingerprint of its population, a string")
+        checks.one_of("unit", unit, ("client", "example"))
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         created = not self.path.exists()
@@ -111,16 +121,21 @@ class Ledger:
                         f"{self.path}: is the ledger of another population (fingerprint "
                         f"{self.population[:12]}..., this one is {population[:12]}...)"
                     )
+                if self.unit != unit:
+                    raise InputError(
+                        f"{self.path}: protects each {self.unit}, this run each {unit}: there is "
+                        "no common epsilon, so use one unit or a ledger of its own"
+                    )
             else:
                 self._append(
                     {
                         "format": FORMAT,
                         "population": population,
-                        "unit": self.unit,
+                        "unit": unit,
                         "budget": None if budget is None else dataclasses.asdict(budget),
                     }
                 )
-                self.population, self.recorded_budget = population, budget
+                self.population, self.recorded_budget, self.unit = population, budget, unit
         except BaseException:
             self.close()
             raise
@@ -335,6 +350,7 @@ class Ledger:
     def _clear(self) -> None:
         self.charges: list[Charge] = []
         self.population = ""
+        self.unit: Unit = "client"
         self.recorded_budget: Budget | None = None
         self._hashes: list[str] = []
         self._counts: Counts = {}
@@ -406,7 +422,7 @@ class Ledger:
         if number == 1:
             if fields["format"] != FORMAT:
                 raise InputError(f"expected the format {FORMAT!r}")
-            self.population = fields["population"]
+            self.population, self.unit = fields["population"], fields["unit"]
             budget = fields["budget"]
             self.recorded_budget = None if budget is None else Budget(**budget)
         else:

@@ -9,6 +9,10 @@ cannot meet the wrong accountant.
 | poisson  | each with q = n / N       | add or remove one | S                | PLD        |
 | fixed    | exactly n, no replacement | replace one       | 2 S              | RDP        |
 
+The unit is what is added, removed or replaced: a client with all that it holds, or, where everyone
+takes part and the client function bounds each example by itself (`federated.BoundedByExample`), one
+example.
+
 `noise_multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the
 sum moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size
 round as if it moved by S is a common error (SampledWithoutReplacement in dp-accounting takes the
@@ -24,14 +28,15 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, confirmation, sampling
+from jaxpfl.privacy import accounting, confirmation, events, sampling
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import Clipping
 from jaxpfl.privacy.events import Adjacency
 
 Sampling = Literal["poisson", "fixed"]
+Unit = Literal["client", "example"]
 
-_IN_WORDS = {"add_or_remove_one": "add or remove one client", "replace_one": "replace one client"}
+_IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +77,8 @@ class Plan:
       adaptive_clip: None for a constant clip norm.
       accountant: None = PLD for Poisson, RDP for fixed-size cohorts.
       private: False only through `without_privacy`.
+      unit: "client", or "example": then everyone takes part, and `population` and
+        `clients_per_round` count examples.
       allow_large_delta: a written reason to accept delta >= 1 / N.
 
     Raises:
@@ -90,6 +97,7 @@ class Plan:
     accountant: Accountant | None = None
     private: bool = True
     allow_large_delta: str | None = None
+    unit: Unit = "client"
 
     def __post_init__(self):
         for name in ("population", "clients_per_round", "rounds"):
@@ -115,6 +123,7 @@ class Plan:
             raise InputError(f"private must be True or False, found {self.private!r}")
         if self.adaptive_clip is not None and not isinstance(self.adaptive_clip, AdaptiveClip):
             raise InputError(f"adaptive_clip must be an AdaptiveClip, found {self.adaptive_clip!r}")
+        self._check_unit()
         if not self.private:
             if self.noise_multiplier != 0:
                 raise InputError("a plan without privacy has no noise: use Plan.without_privacy")
@@ -148,6 +157,18 @@ class Plan:
                 "it must exceed half the noise multiplier"
             )
 
+    def _check_unit(self) -> None:
+        checks.one_of("unit", self.unit, ("client", "example"))
+        if self.unit == "client":
+            return
+        if self.sampling != "poisson" or self.clients_per_round != self.population:
+            raise InputError(
+                "unit = 'example' needs everyone to take part: sampling = 'poisson' and "
+                "clients_per_round = population, because clients are sampled and not examples"
+            )
+        if self.adaptive_clip is not None or self.clipping != "flat":
+            raise InputError("unit = 'example' needs clipping = 'flat' and no adaptive_clip")
+
     @classmethod
     def calibrated(
         cls,
@@ -163,17 +184,33 @@ class Plan:
         adaptive_clip: AdaptiveClip | None = None,
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
+        after: dp_accounting.DpEvent | None = None,
     ) -> Self:
         """Returns the plan with the least noise whose epsilon is at most `epsilon`.
+
+        Args:
+          after: what is released on the same clients besides this plan, Gaussians on everyone such
+            as a private Frechet distance: then `epsilon` is that of everything together. The
+            plan's own `epsilon()` and `statement()` remain those of the plan alone; the ledger
+            says what both cost.
 
         The noise multiplier is found with the plan's accountant, rounded up to 5 digits, and then
         confirmed by a second, independent one (`confirmed_epsilon`), which may raise it by up to
         0.1 percent.
 
         Raises:
-          InputError: as `Plan`; no noise multiplier reaches `epsilon`; the accountants disagree.
+          InputError: as `Plan`; no noise multiplier reaches `epsilon`; the accountants disagree;
+            `after` is of another kind.
         """
         target = checks.positive("epsilon", epsilon)
+        before = _BesidesGaussians.of(after)
+        if before.mu and sampling != "poisson":
+            raise InputError("a plan after other releases needs sampling = 'poisson'")
+        if before.mu and before.epsilon(delta) >= target:
+            raise InputError(
+                f"epsilon = {target:g} is for this plan and what is released besides it, which "
+                f"alone costs {before.epsilon(delta):.4g}"
+            )
         trial = cls(
             population=population,
             clients_per_round=clients_per_round,
@@ -187,7 +224,7 @@ class Plan:
             allow_large_delta=allow_large_delta,
         )
         least = accounting.smallest_noise_multiplier(
-            lambda z: dataclasses.replace(trial, noise_multiplier=z).event(),
+            lambda z: before.and_then(dataclasses.replace(trial, noise_multiplier=z).event()),
             target,
             delta,
             trial.chosen_accountant,
@@ -195,21 +232,27 @@ class Plan:
         )
         for raised in (0.0, 1e-5, 1e-4, 1e-3):
             found = dataclasses.replace(trial, noise_multiplier=least * (1 + raised))
-            if found._confirms(target):
+            if found._confirms(target, before):
                 return dataclasses.replace(found, adaptive_clip=adaptive_clip)
         raise InputError(
             f"the accountants disagree on noise multiplier {least:g}: epsilon = "
-            f"{found.epsilon():.6g} by {found.chosen_accountant.upper()}, "
-            f"{found.confirmed_epsilon():.6g} by the second, target {target:g}"
+            f"{found._epsilon(before):.6g} by {found.chosen_accountant.upper()}, "
+            f"{found._confirmed_epsilon(before):.6g} by the second, target {target:g}"
         )
 
-    def _confirms(self, target: float) -> bool:
+    def _confirms(self, target: float, before: "_BesidesGaussians") -> bool:
         """Whether both accountants stay within the target, and PLD within what RDP allows."""
-        within = self.epsilon() <= target and self.confirmed_epsilon() <= target
+        within = self._epsilon(before) <= target and self._confirmed_epsilon(before) <= target
         if self.sampling == "poisson":
-            rdp = self.epsilon(accountant="rdp")
-            within = within and self.epsilon(accountant="pld") <= rdp * (1 + 1e-3)
+            rdp = self._epsilon(before, "rdp")
+            within = within and self._epsilon(before, "pld") <= rdp * (1 + 1e-3)
         return within
+
+    def _epsilon(self, before: "_BesidesGaussians", accountant: Accountant | None = None) -> float:
+        """Epsilon of all rounds and of what is released besides."""
+        event = before.and_then(self.event())
+        chosen = accountant or self.chosen_accountant
+        return accounting.epsilon(event, self.delta, chosen, self.adjacency)
 
     @classmethod
     def without_privacy(
@@ -234,11 +277,6 @@ class Plan:
             clipping=clipping,
             private=False,
         )
-
-    @property
-    def unit(self) -> str:
-        """Whose data is protected."""
-        return "client"
 
     @property
     def adjacency(self) -> Adjacency:
@@ -315,6 +353,9 @@ class Plan:
         PLD where the plan's accountant is RDP on Poisson cohorts; otherwise an implementation of
         our own that shares no code with dp-accounting (see `privacy.confirmation`).
         """
+        return self._confirmed_epsilon(_BesidesGaussians(0.0))
+
+    def _confirmed_epsilon(self, before: "_BesidesGaussians") -> float:
         if not self.private:
             return math.inf
         if self.sampling == "fixed":
@@ -326,13 +367,14 @@ class Plan:
                 self.delta,
             )
         if self.chosen_accountant == "rdp":
-            return self.epsilon(accountant="pld")
+            return self._epsilon(before, "pld")
         return confirmation.poisson_epsilon(
             self.noise_multiplier,
             self.sampling_rate,
             self.rounds,
             self.delta,
-            reach=self.epsilon(accountant="rdp"),
+            reach=self._epsilon(before, "rdp"),
+            gaussian_mu=before.mu,
         )
 
     def epsilon_curve(self, rounds: list[int]) -> list[float]:
@@ -348,10 +390,10 @@ class Plan:
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         if not self.private:
-            return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
+            return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
         return (
             f"(epsilon = {_rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), "
-            f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]}, "
+            f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]} {self.unit}, "
             f"accountant = {self.chosen_accountant.upper()}"
         )
 
@@ -364,6 +406,34 @@ class Plan:
         """Returns the plan that `to_dict` described."""
         adaptive = fields.get("adaptive_clip")
         return cls(**{**fields, "adaptive_clip": AdaptiveClip(**adaptive) if adaptive else None})
+
+
+@dataclasses.dataclass(frozen=True)
+class _BesidesGaussians:
+    """Releases on everyone beside a plan, as ONE Gaussian of shift / std = mu."""
+
+    mu: float
+
+    @classmethod
+    def of(cls, event: dp_accounting.DpEvent | None) -> Self:
+        releases = {} if event is None else events.counts(event)
+        for leaf in releases:
+            if not isinstance(leaf, dp_accounting.GaussianDpEvent):
+                raise InputError(
+                    f"a plan can come after Gaussian releases on everyone, found "
+                    f"{type(leaf).__name__}"
+                )
+        # Gaussians compose to a Gaussian: the squares of their mu add up (Dong et al. 2022).
+        squares = [count / leaf.noise_multiplier**2 for leaf, count in releases.items()]  # pyright: ignore
+        return cls(math.sqrt(math.fsum(squares)))
+
+    def and_then(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+        if not self.mu:
+            return event
+        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(1 / self.mu), event])
+
+    def epsilon(self, delta: float) -> float:
+        return confirmation.gaussian_epsilon(self.mu, delta)
 
 
 def _rounded_up(epsilon: float) -> str:

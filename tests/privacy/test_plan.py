@@ -11,7 +11,7 @@ from dp_accounting import rdp
 from scipy import special
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import AdaptiveClip, Plan, accounting
+from jaxpfl.privacy import AdaptiveClip, Plan, accounting, confirmation
 
 FIELDS = dict(
     population=1000,
@@ -133,7 +133,7 @@ def test_one_object_makes_sampler_noise_and_event():
     for plan in (poisson, fixed):
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
         assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.round_event(), 10)
-    derived = {"adjacency", "sampling_rate", "denominator", "unit", "chosen_accountant"}
+    derived = {"adjacency", "sampling_rate", "denominator", "chosen_accountant"}
     assert not derived & {field.name for field in dataclasses.fields(Plan)}
 
 
@@ -269,8 +269,8 @@ def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(opti
 
 def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch):
     """TRUST 14: a planted accountant that finds 1% more than the first."""
-    real = Plan.confirmed_epsilon
-    monkeypatch.setattr(Plan, "confirmed_epsilon", lambda self: 1.01 * real(self))
+    real = Plan._confirmed_epsilon
+    monkeypatch.setattr(Plan, "_confirmed_epsilon", lambda self, before: 1.01 * real(self, before))
     with pytest.raises(InputError, match="the accountants disagree"):
         Plan.calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
 
@@ -303,3 +303,63 @@ def test_calibration_refuses_what_the_plan_refuses():
     ):
         with pytest.raises(InputError):
             Plan.calibrated(epsilon=2.0, **TARGET | options)
+
+
+def test_calibration_after_other_releases_meets_the_total():
+    """Plan and Gaussians together reach the target, by PLD, by an FFT of our own, under RDP."""
+    both = dp_accounting.ComposedDpEvent(
+        [dp_accounting.GaussianDpEvent(9.0), dp_accounting.GaussianDpEvent(12.0)]
+    )
+    plan = Plan.calibrated(epsilon=2.0, after=both, **TARGET)
+    alone = Plan.calibrated(epsilon=2.0, **TARGET)
+    assert plan.noise_multiplier > alone.noise_multiplier
+    assert plan.epsilon() < 2.0
+    together = dp_accounting.ComposedDpEvent([both, plan.event()])
+    total = accounting.epsilon(together, TARGET["delta"], "pld", "add_or_remove_one")
+    assert 2.0 * (1 - 1e-3) < total <= 2.0
+    mu = math.sqrt(1 / 81 + 1 / 144)
+    rate = plan.sampling_rate
+    ours = confirmation.poisson_epsilon(
+        plan.noise_multiplier, rate, plan.rounds, plan.delta, reach=5.0, gaussian_mu=mu
+    )
+    assert ours == pytest.approx(total, rel=1e-3)
+    # Without the other releases the second accountant must see the difference.
+    without = confirmation.poisson_epsilon(
+        plan.noise_multiplier, rate, plan.rounds, plan.delta, reach=5.0
+    )
+    assert without < total * (1 - 1e-3)
+
+
+def test_calibration_after_other_releases_with_everyone_is_exact():
+    everyone = TARGET | {"clients_per_round": TARGET["population"]}
+    plan = Plan.calibrated(epsilon=1.0, after=dp_accounting.GaussianDpEvent(10.0), **everyone)
+    mu = math.hypot(math.sqrt(plan.rounds) / plan.noise_multiplier, 0.1)
+    assert confirmation.gaussian_epsilon(mu, TARGET["delta"]) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_releases_that_a_plan_cannot_come_after_are_refused():
+    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    with pytest.raises(InputError, match="Gaussian releases on everyone"):
+        Plan.calibrated(epsilon=2.0, after=sampled, **TARGET)
+    with pytest.raises(InputError, match="alone costs"):
+        Plan.calibrated(epsilon=2.0, after=dp_accounting.GaussianDpEvent(0.5), **TARGET)
+    with pytest.raises(InputError, match="poisson"):
+        Plan.calibrated(
+            epsilon=2.0, after=dp_accounting.GaussianDpEvent(9.0), sampling="fixed", **TARGET
+        )
+
+
+def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
+    everyone = FIELDS | {"clients_per_round": FIELDS["population"]}
+    plan = Plan(**everyone, unit="example")
+    assert "unit = example, adjacency = add or remove one example" in plan.statement()
+    assert Plan.from_dict(plan.to_dict()) == plan
+    for bad in (
+        FIELDS | {"unit": "example"},
+        everyone | {"unit": "example", "sampling": "fixed"},
+        everyone | {"unit": "example", "clipping": "per_layer"},
+        everyone | {"unit": "example", "adaptive_clip": AdaptiveClip()},
+        everyone | {"unit": "record"},
+    ):
+        with pytest.raises(InputError):
+            Plan(**bad)
