@@ -1,22 +1,57 @@
-"""Hashed n-grams under a random projection: an embedding that needs no weights."""
+"""Hashed n-grams under a random projection: an embedding that needs no weights.
 
+The vector of a text is a fixed linear map of its damped counts, scaled to length 1:
+
+    sum over its words w of sqrt(count of w) v(w)
+        + 0.7 * sum over its pairs of neighbours u w of sqrt(count of u w) r(u w)
+
+    v(w) = r(w) + (1 / sqrt(n)) * sum of r(g) over the n character 3- to 5-grams g of "<w>"
+
+so that words with letters in common are near. r maps what it is given by a hash to one of 32,768
+random sign vectors (Weinberger et al. 2009, "Feature hashing for large scale multitask learning",
+section 2; Achlioptas 2003, "Database-friendly random projections", theorem 1.1). Inner products
+are those of the counts, up to the projection's error of about 1 / sqrt(dimension).
+
+Policy, the same on every platform: text is NFKC-normalised and lowercased; a word is a run of
+letters, digits and underscores, or of other visible characters; a run of more than 32 is cut into
+words of 32. A text without words is the zero vector.
+"""
+
+import itertools
+import math
 import re
 import unicodedata
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
 from jaxpfl import checks
+from jaxpfl.data.columns import text_array
 from jaxpfl.text.embed.base import as_texts
 
 _BUCKETS = 2**15
-_SEED = 20240613
-_WORD = re.compile(r"\w+|[^\w\s]+")
+_SEED = 20_240_613
+_NEIGHBOURS_WEIGHT = np.float32(0.7)
+# The cap bounds the n-grams of a word, and so the memory.
+_WORD = re.compile(r"\w{1,32}|[^\w\s]{1,32}")
+_GRAMS = range(3, 6)
+# Texts and characters worked on at a time.
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 8_192, 2**22
 
 
 class HashedNgrams:
-    """Words, pairs of words and the letters inside words, hashed and projected."""
+    """The embedder "hashed:DIMENSION"; see the module.
+
+    Guaranteed: a text's vector is the same, bit for bit, whatever else is in the call and in
+    every process; between platforms it differs by float32 rounding at most.
+
+    Args:
+      dimension: length of a vector, at least 1.
+    """
 
     column = "text"
 
@@ -25,15 +60,98 @@ class HashedNgrams:
         self.name = f"hashed:{self.dimension}"
 
     def __call__(self, examples: Any) -> np.ndarray:
+        texts = as_texts(examples)
+        vectors_NxD = np.zeros((len(texts), self.dimension), np.float32)
+        for block in _blocks(texts):
+            vectors_NxD[block] = self._embed(texts[block])
+        return vectors_NxD
+
+    def _embed(self, texts: list[str]) -> np.ndarray:
+        words_of_text = [_WORD.findall(unicodedata.normalize("NFKC", t).lower()) for t in texts]
+        starts = np.cumsum([0, *map(len, words_of_text)])
+        encoded = text_array(list(itertools.chain(*words_of_text))).dictionary_encode()
+        words: list[str] = encoded.dictionary.to_pylist()
+        if not words:
+            return np.zeros((len(texts), self.dimension), np.float32)
+        word_of_token = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        counts = _damped_counts(word_of_token, starts, len(words))
+        vectors_NxD = counts @ self._word_vectors(words)
+
+        # Neighbours within a text: all but the pairs whose second word begins a text.
+        hash_of_word = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
+        hashes = hash_of_word[word_of_token]
+        first = np.zeros(len(hashes) + 1, bool)
+        first[starts] = True
+        pairs = np.flatnonzero(~first[1:-1])
+        buckets = _pair_buckets(hashes[pairs], hashes[pairs + 1])
+        pair_starts = np.searchsorted(pairs, starts)
+        neighbours = _damped_counts(buckets, pair_starts, _BUCKETS)
+        vectors_NxD += _NEIGHBOURS_WEIGHT * (neighbours @ self._projection)
+
+        norms_N = np.linalg.norm(vectors_NxD, axis=1, keepdims=True)
+        return vectors_NxD / np.where(norms_N > 0, norms_N, np.float32(1))
+
+    def _word_vectors(self, words: list[str]) -> np.ndarray:
+        """v(w), float32 [words, d]."""
+        # Imported late: scikit-learn takes a second.
         from sklearn.feature_extraction import FeatureHasher
 
-        texts = as_texts(examples)
-        if not texts:
-            return np.zeros((0, self.dimension), np.float32)
-        words = [_WORD.findall(unicodedata.normalize("NFKC", text).lower()) for text in texts]
-        hashed: sparse.csr_matrix = FeatureHasher(_BUCKETS, input_type="string").transform(words)
-        generator = np.random.Generator(np.random.Philox(key=_SEED))
-        projection = generator.standard_normal((_BUCKETS, self.dimension), np.float32)
-        vectors = hashed.astype(np.float32) @ projection
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.where(norms > 0, norms, 1)
+        hasher = FeatureHasher(_BUCKETS, input_type="pair")
+        features = hasher.transform(_features(word) for word in words)
+        return sparse.csr_matrix(features, dtype=np.float32) @ self._projection
+
+    @cached_property
+    def _projection(self) -> np.ndarray:
+        """Signs / sqrt(d), float32 [buckets, d]: raw bits, which are the same everywhere."""
+        bits = np.random.Philox(key=_SEED).random_raw(math.ceil(_BUCKETS * self.dimension / 64))
+        ones = np.unpackbits(bits.astype("<u8").view(np.uint8), count=_BUCKETS * self.dimension)
+        signs = 2 * ones.astype(np.float32).reshape(_BUCKETS, self.dimension) - 1
+        return signs / np.float32(math.sqrt(self.dimension))
+
+
+def _features(word: str) -> Iterator[tuple[str, float]]:
+    """The word itself, and its n-grams with weights of square sum 1."""
+    yield "word " + word, 1.0
+    marked = f"<{word}>"
+    grams = [marked[i : i + n] for n in _GRAMS for i in range(len(marked) - n + 1)]
+    for gram in grams:
+        yield gram, 1.0 / math.sqrt(len(grams))
+
+
+def _damped_counts(
+    feature_of_token: np.ndarray, starts: np.ndarray, features: int
+) -> sparse.csr_matrix:
+    """Square roots of counts [texts, features], in a row as many entries as the text has tokens.
+
+    An entry per token and not per feature keeps a row in the order of its text, so that the sum
+    over it is rounded alike in every batch.
+    """
+    text_of_token = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    _, which, counts = np.unique(
+        text_of_token * features + feature_of_token, return_inverse=True, return_counts=True
+    )
+    shares = (1.0 / np.sqrt(counts)).astype(np.float32)[which]
+    return sparse.csr_matrix(
+        (shares, feature_of_token, starts), shape=(len(starts) - 1, features), copy=False
+    )
+
+
+def _pair_buckets(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Buckets int64 of ordered pairs of hashes: multiplicative hashing, modulo 2^64."""
+    mixed = left * np.uint64(0x9E3779B97F4A7C15) + right * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed >> np.uint64(49)).astype(np.int64)
+
+
+def _blocks(texts: list[str]) -> Iterator[slice]:
+    start = characters = 0
+    for index, text in enumerate(texts):
+        if index > start and (
+            index - start == _BLOCK_TEXTS or characters + len(text) > _BLOCK_CHARACTERS
+        ):
+            yield slice(start, index)
+            start, characters = index, 0
+        characters += len(text)
+    if start < len(texts):
+        yield slice(start, len(texts))

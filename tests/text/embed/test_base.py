@@ -1,0 +1,113 @@
+"""Embedding a population, and names of embedders."""
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import from_clients
+from jaxpfl.errors import InputError
+from jaxpfl.text.embed import base, embed, embedder
+from jaxpfl.text.embed.hashed import HashedNgrams
+
+CLIENTS = {
+    "a": {"text": ["one", "two", "one"], "year": [1, 2, 3]},
+    "b": {"text": [], "year": []},
+    "c": {"text": ["", "three", "two"], "year": [4, 5, 6]},
+}
+
+
+@dataclass
+class Lengths:
+    """Embeds a text as its length, and remembers what it was asked for."""
+
+    name: str = "lengths"
+    dimension: int = 2
+    column: str = "text"
+    width: int = 2
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, examples):
+        self.asked += list(examples)
+        return np.array([[len(example)] * self.width for example in examples], np.float32)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_every_row_gets_its_vector_and_a_text_is_embedded_once(monkeypatch, chunk):
+    monkeypatch.setattr(base, "_CHUNK", chunk)
+    population = from_clients(CLIENTS)
+    lengths = Lengths()
+    embedded = embed(population, lengths)
+    assert sorted(lengths.asked) == ["", "one", "three", "two"]
+    assert list(embedded.columns) == ["embedding"]
+    found = embedded.columns["embedding"]
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.array([[3, 3, 3, 0, 5, 3]] * 2).T)
+    np.testing.assert_array_equal(embedded.offsets, population.offsets)
+    assert embedded.client_ids == population.client_ids
+    assert embedded.fingerprint == population.fingerprint
+
+
+def test_images_go_to_the_embedder_as_they_are(monkeypatch):
+    monkeypatch.setattr(base, "_CHUNK", 2)
+    images = np.arange(5, dtype=np.uint8)[:, None, None, None] * np.ones((1, 3, 1, 1), np.uint8)
+    population = from_clients({"a": {"image": images[:4]}, "b": {"image": images[4:]}})
+
+    class First(Lengths):
+        def __call__(self, examples):
+            assert examples.dtype == np.uint8
+            return examples[:, :2, 0, 0].astype(np.float32)
+
+    found = embed(population, First(column="image")).columns["embedding"]
+    np.testing.assert_array_equal(found[:, 0], np.arange(5))
+
+
+def test_population_without_examples():
+    embedded = embed(from_clients({"a": {"text": [""]}}).select([]), HashedNgrams(8))
+    assert embedded.columns["embedding"].shape == (0, 8)
+
+
+def test_nothing_is_written_where_there_is_no_terminal(capfd):
+    embed(from_clients(CLIENTS), Lengths())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("clients", "lengths", "expected"),
+    [
+        ({"a": {"label": [1]}}, Lengths(), "no column 'text', which embedder 'lengths' reads"),
+        ({"a": {"text": [1]}}, Lengths(), "column 'text' must hold text"),
+        (CLIENTS, Lengths(width=3), "returned shape (4, 3), expected (4, 2)"),
+    ],
+)
+def test_what_does_not_fit_is_refused(clients, lengths, expected):
+    with pytest.raises(InputError, match=re.escape(expected)):
+        embed(from_clients(clients), lengths)
+
+
+def test_hashed_is_named_with_its_dimension():
+    assert embedder("hashed").name == "hashed:256"
+    assert embedder("hashed:32").dimension == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hashd", "did you mean 'hashed'?"),
+        ("minilm6", "did you mean 'minilm'?"),
+        ("sentence-transformer:x", "did you mean 'sentence-transformers'?"),
+        ("encoder", "expected hashed, hashed:DIMENSION"),
+        ("encoder:", "unknown embedder"),
+        ("doodlenet:", "unknown embedder"),
+        ("hashed:", "unknown embedder"),
+        ("hashed:many", "must be a whole number"),
+        ("hashed:0", "at least 1"),
+        ("", "unknown embedder"),
+        (None, "found NoneType"),
+    ],
+)
+def test_unknown_name_is_refused_with_the_nearest(name, expected):
+    """TRUST 10."""
+    with pytest.raises(InputError, match=re.escape(expected)):
+        embedder(name)
