@@ -1,0 +1,166 @@
+"""The Frechet distance between corpora, by the moments of their embeddings.
+
+    FreD(1, 2) = ||m1 - m2||^2 + Tr(C1 + C2 - 2 (C1 C2)^(1/2))
+
+is the squared 2-Wasserstein distance between the Gaussians N(m1, C1) and N(m2, C2). Source:
+Dowson and Landau 1982, "The Frechet distance between multivariate normal distributions",
+equation 4; Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", equation 6, for
+embeddings.
+
+The product C1 C2 is not symmetric, and its matrix square root is unstable where it is singular.
+Its eigenvalues are those of the symmetric F^T C2 F for any factor F F^T = C1, C1^(1/2) among
+them, so the trace is the sum of their square roots: no root of a matrix is ever formed. The
+reference's factor is computed once and serves all candidates.
+
+All is public mathematics on the server, in float64 on the host.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpfl.algorithms.gaussian_moments import (
+    Moments,
+    RunningMoments,
+    check_shares,
+    cholesky,
+    mix,
+    mixture,
+    moments,
+    project_psd,
+    stack,
+)
+from jaxpfl.errors import InputError
+
+__all__ = [
+    "Moments",
+    "Reference",
+    "RunningMoments",
+    "distance",
+    "mixture",
+    "moments",
+    "project_psd",
+]
+
+
+class Reference:
+    """One side of the distance, factored once: many candidates are scored against it.
+
+    A covariance with negative eigenvalues, as after noise, is replaced by the nearest positive
+    semidefinite matrix (`project_psd`, without forming it): the distance is to the projection.
+    A singular one makes every distance cheaper, since only its range is worked in.
+
+    Args:
+        moments: of the reference, noisy or not.
+    """
+
+    def __init__(self, moments: Moments):
+        self.dimension = moments.dimension
+        self._mean_D = moments.mean_D
+        self._factor_DxR = _factor(moments.covariance_DxD)
+        self._trace = float(np.sum(self._factor_DxR**2))
+
+    @property
+    def rank(self) -> int:
+        """Rank of the projected covariance."""
+        return self._factor_DxR.shape[1]
+
+    @property
+    def trace(self) -> float:
+        """Trace of the projected covariance."""
+        return self._trace
+
+    def distance(self, candidate: Moments) -> float:
+        """Returns the squared 2-Wasserstein distance to a candidate, >= 0.
+
+        Equal moments give 0 to about 1e-7 of the trace. The candidate's covariance must be
+        positive semidefinite, as every covariance of embeddings is; this is not checked
+        (`distance` projects both sides).
+
+        Raises:
+            InputError: the candidate has another dimension.
+        """
+        self._check(candidate, 0)
+        return self._distance(
+            candidate.mean_D,
+            float(np.trace(candidate.covariance_DxD)),
+            self._seen(candidate.covariance_DxD),
+        )
+
+    def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
+        """Returns the distances to candidates, in their order: float64 [candidates]."""
+        for index, candidate in enumerate(candidates):
+            self._check(candidate, index)
+        return np.asarray([self.distance(candidate) for candidate in candidates], np.float64)
+
+    def mixture_distances(self, parts: Sequence[Moments], shares_PxK) -> np.ndarray:
+        """Returns the distances to p mixtures of k parts, without embedding any of them.
+
+        Equals `distances([mixture(parts, shares) for shares in shares_PxK])`, but the parts are
+        brought to the reference's factor once, so that a mixture costs a weighted sum and the
+        eigenvalues of one symmetric matrix.
+
+        Args:
+            parts: the corpora mixed.
+            shares_PxK: one mixture a row: numbers >= 0 with sum 1.
+
+        Returns:
+            float64 [p].
+        """
+        shares_PxK = check_shares(parts, shares_PxK)
+        for index, part in enumerate(parts):
+            self._check(part, index)
+        means_KxD, covariances_KxDxD = stack(parts)
+        trace_K = np.trace(covariances_KxDxD, axis1=1, axis2=2)
+        seen_means_KxR = means_KxD @ self._factor_DxR
+        seen_KxRxR = np.stack([self._seen(part.covariance_DxD) for part in parts])
+        distance_P = np.empty(len(shares_PxK))
+        for point, shares_K in enumerate(shares_PxK):
+            mean_D = shares_K @ means_KxD
+            spread = shares_K @ np.sum((means_KxD - mean_D) ** 2, axis=1)
+            _, seen_RxR = mix(shares_K, seen_means_KxR, seen_KxRxR)
+            distance_P[point] = self._distance(mean_D, float(shares_K @ trace_K + spread), seen_RxR)
+        return distance_P
+
+    def _seen(self, covariance_DxD: np.ndarray) -> np.ndarray:
+        """F^T C F: the covariance in the coordinates of the reference's factor."""
+        return self._factor_DxR.T @ covariance_DxD @ self._factor_DxR
+
+    def _distance(self, mean_D: np.ndarray, trace: float, seen_RxR: np.ndarray) -> float:
+        # Rounding leaves negative eigenvalues where the product is singular.
+        eigenvalue_R = np.maximum(np.linalg.eigvalsh(seen_RxR), 0.0) if self.rank else np.zeros(0)
+        shift_D = mean_D - self._mean_D
+        overlap = 2 * float(np.sum(np.sqrt(eigenvalue_R)))
+        return max(float(shift_D @ shift_D) + self._trace + trace - overlap, 0.0)
+
+    def _check(self, candidate: Moments, index: int) -> None:
+        if candidate.dimension != self.dimension:
+            raise InputError(
+                f"candidate {index} has dimension {candidate.dimension}, "
+                f"but the reference has {self.dimension}"
+            )
+
+
+def distance(a: Moments, b: Moments) -> float:
+    """Returns the squared 2-Wasserstein distance between two Gaussians, symmetric in them.
+
+    Either covariance may have negative eigenvalues: both are projected (`project_psd`). For
+    many distances from one side use `Reference`.
+
+    Raises:
+        InputError: the dimensions differ.
+    """
+    projected = Moments(b.count, b.mean_D, project_psd(b.covariance_DxD))
+    return Reference(a).distance(projected)
+
+
+def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
+    """F [d, r] with F F^T the covariance's projection to the semidefinite ones, of rank r."""
+    lower_DxD = cholesky(covariance_DxD)
+    if lower_DxD is not None:
+        return lower_DxD
+    eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
+    # Below this an eigenvalue is the rounding of the decomposition itself.
+    rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
+    kept_R = eigenvalue_D > rounding
+    return vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])

@@ -1,0 +1,416 @@
+"""Moments and the Frechet distance against scipy, closed forms and plain loops, in float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpfl.algorithms import gaussian_moments
+from jaxpfl.algorithms.frechet import (
+    Moments,
+    Reference,
+    RunningMoments,
+    distance,
+    mixture,
+    moments,
+    project_psd,
+)
+from jaxpfl.errors import InputError
+
+D = 12
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """Blocks short enough for a small corpus to fill several."""
+    monkeypatch.setattr(gaussian_moments, "BLOCK_ROWS", 512)
+
+
+def embeddings(seed, count=200, dimension=D, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    axes_DxD = rng.normal(size=(dimension, dimension)) / math.sqrt(dimension)
+    return (rng.normal(size=(count, dimension)) @ axes_DxD + rng.normal(size=dimension)).astype(
+        dtype
+    )
+
+
+def gaussian(seed, **changes):
+    return moments(embeddings(seed, **changes), math.inf)
+
+
+def plain_moments(rows_NxD, clip_norm):
+    """Mean and covariance by a loop over examples, in float64."""
+    clipped = []
+    for row_D in np.asarray(rows_NxD, np.float64):
+        norm = math.sqrt(sum(x * x for x in row_D))
+        clipped.append(row_D * min(1.0, clip_norm / norm) if norm else row_D)
+    mean_D = sum(clipped) / len(clipped)
+    covariance_DxD = sum(np.outer(row_D - mean_D, row_D - mean_D) for row_D in clipped)
+    return mean_D, covariance_DxD / len(clipped)
+
+
+def by_sqrtm(a, b):
+    root_DxD = scipy.linalg.sqrtm(a.covariance_DxD @ b.covariance_DxD)
+    shift_D = a.mean_D - b.mean_D
+    return shift_D @ shift_D + np.trace(a.covariance_DxD + b.covariance_DxD - 2 * root_DxD.real)
+
+
+def relative_error(found, expected):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+# Moments
+
+
+@pytest.mark.parametrize("clip_norm", [math.inf, 2.0, 0.3])
+def test_moments_equal_a_loop(clip_norm):
+    rows_NxD = embeddings(0)
+    rows_NxD[7] = 0
+    found = moments(rows_NxD, clip_norm)
+    mean_D, covariance_DxD = plain_moments(rows_NxD, clip_norm)
+    assert found.count == len(rows_NxD)
+    np.testing.assert_allclose(found.mean_D, mean_D, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(found.covariance_DxD, covariance_DxD, rtol=1e-11, atol=1e-13)
+
+
+def test_clipping_leaves_the_callers_rows_alone():
+    rows_NxD = embeddings(0, dtype=np.float32)
+    before_NxD = rows_NxD.copy()
+    moments(rows_NxD, 0.1)
+    np.testing.assert_array_equal(rows_NxD, before_NxD)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])
+def test_float32_is_sound_with_a_large_common_mean(short_blocks, mean, on_device):
+    rng = np.random.default_rng(1)
+    rows_NxD = (mean + 0.01 * rng.normal(size=(1500, D))).astype(np.float32)
+    running = RunningMoments(D, math.inf, on_device=on_device)
+    running.add(rows_NxD)
+    mean_D, covariance_DxD = plain_moments(rows_NxD, math.inf)
+    assert relative_error(running.result().covariance_DxD, covariance_DxD) < 2e-6
+    np.testing.assert_allclose(running.result().mean_D, mean_D, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.float64])
+def test_every_float_type_is_taken(dtype):
+    rows_NxD = embeddings(2).astype(dtype)
+    mean_D, covariance_DxD = plain_moments(rows_NxD.astype(np.float64), 1.0)
+    assert relative_error(moments(rows_NxD, 1.0).covariance_DxD, covariance_DxD) < 1e-6
+    assert relative_error(moments(jnp.asarray(rows_NxD), 1.0).mean_D, mean_D) < 1e-6
+
+
+@given(
+    cuts=st.lists(st.integers(0, 300), min_size=1, max_size=12), clip=st.sampled_from([1.0, 9.0])
+)
+def test_pieces_give_what_the_whole_gives(cuts, clip):
+    blocks, gaussian_moments.BLOCK_ROWS = gaussian_moments.BLOCK_ROWS, 64
+    try:
+        rows_NxD = embeddings(3, count=sum(cuts) + 1, dtype=np.float32) + np.float32(3)
+        running, start = RunningMoments(D, clip), 0
+        for cut in [*cuts, 1]:
+            running.add(rows_NxD[start : start + cut])
+            start += cut
+        whole = moments(rows_NxD, clip)
+    finally:
+        gaussian_moments.BLOCK_ROWS = blocks
+    np.testing.assert_array_equal(running.result().mean_D, whole.mean_D)
+    np.testing.assert_array_equal(running.result().covariance_DxD, whole.covariance_DxD)
+
+
+def test_a_result_midway_changes_nothing(short_blocks):
+    rows_NxD = embeddings(4, count=1300)
+    running = RunningMoments(D, 1.0)
+    for start in range(0, 1300, 100):
+        running.add(rows_NxD[start : start + 100])
+        found = running.result()
+        expected = moments(rows_NxD[: start + 100], 1.0)
+        assert relative_error(found.covariance_DxD, expected.covariance_DxD) < 1e-13
+
+
+def test_shift_serves_later_blocks_with_another_mean(short_blocks):
+    rows_NxD = embeddings(5, count=2000, dtype=np.float32)
+    rows_NxD[1000:] += np.float32(30)
+    found = moments(rows_NxD, math.inf)
+    _, covariance_DxD = plain_moments(rows_NxD, math.inf)
+    assert relative_error(found.covariance_DxD, covariance_DxD) < 1e-6
+
+
+def test_any_memory_layout_is_taken():
+    rows_NxD = embeddings(6, count=300, dimension=2 * D, dtype=np.float32)
+    expected = moments(np.ascontiguousarray(rows_NxD[::3, ::2]), 1.0)
+    for view in (rows_NxD[::3, ::2], np.asfortranarray(rows_NxD)[::3, ::2]):
+        np.testing.assert_array_equal(moments(view, 1.0).covariance_DxD, expected.covariance_DxD)
+
+
+def test_one_example_has_no_covariance():
+    row_D = embeddings(7, count=1, dtype=np.float32)
+    found = moments(row_D, math.inf)
+    np.testing.assert_allclose(found.mean_D, row_D[0], rtol=1e-7)
+    np.testing.assert_array_equal(found.covariance_DxD, np.zeros((D, D)))
+    other = moments(embeddings(8, count=1, dtype=np.float32), math.inf)
+    expected = np.sum((found.mean_D - other.mean_D) ** 2)
+    assert distance(found, other) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 700, 1999])
+def test_a_row_that_is_not_finite_is_named(short_blocks, bad, row):
+    rows_NxD = embeddings(9, count=2000, dtype=np.float32)
+    rows_NxD[row, 3] = bad
+    running = RunningMoments(D, math.inf)
+    with pytest.raises(InputError, match=f"row {row} has"):
+        for start in range(0, 2000, 250):
+            running.add(rows_NxD[start : start + 250])
+
+
+@pytest.mark.parametrize(
+    ("rows", "clip_norm", "message"),
+    [
+        (np.zeros((0, 3), np.float32), 1.0, "at least one"),
+        (np.zeros(3, np.float32), 1.0, r"\[n, d\]"),
+        (np.zeros((3, 3), np.int32), 1.0, "floating point, found int32"),
+        (np.zeros((3, 3), np.float32), 0.0, "clip_norm"),
+        (np.zeros((3, 3), np.float32), -math.inf, "clip_norm"),
+        (np.zeros((3, 3), np.float32), math.nan, "clip_norm"),
+        (np.full((3, 3), 1e30, np.float32), 1.0, "too large"),
+    ],
+)
+def test_unusable_embeddings_are_refused(rows, clip_norm, message):
+    with pytest.raises(InputError, match=message):
+        moments(rows, clip_norm)
+
+
+def test_pieces_of_another_dimension_are_refused():
+    running = RunningMoments(3, 1.0)
+    with pytest.raises(InputError, match=r"\[n, 3\], found \[2, 4\]"):
+        running.add(np.zeros((2, 4), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("count", "mean_D", "covariance_DxD", "message"),
+    [
+        (0, np.zeros(2), np.eye(2), "count"),
+        (math.nan, np.zeros(2), np.eye(2), "count"),
+        (1, np.zeros((1, 2)), np.eye(2), "mean_D"),
+        (1, np.array([0, math.nan]), np.eye(2), "mean_D"),
+        (1, np.zeros(2), np.eye(3), "but mean_D has 2"),
+        (1, np.zeros(2), np.zeros((2, 3)), r"\[d, d\]"),
+        (1, np.zeros(2), np.full((2, 2), math.nan), "not finite"),
+        (1, np.zeros(2), np.array([[1, 0.5], [0.4, 1]]), "not symmetric"),
+    ],
+)
+def test_unusable_moments_are_refused(count, mean_D, covariance_DxD, message):
+    with pytest.raises(InputError, match=message):
+        Moments(count, mean_D, covariance_DxD)
+
+
+# The distance
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_distance_equals_sqrtm(seed):
+    a, b = gaussian(seed), gaussian(seed + 50)
+    assert distance(a, b) == pytest.approx(by_sqrtm(a, b), rel=1e-9)
+
+
+def test_distance_in_one_dimension():
+    a = Moments(1, np.array([1.0]), np.array([[4.0]]))
+    b = Moments(1, np.array([-2.0]), np.array([[25.0]]))
+    assert distance(a, b) == pytest.approx(3**2 + (2 - 5) ** 2)
+
+
+def test_distance_of_gaussians_that_share_their_axes():
+    rng = np.random.default_rng(10)
+    axes_DxD, _ = np.linalg.qr(rng.normal(size=(D, D)))
+    deviation_a_D, deviation_b_D = rng.uniform(0.1, 3, (2, D))
+    mean_a_D, mean_b_D = rng.normal(size=(2, D))
+    a = Moments(1, mean_a_D, axes_DxD * deviation_a_D**2 @ axes_DxD.T)
+    b = Moments(1, mean_b_D, axes_DxD * deviation_b_D**2 @ axes_DxD.T)
+    expected = np.sum((mean_a_D - mean_b_D) ** 2) + np.sum((deviation_a_D - deviation_b_D) ** 2)
+    assert distance(a, b) == pytest.approx(expected, rel=1e-12)
+
+
+def test_distance_of_singular_covariances_that_share_their_axes():
+    deviation_a_D = np.array([0, 0, 1, 2, 3.0])
+    deviation_b_D = np.array([0, 2, 0, 1, 3.0])
+    a = Moments(1, np.zeros(5), np.diag(deviation_a_D**2))
+    b = Moments(1, np.zeros(5), np.diag(deviation_b_D**2))
+    assert Reference(a).rank == 3
+    assert distance(a, b) == pytest.approx(np.sum((deviation_a_D - deviation_b_D) ** 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distance_with_fewer_examples_than_dimensions(dtype):
+    a, b = (gaussian(seed, count=5, dimension=20, dtype=dtype) for seed in (11, 12))
+    # The same through the samples: Tr (C1 C2)^(1/2) is the nuclear norm of X1 X2^T / n.
+    centred_a, centred_b = (
+        rows - rows.mean(axis=0) for rows in (embeddings(s, 5, 20) for s in (11, 12))
+    )
+    overlap = np.linalg.norm(centred_a @ centred_b.T / 5, "nuc")
+    traces = np.trace(a.covariance_DxD) + np.trace(b.covariance_DxD)
+    expected = np.sum((a.mean_D - b.mean_D) ** 2) + traces - 2 * overlap
+    assert distance(a, b) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_distance_to_itself_is_zero(count):
+    a = gaussian(13, count=count)
+    assert 0 <= distance(a, a) < 1e-6 * max(np.trace(a.covariance_DxD), 1e-12)
+
+
+@pytest.mark.parametrize("count", [5, 200])
+def test_distance_is_symmetric_even_after_noise(count):
+    noise_DxD = np.random.default_rng(14).normal(size=(D, D))
+    a, b = gaussian(15), gaussian(16, count=count)
+    for scale in (0.0, 1.0):
+        noisy = Moments(9, b.mean_D, b.covariance_DxD + scale * (noise_DxD + noise_DxD.T))
+        assert distance(a, noisy) == pytest.approx(distance(noisy, a), rel=1e-7)
+        assert distance(noisy, noisy) < 1e-6 * np.trace(project_psd(noisy.covariance_DxD))
+
+
+def test_noisy_reference_is_its_projection():
+    noise_DxD = np.random.default_rng(17).normal(size=(D, D))
+    clean, candidate = gaussian(18), gaussian(19)
+    noisy = Moments(9, clean.mean_D, clean.covariance_DxD + noise_DxD + noise_DxD.T)
+    projected_DxD = project_psd(noisy.covariance_DxD)
+    assert np.linalg.eigvalsh(noisy.covariance_DxD)[0] < -0.1  # there is something to project
+    reference = Reference(noisy)
+    assert reference.rank < D
+    assert reference.trace == pytest.approx(np.trace(projected_DxD), rel=1e-12)
+    # A little identity, because sqrtm cannot do singular products.
+    projected = Moments(9, clean.mean_D, projected_DxD + 1e-12 * np.eye(D))
+    expected = by_sqrtm(projected, candidate)
+    assert reference.distance(candidate) == pytest.approx(expected, rel=1e-5)
+
+
+def test_many_candidates_are_scored_in_order():
+    a, candidates = gaussian(20), [gaussian(seed) for seed in (21, 22, 20)]
+    found = Reference(a).distances(candidates)
+    expected = [distance(a, candidate) for candidate in candidates]
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-8)
+    assert Reference(a).distances([]).shape == (0,)
+
+
+def test_candidates_of_another_dimension_are_refused():
+    with pytest.raises(InputError, match="candidate 1 has dimension 3, but the reference has 12"):
+        Reference(gaussian(23)).distances([gaussian(24), gaussian(25, dimension=3)])
+
+
+# Mixtures
+
+
+def test_mixture_equals_embedding_the_mixture():
+    corpora = [embeddings(seed, count) for seed, count in ((26, 50), (27, 250), (28, 100))]
+    corpora[1] += 40
+    found = mixture([moments(rows, math.inf) for rows in corpora], [0.125, 0.625, 0.25])
+    whole = moments(np.concatenate(corpora), math.inf)
+    assert found.count == 400
+    np.testing.assert_allclose(found.mean_D, whole.mean_D, rtol=1e-12)
+    assert relative_error(found.covariance_DxD, whole.covariance_DxD) < 1e-13
+
+
+def test_mixture_holds_no_more_than_its_scarcest_part():
+    a, b = gaussian(29, count=100), gaussian(30, count=10)
+    assert mixture([a, b], [0.5, 0.5]).count == 20
+    pure = mixture([a, b], [1, 0])
+    assert pure.count == 100
+    np.testing.assert_allclose(pure.covariance_DxD, a.covariance_DxD, rtol=1e-14)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_mixture_distances_equal_scoring_each_mixture(noise):
+    noise_DxD = noise * np.random.default_rng(31).normal(size=(D, D))
+    clean = gaussian(32)
+    reference = Reference(
+        Moments(9, clean.mean_D, clean.covariance_DxD + noise_DxD + noise_DxD.T),
+    )
+    parts = [gaussian(33), moments(embeddings(34) + 100, math.inf), gaussian(35)]
+    shares_PxK = np.random.default_rng(36).dirichlet(np.ones(3), size=7)
+    shares_PxK[0] = [0, 1, 0]
+    found = reference.mixture_distances(parts, shares_PxK)
+    expected = reference.distances([mixture(parts, shares) for shares in shares_PxK])
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([0.5, 0.4], "mixture 0 must sum to 1"),
+        ([1.5, -0.5], "share 1 of mixture 0"),
+        ([math.nan, 1.0], "share 0"),
+        ([1.0], "needs 2 shares"),
+        ([], "needs 2 shares"),
+    ],
+)
+def test_unusable_shares_are_refused(shares, message):
+    parts = [gaussian(37), gaussian(38)]
+    with pytest.raises(InputError, match=message):
+        mixture(parts, shares)
+    with pytest.raises(InputError, match=message):
+        Reference(parts[0]).mixture_distances(parts, [shares])
+
+
+def test_mixtures_of_nothing_or_of_unlike_parts_are_refused():
+    with pytest.raises(InputError, match="at least one part"):
+        mixture([], [])
+    with pytest.raises(InputError, match="12 in part 0 and 3 in part 1"):
+        mixture([gaussian(39), gaussian(40, dimension=3)], [0.5, 0.5])
+
+
+# The projection
+
+
+def test_projection_clips_eigenvalues():
+    noise_DxD = np.random.default_rng(41).normal(size=(D, D))
+    matrix_DxD = noise_DxD + noise_DxD.T
+    expected_DxD = np.zeros((D, D))
+    eigenvalue_D, vector_DxD = np.linalg.eigh(matrix_DxD)
+    for value, vector_D in zip(eigenvalue_D, vector_DxD.T, strict=True):
+        if value > 0:
+            expected_DxD += value * np.outer(vector_D, vector_D)
+    np.testing.assert_allclose(project_psd(matrix_DxD), expected_DxD, atol=1e-12)
+
+
+def test_projection_is_the_nearest():
+    rng = np.random.default_rng(42)
+    matrix_DxD = rng.normal(size=(D, D))
+    matrix_DxD += matrix_DxD.T
+    projected_DxD = project_psd(matrix_DxD)
+    away = np.linalg.norm(projected_DxD - matrix_DxD)
+    # The semidefinite matrices are convex: if none of the steps towards others helps, none is nearer.
+    for _ in range(200):
+        factor_DxD = rng.normal(size=(D, D))
+        towards_DxD = factor_DxD @ factor_DxD.T - projected_DxD
+        for step in (1e-4, 1e-2, 1.0):
+            assert np.linalg.norm(projected_DxD + step * towards_DxD - matrix_DxD) > away
+
+
+def test_projection_leaves_semidefinite_matrices():
+    definite_DxD = gaussian(43).covariance_DxD
+    np.testing.assert_array_equal(project_psd(definite_DxD), definite_DxD)
+    singular_DxD = gaussian(44, count=4).covariance_DxD
+    np.testing.assert_allclose(project_psd(singular_DxD), singular_DxD, atol=1e-14)
+    np.testing.assert_array_equal(project_psd(np.zeros((3, 3))), np.zeros((3, 3)))
+
+
+def test_projection_refuses_what_is_not_symmetric():
+    with pytest.raises(InputError, match="not symmetric"):
+        project_psd(np.array([[1.0, 2.0], [3.0, 4.0]]))
+
+
+def test_products_on_the_device_equal_those_on_the_host(short_blocks):
+    rows_NxD = embeddings(45, count=1300, dtype=np.float32)
+    results = []
+    for on_device in (False, True):
+        running = RunningMoments(D, 1.0, on_device=on_device)
+        running.add(jax.device_put(rows_NxD))
+        results.append(running.result())
+    host, device = results
+    assert relative_error(device.covariance_DxD, host.covariance_DxD) < 1e-6
+    np.testing.assert_allclose(device.mean_D, host.mean_D, rtol=1e-6, atol=1e-7)
