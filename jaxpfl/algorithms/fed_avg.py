@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import client_mesh
@@ -77,6 +78,7 @@ def fed_avg(
     mesh: Mesh | None = None,
     chunk: int | None = None,
     accumulator: Accumulator | None = None,
+    start: Any = None,
 ) -> Algorithm:
     """Returns DP-FedAvg for `model` under `plan`.
 
@@ -89,6 +91,11 @@ def fed_avg(
       cohort: how clients' examples are capped and batched; default batches of 16, at most 256
         examples, one epoch.
       mesh, chunk, accumulator: see `federated.private_sum`.
+      start: PUBLIC parameters to start from, such as prefinetuned ones; None draws them by
+        `model.init`.
+
+    Raises:
+      InputError: `start` is not a tree of the model's parameters.
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
     (float32, L2 norm of the noisy mean update), `output_hash` (uint32 [2]).
@@ -100,9 +107,12 @@ def fed_avg(
         LocalTraining(model, client), plan, like, mesh=mesh, chunk=chunk, accumulator=accumulator
     )
     everywhere = NamedSharding(mesh, PartitionSpec())
+    if start is not None:
+        _check_start(start, like)
 
     def init(key):
-        params = model.init(key)
+        # Copied: a step donates the state's buffers, and `start` is the caller's.
+        params = model.init(key) if start is None else jax.tree.map(jnp.array, start)
         return jax.device_put(FedAvgState(params, server.init(params), door.init()), everywhere)
 
     def step(state, cohort, keys):
@@ -126,3 +136,20 @@ def fed_avg(
         model=model,
         shards=door.shards,
     )
+
+
+def _check_start(start: Any, like: Any) -> None:
+    """Refuses parameters of another model."""
+
+    def described(tree: Any) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {
+            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
+        }
+
+    found, expected = described(start), described(like)
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"start: parameter {name} is {found.get(name)}, expected {expected.get(name)}"
+            )

@@ -5,23 +5,32 @@ keys and anything computed from them never become fields.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
+PUBLIC_PART = "split:public"
+"""As a public source: the clients that `data.split.public` sets apart and declares public."""
+
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Fractions of the CLIENTS (not of the examples) that train, validate and test."""
+    """Fractions of the CLIENTS (not of the examples) that train, validate and test.
+
+    The clients of `public` are declared public: they serve as a public corpus, under the source
+    name "split:public", and take no other part.
+    """
 
     train: float = 0.8
     valid: float = 0.1
     test: float = 0.1
+    public: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("train", "valid", "test"):
+        for name in ("train", "valid", "test", "public"):
             checks.non_negative(f"data.split.{name}", getattr(self, name))
         checks.positive("data.split.train", self.train)
         total = self.train + self.valid + self.test
@@ -31,7 +40,10 @@ class SplitConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The private clients, and the public corpus that a language model's vocabulary comes from."""
+    """The private clients, and the public corpus that a language model's vocabulary comes from.
+
+    With `public: null` the vocabulary comes from `fred.candidates`, which are public too.
+    """
 
     source: str
     public: str | None = None
@@ -85,8 +97,9 @@ class PrivacyConfig:
 
     Attributes:
       private: false trains without privacy, and every artefact of the run says so.
-      epsilon: target; the noise multiplier is calibrated to it.
-      noise_multiplier: std of the noise on the sum / sensitivity of the sum.
+      epsilon: target of ALL releases of the run, those of `fred` too; the noise multiplier of
+        the rounds is calibrated to what the others leave of it.
+      noise_multiplier: std of the noise on the sum / sensitivity of the sum, in every round.
       delta: required by a private run.
       clip_norm: L2 bound of one client's update (the first one, under adaptive clipping).
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
@@ -226,6 +239,119 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class FredConfig:
+    """Which public corpus to prefinetune on, chosen by the private Frechet distance (FreD).
+
+    Attributes:
+      candidates: name -> public source ("split:public" among them), or name -> shares of other
+        candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`. Sources that
+        are parts of a mixture are candidates too.
+      epsilon: what FreD's own release costs, of the total `privacy.epsilon`; required by a
+        private run.
+      delta: at which `epsilon` is meant; null means `privacy.delta`.
+      embedder: see `jaxpfl.text.embed.embedder`.
+      clip_norm: L2 bound of an embedding, for clients and candidates alike.
+      max_examples: a client's first so many examples are used.
+      max_candidate_examples: so many examples of a candidate, drawn at random, are used.
+    """
+
+    candidates: dict[str, str | dict[str, float]]
+    epsilon: float | None = None
+    delta: float | None = None
+    embedder: str = "hashed"
+    clip_norm: float = 1.0
+    max_examples: int = 16
+    max_candidate_examples: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "clip_norm"):
+            if getattr(self, name) is not None:
+                checks.positive(f"fred.{name}", getattr(self, name))
+        if self.delta is not None:
+            checks.open_fraction("fred.delta", self.delta)
+        for name in ("max_examples", "max_candidate_examples"):
+            checks.positive_int(f"fred.{name}", getattr(self, name))
+        if len(self.candidates) < 2:
+            raise InputError(
+                f"fred.candidates must be at least two, found {len(self.candidates)}: with one "
+                "there is nothing to choose; prefinetune alone uses data.public"
+            )
+        for name, given in self.candidates.items():
+            if isinstance(given, Mapping):
+                self._check_mixture(name, given)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The candidates that are sources, by name."""
+        return {name: given for name, given in self.candidates.items() if isinstance(given, str)}
+
+    def shares(self, name: str) -> dict[str, float]:
+        """What a candidate is made of: shares of sources, which sum to 1."""
+        given = self.candidates[name]
+        return {name: 1.0} if isinstance(given, str) else dict(given)
+
+    def _check_mixture(self, name: str, shares: Mapping[str, float]) -> None:
+        key = f"fred.candidates.{name}"
+        for part, share in shares.items():
+            if part not in self.sources:
+                raise InputError(
+                    f"{key} is a mixture of {part!r}, which is no candidate with a source of its "
+                    f"own; those are: {', '.join(map(repr, self.sources)) or 'none'}"
+                )
+            checks.non_negative(f"{key}.{part}", share)
+        total = math.fsum(shares.values())
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise InputError(f"the shares of {key} must sum to 1, found {total:g}")
+
+
+@dataclass(frozen=True)
+class PrefinetuneConfig:
+    """Central training on a public corpus, before the first private round; costs no privacy.
+
+    The corpus is FreD's winner, or `data.public` where there is no `fred` section. Minibatch SGD
+    with momentum. The learning rate is chosen by a random search: every trial trains for one
+    epoch, the best of them goes on. Trials and epochs are chosen by the loss on a PUBLIC part of
+    the corpus that is held out.
+
+    Attributes:
+      examples: drawn from the corpus at random, as many for every candidate; a mixture draws its
+        shares.
+      valid: the fraction of them that is held out.
+      epochs: of the chosen trial; the parameters after the best one are kept.
+      trials: learning rates, drawn log-uniformly between the two of `learning_rates`.
+      losers: also carries the other candidates through prefinetuning and private training, to
+        show whether FreD's order predicts theirs. These runs are SIMULATION, outside the
+        pipeline's privacy cost, each on a ledger of its own: a deployment cannot have them.
+    """
+
+    examples: int = 5_000
+    valid: float = 0.1
+    epochs: int = 3
+    batch_size: int = 16
+    momentum: float = 0.9
+    trials: int = 3
+    learning_rates: tuple[float, float] = (0.03, 1.0)
+    losers: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("examples", "epochs", "batch_size", "trials"):
+            checks.positive_int(f"prefinetune.{name}", getattr(self, name))
+        for name in ("valid", "momentum"):
+            checks.open_fraction(f"prefinetune.{name}", getattr(self, name))
+        if not 1 <= round(self.valid * self.examples) < self.examples:
+            raise InputError(
+                f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples} "
+                "must leave at least one example on both sides"
+            )
+        low, high = self.learning_rates
+        checks.positive("prefinetune.learning_rates", low)
+        if not low <= high:
+            raise InputError(
+                f"prefinetune.learning_rates must be [low, high], found [{low:g}, {high:g}]"
+            )
+
+
+@dataclass(frozen=True)
 class Config:
     """One experiment."""
 
@@ -235,12 +361,54 @@ class Config:
     training: TrainingConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    fred: FredConfig | None = None
+    prefinetune: PrefinetuneConfig | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, LanguageModelConfig) and self.data.public is None:
+        language = isinstance(self.model, LanguageModelConfig)
+        if language and self.data.public is None and self.fred is None:
             raise InputError(
                 "data.public is required by a language model, found none: its vocabulary must "
                 "come from a public corpus"
             )
         if self.run.also_without_privacy and not self.privacy.private:
             raise InputError("run.also_without_privacy makes no sense with privacy.private: false")
+        self._check_stages()
+        public = [self.data.public, *(self.fred.sources.values() if self.fred else ())]
+        if PUBLIC_PART in public and not self.data.split.public:
+            raise InputError(f"data.split.public must be positive where {PUBLIC_PART!r} is used")
+
+    def _check_stages(self) -> None:
+        """Refuses combinations of `fred` and `prefinetune` that mean nothing."""
+        fred, prefinetune = self.fred, self.prefinetune
+        if prefinetune is not None and fred is None:
+            if self.data.public is None:
+                raise InputError("prefinetune needs a fred section or data.public, found neither")
+            if prefinetune.losers:
+                raise InputError("prefinetune.losers needs a fred section: nothing can lose here")
+        if prefinetune is not None and prefinetune.losers and not self.evaluation.declared_public:
+            raise InputError(
+                "prefinetune.losers needs evaluation.declared_public: true: the losers are run to "
+                "be scored on public test clients"
+            )
+        if fred is None:
+            return
+        if prefinetune is None:
+            raise InputError(
+                "fred needs a prefinetune section: without it the choice is paid for and not used"
+            )
+        if not self.privacy.private and (fred.epsilon is not None or fred.delta is not None):
+            raise InputError("privacy.private is false, so fred.epsilon and delta must be absent")
+        if self.privacy.private and fred.epsilon is None:
+            raise InputError("fred.epsilon is required by a private run, found none")
+        total = self.privacy.epsilon
+        if total is not None and fred.epsilon is not None and not fred.epsilon < total:
+            raise InputError(
+                f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
+                f"stages, found {fred.epsilon:g}"
+            )
+        if self.privacy.sampling != "poisson":
+            raise InputError(
+                "fred needs privacy.sampling: poisson: its release and the rounds must share an "
+                f"adjacency (add or remove one client), found {self.privacy.sampling!r}"
+            )

@@ -25,6 +25,8 @@ from jaxpfl.experiments.config import Config, OptimizerConfig
 _MAX_CONFIG_BYTES = 1_000_000
 # YAML 1.1 reads `1e-5` as text; a float field takes it for the number that it is.
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+# A name is also the name of a folder in the run directory.
+_NAME = re.compile(r"\w[\w .%+-]{0,59}")
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -77,6 +79,8 @@ def override(config: Config, arguments: Sequence[str]) -> Config:
     for argument in arguments:
         if argument.startswith("--"):
             key = argument[2:].split("=", 1)[0].replace("-", "_")
+            if key == "fred.candidates":
+                raise InputError(f"{where}: fred.candidates can only be given in the config file")
             if key not in valid:
                 raise InputError(f"{where}: there is no option --{key}{_nearest(key, valid)}")
     printed = io.StringIO()
@@ -155,6 +159,10 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         if value is None and type(None) in members:
             return None
         members = tuple(member for member in members if member is not type(None))
+        if len(members) > 1 and str in members:
+            # A source, or shares of sources: told apart by the value itself.
+            (mapping,) = (member for member in members if member is not str)
+            return _convert(mapping if isinstance(value, Mapping) else str, value, where, key)
         if len(members) > 1:
             return _convert(_choose(members, value, where, key), value, where, key)
         return _convert(next(iter(members)), value, where, key)
@@ -173,7 +181,23 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         return tuple(
             _convert(part, each, where, key) for part, each in zip(inner, value, strict=True)
         )
+    if typing.get_origin(kind) is dict:
+        return _convert_names(typing.get_args(kind)[1], value, where, key)
     return _convert_scalar(kind, value, where, key)
+
+
+def _convert_names(kind: Any, value: Any, where: str, key: str) -> dict[str, Any]:
+    """A mapping of names that the user chose."""
+    if not isinstance(value, Mapping) or not value:
+        raise InputError(f"{where}: {key} must be a mapping of names, found {value!r}")
+    for name in value:
+        # YAML reads `on`, `3` and `null` as other things than names.
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InputError(
+                f"{where}: {key} has the name {name!r}, expected up to 60 letters, digits, spaces "
+                'or . _ % + -, in quotes where YAML reads something else ("70%")'
+            )
+    return {name: _convert(kind, each, where, f"{key}.{name}") for name, each in value.items()}
 
 
 def _convert_scalar(kind: Any, value: Any, where: str, key: str) -> Any:

@@ -26,7 +26,11 @@ def public_vocabulary(source: str | Population, size: int) -> Vocabulary:
     Raises:
       InputError: the corpus has fewer different words: the model would have ids without a word.
     """
-    vocabulary = Vocabulary.from_public(source, size)
+    return exactly(Vocabulary.from_public(source, size), size)
+
+
+def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
+    """The same vocabulary, if it has `size` ids; see `public_vocabulary`."""
     if len(vocabulary) != size:
         raise InputError(
             f"the public corpus gives a vocabulary of {len(vocabulary)}, the model expects "
