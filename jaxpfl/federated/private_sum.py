@@ -11,8 +11,8 @@ counts as zero. Adding or removing one client moves the sum by at most S in L2 n
 the data, the padding, the chunk size and the number of devices; noise is drawn once per
 coordinate. Under `Plan(unit="example")` a client's contribution is a sum that its function bounds
 example by example (`client.BoundedByExample`): it is added whole, and adding or removing one
-EXAMPLE moves the sum by at most S. What that costs over the plan's rounds is `plan.epsilon()`; the ledger is charged by
-the caller before the door is opened (`experiments.run`).
+EXAMPLE moves the sum by at most S. What that costs over the plan's rounds is `plan.epsilon()`; the
+ledger is charged by the caller before the door is opened (`experiments.run`).
 
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """

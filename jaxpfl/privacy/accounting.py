@@ -69,6 +69,14 @@ def default_accountant(releases: Counts) -> Accountant:
     return "rdp" if any(isinstance(leaf, fixed) for leaf in releases) else "pld"
 
 
+def rounded_up(epsilon: float) -> str:
+    """Returns epsilon in four digits, never less than was spent."""
+    if not 0 < epsilon < math.inf:
+        return f"{epsilon:g}"
+    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
+    return f"{math.ceil(round(epsilon * scale, 6)) / scale:.4g}"
+
+
 def smallest_noise_multiplier(
     event_of: Callable[[float], dp_accounting.DpEvent],
     target: float,

@@ -392,7 +392,7 @@ class Plan:
         if not self.private:
             return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
         return (
-            f"(epsilon = {_rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), "
+            f"(epsilon = {accounting.rounded_up(self.epsilon(rounds))}, delta = {self.delta:g}), "
             f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]} {self.unit}, "
             f"accountant = {self.chosen_accountant.upper()}"
         )
@@ -434,11 +434,3 @@ class _BesidesGaussians:
 
     def epsilon(self, delta: float) -> float:
         return confirmation.gaussian_epsilon(self.mu, delta)
-
-
-def _rounded_up(epsilon: float) -> str:
-    """Four digits, never fewer epsilons than were spent."""
-    if not 0 < epsilon < math.inf:
-        return f"{epsilon:g}"
-    scale = 10.0 ** (3 - math.floor(math.log10(epsilon)))
-    return f"{math.ceil(round(epsilon * scale, 6)) / scale:.4g}"

@@ -1,0 +1,141 @@
+"""Moments of clients' embeddings as contributions: count, sum, second moment.
+
+    count    1 for an example                                  moves by 1 with one example
+    sum      clip_c(e)                                         moves by c
+    second   v v^T with v = clip_c(clip_c(e) - centre)         moves by c^2 (Frobenius norm)
+
+summed over a client's examples, or averaged over them (then 1, c and c^2 bound the whole client).
+`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite counts as no example.
+
+A symmetric matrix travels as its half: the diagonal and sqrt(2) times what is off it, so that
+the L2 norm of the half is the Frobenius norm of the whole, and equal noise on the half is sqrt(2)
+times smaller off the diagonal than noise on the plain triangle. The half is stored in the
+rectangular full packed layout of Gustavson et al. 2010 ("Rectangular full packed format for
+Cholesky's algorithm", ACM TOMS 37), which is made of two slices and one select.
+
+Source: FreD, Algorithm 1 ("Privately Customizing Prefinetuning to Better Match User Data in
+Federated Learning"), Hou et al. 2023.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.federated.client import Examples
+
+Moment = Literal["count", "sum", "second"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMoment:
+    """A client function: one moment of the column "embedding".
+
+    Attributes:
+      moment: "count", "sum" or "second".
+      clip_norm: c.
+      average: divides by the client's number of examples (0 for a client without any).
+      isometric: whether the half of a second moment carries sqrt(2) off its diagonal; False is
+        the plain triangle of the paper.
+
+    The broadcast is the centre, float32 [d]; "count" and "sum" do not read it.
+    """
+
+    moment: Moment
+    clip_norm: float
+    average: bool = False
+    isometric: bool = True
+
+    @property
+    def example_bound(self) -> float:
+        """The L2 norm of one example's share, at most: 1, c or c^2 (see `BoundedByExample`)."""
+        return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
+
+    def __call__(self, centre_D: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
+        """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
+        del key  # nothing is drawn
+        dimension = examples.batches["embedding"].shape[-1]
+
+        def add(step, carry):
+            total, count = carry
+            rows_BxD = examples.batches["embedding"][step].astype(jnp.float32)
+            rows_BxD, valid_B = _clipped(rows_BxD, examples.mask[step], self.clip_norm)
+            count = count + jnp.sum(valid_B.astype(jnp.float32))
+            if self.moment == "sum":
+                total = total + jnp.sum(rows_BxD, axis=0)
+            elif self.moment == "second":
+                centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
+                total = total + jnp.matmul(centred_BxD.T, centred_BxD, precision="highest")
+            return total, count
+
+        shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
+        start = jnp.zeros(shape, jnp.float32), jnp.float32(0)
+        total, count = jax.lax.fori_loop(0, examples.steps, add, start)
+        if self.moment == "count":
+            return jnp.minimum(count, 1) if self.average else count
+        if self.average:
+            total = total / jnp.maximum(count, 1)
+        return to_half(total, isometric=self.isometric) if self.moment == "second" else total
+
+
+def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
+    """Rows clipped to `clip_norm`, zero where not real or not finite; and which rows count."""
+    largest_B = jnp.max(jnp.abs(rows_BxD), axis=1)
+    valid_B = real_B & jnp.isfinite(largest_B)
+    # A giant row is shrunk first: its square overflows, but it is to be clipped and not lost.
+    giant_B = largest_B > jnp.float32(1e15)
+    scaled_BxD = rows_BxD * jnp.where(giant_B, jnp.float32(1e-20), jnp.float32(1))[:, None]
+    norm_B = jnp.sqrt(jnp.sum(jnp.square(scaled_BxD), axis=1))
+    whole_B = jnp.where(giant_B, jnp.float32(1e20), jnp.float32(1))
+    factor_B = jnp.minimum(whole_B, clip_norm / jnp.maximum(norm_B, jnp.float32(1e-30)))
+    return jnp.where(valid_B[:, None], scaled_BxD * factor_B[:, None], jnp.float32(0)), valid_B
+
+
+def half_shape(dimension: int) -> tuple[int, int]:
+    """Shape of the half of a symmetric [dimension, dimension] matrix; an odd one is padded."""
+    even = dimension + dimension % 2
+    return (even + 1, even // 2)
+
+
+def to_half(matrix_DxD: jax.Array, *, isometric: bool = True) -> jax.Array:
+    """Returns the half of a symmetric float32 matrix: shape `half_shape(d)`.
+
+    With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and
+    matrix[k + r, k + j] else: the left half of the lower triangle, and in the room above it
+    the triangle of the lower right block.
+    """
+    dimension = matrix_DxD.shape[0]
+    odd = dimension % 2
+    padded = jnp.pad(matrix_DxD, ((0, odd), (0, odd)))
+    k = (dimension + odd) // 2
+    left = jnp.pad(padded[:, :k], ((1, 0), (0, 0)))
+    right = jnp.pad(padded[k:, k:], ((0, k + 1), (0, 0)))
+    lower, weight = _layout(dimension)
+    half = jnp.where(lower, left, right)
+    return half * weight if isometric else half
+
+
+def from_half(half: np.ndarray, dimension: int, *, isometric: bool = True) -> np.ndarray:
+    """Returns the symmetric matrix [dimension, dimension] of a half, float64, on the host."""
+    lower, weight = _layout(dimension)
+    values = np.asarray(half, np.float64) / (np.float64(weight) if isometric else 1.0)
+    row, column = np.indices(values.shape)
+    k = values.shape[1]
+    i, j = np.where(lower, row - 1, k + row), np.where(lower, column, k + column)
+    inside = (i < dimension) & (j < dimension)
+    matrix = np.zeros((dimension, dimension))
+    matrix[i[inside], j[inside]] = values[inside]
+    matrix[j[inside], i[inside]] = values[inside]
+    return matrix
+
+
+def _layout(dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which entries of a half come from the left part, and their weights (1 on the diagonal)."""
+    rows, k = half_shape(dimension)
+    row, column = np.indices((rows, k))
+    lower = row > column
+    diagonal = (row - 1 == column) | (row == column)
+    return lower, np.where(diagonal, 1.0, math.sqrt(2.0)).astype(np.float32)

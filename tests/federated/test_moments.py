@@ -1,0 +1,209 @@
+"""Contributions of FreD: halves of matrices, moments against a loop, and what one unit can do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.population import Population, from_clients
+from jaxpfl.errors import InputError
+from jaxpfl.federated import FixedPoint, LocalTraining, private_sum
+from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
+from jaxpfl.privacy import Plan
+from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+
+CLIP = 0.7
+DIM = 6
+CENTRE = np.array([0.3, -0.2, 0.1, 0.0, 0.4, -0.3], np.float32)
+
+
+def clients_of(parts: list[np.ndarray]) -> Population:
+    return from_clients(
+        {f"client {i}": {"embedding": np.float32(part)} for i, part in enumerate(parts)}
+    )
+
+
+def through_the_door(
+    population, moment, *, unit="example", average=False, isometric=True, centre=CENTRE
+):
+    """The sum of one moment as the server sees it, without noise; float64."""
+    fn = ClientMoment(moment, CLIP, average=average, isometric=isometric)
+    units = max(len(population), population.num_examples)
+    bounded = unit == "example" or average
+    plan = Plan.without_privacy(
+        population=units,
+        clients_per_round=units,
+        rounds=1,
+        clip_norm=fn.example_bound if bounded else 1e6,
+    )
+    plan = dataclasses.replace(plan, unit=unit)
+    shape = {"count": (), "sum": (DIM,), "second": half_shape(DIM)}[moment]
+    door = private_sum(fn, plan, jax.ShapeDtypeStruct(shape, jnp.float32))
+    spec = CohortSpec(batch_size=4, max_examples=12, clients_per_bucket=2 * door.shards)
+    cohort = Cohort(
+        population, np.arange(len(population)), spec, seed=0, round=0, shards=door.shards
+    )
+    keys = round_keys(training_root(0), noise_root(0), 0)
+    total, _ = door(jnp.asarray(centre), cohort, door.init(), keys)
+    return np.float64(total)
+
+
+def clip(x):
+    return x * min(1.0, CLIP / max(np.linalg.norm(x), 1e-300))
+
+
+def looped(parts, moment, average=False):
+    """The same by a plain loop in float64."""
+    total = 0.0
+    for part in parts:
+        shares = []
+        for row in np.float64(part):
+            if not np.isfinite(row).all():
+                continue
+            e = clip(row)
+            v = clip(e - np.float64(CENTRE))
+            shares.append({"count": 1.0, "sum": e, "second": np.outer(v, v)}[moment])
+        if shares:
+            mean = 1.0 if moment == "count" else sum(shares) / len(shares)
+            total = total + (mean if average else sum(shares))
+    return total
+
+
+@pytest.fixture
+def parts():
+    rng = np.random.default_rng(0)
+    made = [rng.normal(size=(n, DIM)) for n in (3, 1, 12, 0, 5)]
+    made[2][4] = 0.0
+    return made
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 6, 7])
+def test_a_half_holds_the_matrix_at_the_same_norm(dimension):
+    rng = np.random.default_rng(dimension)
+    matrix = np.float32(rng.normal(size=(dimension, dimension)))
+    matrix = matrix + matrix.T
+    half = to_half(jnp.asarray(matrix))
+    assert half.shape == half_shape(dimension)
+    np.testing.assert_allclose(from_half(np.asarray(half), dimension), matrix, rtol=3e-7)
+    np.testing.assert_allclose(np.linalg.norm(half), np.linalg.norm(matrix), rtol=1e-6)
+    plain = np.asarray(to_half(jnp.asarray(matrix), isometric=False))
+    np.testing.assert_array_equal(from_half(plain, dimension, isometric=False), matrix)
+    triangle = matrix[np.triu_indices(dimension)]
+    np.testing.assert_allclose(np.linalg.norm(plain), np.linalg.norm(triangle), rtol=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["example", "client"])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("moment", ["count", "sum", "second"])
+def test_moments_are_those_of_a_loop(parts, moment, average, unit):
+    """TRUST 1, 23: clients without examples, padding and buckets change nothing."""
+    if unit == "example" and average:
+        pytest.skip("averages are bounded by client")
+    found = through_the_door(clients_of(parts), moment, unit=unit, average=average)
+    if moment == "second":
+        found = from_half(found, DIM)
+    np.testing.assert_allclose(found, looped(parts, moment, average), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("moment", ["count", "sum", "second"])
+def test_an_embedding_that_is_not_finite_counts_as_no_example(parts, moment):
+    """TRUST 2: NaN and infinity; but a giant one is clipped, not lost."""
+    parts[0][1, 2] = np.nan
+    parts[4][0] = np.inf
+    parts[4][3] = [3e38, -3e38, 0, 0, 0, 0]
+    found = through_the_door(clients_of(parts), moment)
+    if moment == "second":
+        found = from_half(found, DIM)
+    np.testing.assert_allclose(found, looped(parts, moment), rtol=2e-6, atol=2e-6)
+
+
+def adversarial_rows():
+    """Rows that try to move a sum by more than they may."""
+    rng = np.random.default_rng(1)
+    along = CENTRE / np.linalg.norm(CENTRE)
+    rows = [np.zeros(DIM), CLIP * along, -CLIP * along, -1e6 * along, np.full(DIM, 3e38)]
+    rows += [np.full(DIM, 1e-30), np.full(DIM, -np.inf), np.eye(DIM)[0] * 1e20]
+    return rows + list(rng.normal(size=(20, DIM)) * 10.0 ** rng.integers(-3, 4, size=(20, 1)))
+
+
+@pytest.mark.parametrize("moment", ["count", "sum", "second"])
+def test_one_example_moves_a_sum_by_at_most_its_bound(parts, moment):
+    """TRUST 16: adding or removing one example, over adversarial ones; the bound is reached."""
+    parts = [part[:3] for part in parts]  # few, so that float32 keeps 1e-6 of the difference
+    bound = ClientMoment(moment, CLIP).example_bound
+    assert bound == pytest.approx({"count": 1.0, "sum": CLIP, "second": CLIP**2}[moment])
+    without = through_the_door(clients_of(parts), moment)
+    moves = []
+    for row in adversarial_rows():
+        more = [*parts[:1], np.concatenate([parts[1], row[None]]), *parts[2:]]
+        moves.append(np.linalg.norm(through_the_door(clients_of(more), moment) - without))
+    assert max(moves) <= bound * (1 + 1e-6) + 2e-6
+    assert max(moves) >= bound * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("moment", ["count", "sum", "second"])
+def test_one_client_moves_a_sum_by_at_most_its_bound(parts, moment, average):
+    """TRUST 16: adding or removing a client, by averages or by at most 12 examples."""
+    parts = [part[:2] for part in parts]
+    most = 1 if average else 12
+    bound = ClientMoment(moment, CLIP).example_bound * most
+    without = through_the_door(clients_of(parts), moment, unit="client", average=average)
+    moves = []
+    for row in adversarial_rows():
+        added = [*parts, np.repeat(row[None], 30, axis=0)]
+        sums = through_the_door(clients_of(added), moment, unit="client", average=average)
+        moves.append(np.linalg.norm(sums - without))
+    added = [*parts, np.array(adversarial_rows())[:12]]
+    mixed = through_the_door(clients_of(added), moment, unit="client", average=average)
+    moves.append(np.linalg.norm(mixed - without))
+    assert max(moves) <= bound * (1 + 1e-6) + 5e-6
+    assert max(moves) >= bound * (1 - 1e-4)
+
+
+def test_replacing_one_example_moves_as_far_as_the_papers_mode_is_charged_for():
+    """SPEC A.1: 2 c and sqrt(2) c^2 under replace-one, both reached."""
+    axes = np.eye(DIM)
+    kept = np.zeros((2, DIM))
+
+    def sums(row, moment, isometric=True):
+        part = np.concatenate([kept, row[None]])
+        origin = np.zeros(DIM, np.float32)
+        return through_the_door(clients_of([part]), moment, isometric=isometric, centre=origin)
+
+    moved = np.linalg.norm(sums(axes[0] * 9, "sum") - sums(-axes[0] * 9, "sum"))
+    assert moved == pytest.approx(2 * CLIP, rel=1e-5)
+    moved = np.linalg.norm(sums(axes[0] * 9, "second", False) - sums(axes[1], "second", False))
+    assert moved == pytest.approx(np.sqrt(2) * CLIP**2, rel=1e-5)
+
+
+def test_the_door_relies_on_no_bound_that_is_not_stated(parts):
+    """TRUST 13: the unit example needs a function that bounds each example, within the clip."""
+    everyone = dict(population=21, clients_per_round=21, rounds=1, noise_multiplier=1.0, delta=1e-3)
+    plan = Plan(**everyone, clip_norm=CLIP, unit="example")
+    like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    private_sum(ClientMoment("sum", CLIP), plan, like)
+    with pytest.raises(InputError, match="example_bound"):
+        private_sum(lambda broadcast, examples, key: broadcast, plan, like)
+    with pytest.raises(InputError, match="example_bound"):
+        private_sum(LocalTraining(None, None), plan, like)
+    with pytest.raises(InputError, match="up to 0.8"):
+        private_sum(ClientMoment("sum", 0.8), plan, like)
+    with pytest.raises(InputError, match="fixed-point"):
+        private_sum(ClientMoment("sum", CLIP), plan, like, accumulator=FixedPoint(100))
+
+
+def test_with_the_unit_client_the_door_clips_whatever_the_function_states(parts):
+    """A bound by example is no excuse: a client of 12 examples is clipped to c."""
+    population = clients_of([np.ones((12, DIM))])
+    fn = ClientMoment("sum", CLIP)
+    plan = Plan.without_privacy(population=1, clients_per_round=1, rounds=1, clip_norm=CLIP)
+    door = private_sum(fn, plan, jax.ShapeDtypeStruct((DIM,), jnp.float32))
+    spec = CohortSpec(batch_size=12, max_examples=12, clients_per_bucket=door.shards)
+    cohort = Cohort(population, np.arange(1), spec, seed=0, round=0, shards=door.shards)
+    keys = round_keys(training_root(0), noise_root(0), 0)
+    total, _ = door(jnp.asarray(CENTRE), cohort, door.init(), keys)
+    assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-5)
