@@ -1,0 +1,150 @@
+"""Embedders of images: a pretrained network for drawings, and the logits of a classifier.
+
+`DoodleNet` reads the network that ml5.js publishes under this name, a Keras CNN trained on the
+drawings of Quick, Draw!, as TensorFlow.js saved it: `model.json` and files of raw little-endian
+float32. It was trained on no handwriting, so it is a public feature extractor for handwriting.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+from jaxpfl.models.cnn import CNN
+from jaxpfl.models.convolution import convolve, max_pool
+from jaxpfl.text.embed.tensorflow_js import Layers, read_network
+
+# Every call is padded to whole batches of this size: one compilation, and a vector that does not
+# depend on how many others are embedded with it.
+_BATCH = 256
+
+
+class DoodleNet:
+    """The features of a TensorFlow.js CNN: what its first dense layer gives, through a ReLU.
+
+    The trained network applies tanh there. tanh saturates on most images, which leaves little but
+    signs; with the ReLU nearest neighbours are better.
+
+    Images are [n, H, W] or [n, H, W, 1] of the network's size (28 x 28), white ink (1) on black
+    (0): floats in 0 .. 1, or uint8, which is divided by 255. Dark ink on white must be turned
+    around by the caller: 1 - image. Vectors are not scaled: those of handwriting have lengths of
+    about 20, so clip them to that, or to 1 to compare directions alone.
+    """
+
+    column = "image"
+
+    def __init__(self, layers: Layers, image_shape: tuple[int, int, int], name: str) -> None:
+        self._layers = [(kind, jax.tree.map(jnp.asarray, weights)) for kind, weights in layers]
+        self._image_shape = image_shape
+        self.dimension = int(self._layers[-1][1]["bias"].shape[0])
+        self.name = name
+        kinds = tuple(kind for kind, _ in layers)
+
+        def features(weights: list[Params], image_BxHxWxC: Array) -> Array:
+            return _features(kinds, weights, image_BxHxWxC)
+
+        self._features = jax.jit(features)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "DoodleNet":
+        """Reads model.json and the weight files it names.
+
+        Raises:
+          InputError: the folder lacks a file, or the network has a layer that is not known here.
+          CorruptFile: the weights are not as many as the network has, or not finite.
+        """
+        layers, image_shape, digest = read_network(folder)
+        return cls(layers, image_shape, f"doodlenet:{digest[:12]}")
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        image_NxHxWxC = _images(self.name, examples, self._image_shape)
+        weights = [own for _, own in self._layers]
+        return _batched(lambda batch: self._features(weights, batch), image_NxHxWxC, self.dimension)
+
+
+class ClassifierLogits:
+    """The logits of a trained image classifier, so that d is the number of classes.
+
+    The Frechet distance on them measures generated handwriting in Augenstein et al. 2020
+    ("Generative models for effective ML on private, decentralized datasets"), section 5.3.
+
+    Args:
+      model: an image classifier of `jaxpfl.models`.
+      params: its parameters; they decide what distances mean, so they must be public.
+    """
+
+    column = "image"
+
+    def __init__(self, model: CNN, params: Params) -> None:
+        self._model, self._params = model, params
+        self.dimension = model.classes
+        digest = hashlib.sha256()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            digest.update(jax.tree_util.keystr(path).encode())
+            digest.update(np.ascontiguousarray(leaf, "<f4").data.cast("B"))
+        self.name = f"logits of {model.name}:{digest.hexdigest()[:12]}"
+        self._logits = jax.jit(model.logits)
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        image_NxHxWxC = _images(self.name, examples, self._model.image_shape, bounded=False)
+        return _batched(
+            lambda batch: self._logits(self._params, batch), image_NxHxWxC, self.dimension
+        )
+
+
+def _features(kinds: tuple[str, ...], weights: list[Params], image_BxHxWxC: Array) -> Array:
+    x = image_BxHxWxC
+    if x.dtype == jnp.uint8:
+        x = x.astype(jnp.float32) / 255.0
+    for kind, own in zip(kinds, weights, strict=True):
+        if kind == "pool":
+            x = max_pool(x)
+        elif kind == "convolution":
+            x = convolve(x, own["kernel"], padding="SAME", form="convolution")
+            x = jax.nn.relu(x + own["bias"][None, None, None, :])
+        else:
+            x = x.reshape(x.shape[0], -1) @ own["kernel"]
+            x = jax.nn.relu(x + own["bias"][None, :])
+    return x
+
+
+def _batched(
+    function: Callable[[Array], Array], examples: np.ndarray, dimension: int
+) -> np.ndarray:
+    vectors_NxD = np.empty((len(examples), dimension), np.float32)
+    for start in range(0, len(examples), _BATCH):
+        batch = examples[start : start + _BATCH]
+        padding = [(0, _BATCH - len(batch))] + [(0, 0)] * (batch.ndim - 1)
+        found = function(jnp.asarray(np.pad(batch, padding)))
+        vectors_NxD[start : start + len(batch)] = found[: len(batch)]
+    return vectors_NxD
+
+
+def _images(
+    name: str, examples: Any, shape: tuple[int, int, int], *, bounded: bool = True
+) -> np.ndarray:
+    """Images uint8 or float32 [n, H, W, C]."""
+    images = np.asarray(examples)
+    if images.ndim == 3 and shape[2] == 1:
+        images = images[..., None]
+    if images.shape[1:] != shape:
+        raise InputError(
+            f"embedder {name!r} reads images of shape {shape}, found {images.shape[1:]}"
+        )
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype.kind != "f":
+        raise InputError(f"embedder {name!r} reads images of uint8 or floats, found {images.dtype}")
+    if bounded and not np.all((images >= 0) & (images <= 1)):
+        raise InputError(
+            f"embedder {name!r} reads images with values in 0 .. 1, found others (uint8 images "
+            "are divided by 255)"
+        )
+    return images.astype(np.float32)
