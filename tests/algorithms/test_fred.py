@@ -1,0 +1,367 @@
+"""FreD: what it costs, what it releases, and against numpy in float64."""
+
+import dataclasses
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import linalg
+
+from jaxpfl.algorithms import fred
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, private_moments, score
+from jaxpfl.algorithms.gaussian_moments import Moments, moments
+from jaxpfl.data.population import from_clients
+from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.privacy import Budget, Ledger, Plan, accounting
+from jaxpfl.privacy.confirmation import gaussian_epsilon
+from jaxpfl.privacy.keys import noise_root
+
+DIM = 5
+
+
+def clients(count=40, dimension=DIM, seed=0, scale=0.5):
+    """Clients of 0 to 6 embeddings."""
+    rng = np.random.default_rng(seed)
+    axes = rng.normal(size=(dimension, dimension)) / math.sqrt(dimension)
+    centre = rng.normal(size=dimension) * 0.3
+    held = {}
+    for index in range(count):
+        rows = rng.normal(size=(index % 7, dimension)) @ axes * scale + centre
+        held[f"client {index}"] = {"embedding": np.float32(rows).reshape(-1, dimension)}
+    return from_clients(held)
+
+
+def query(population, plan, tmp_path, key=None, **settings):
+    name = f"{abs(hash((plan, population.fingerprint)))}.jsonl"
+    with Ledger(tmp_path / name, population.fingerprint, unit=plan.unit) as ledger:
+        key = noise_root() if key is None else key
+        return private_moments(population, plan, ledger=ledger, noise_key=key, **settings)
+
+
+def plan_of(**changes):
+    settings = dict(epsilon=0.6, delta=2e-6)
+    return FredPlan.calibrated(**{**settings, **changes})
+
+
+# What it costs.
+
+
+def test_the_exact_gaussian_of_the_papers_budget():
+    """SPEC A.2: mu = 0.1527 for (0.6, 2e-6); 9.26 for each of two equal releases."""
+    plan = plan_of(population=1000)
+    assert plan.mu == pytest.approx(0.1527, abs=5e-5)
+    assert plan.multipliers[0] == math.inf
+    assert plan.multipliers[1] == plan.multipliers[2] == pytest.approx(9.26, abs=5e-3)
+
+
+@pytest.mark.parametrize("target", [(0.6, 2e-6), (8.0, 1e-5), (0.1, 1e-7)])
+def test_the_default_split_composes_to_the_target(target):
+    """By three accountants: the closed form, dp-accounting's own on the event, and RDP above."""
+    epsilon, delta = target
+    plan = plan_of(epsilon=epsilon, delta=delta)
+    assert epsilon * (1 - 1e-3) < plan.epsilon() <= epsilon
+    total = accounting.epsilon(plan.event(), delta, "pld", "add_or_remove_one")
+    assert total == pytest.approx(epsilon, rel=1e-3)
+    accountant = dp_accounting.pld.PLDAccountant()
+    accountant.compose(plan.event())
+    assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
+    assert total <= accounting.epsilon(plan.event(), delta, "rdp", "add_or_remove_one")
+    # A split that forgets a release costs visibly less.
+    assert gaussian_epsilon(1 / plan.multipliers[1], delta) < 0.9 * epsilon
+
+
+def test_the_papers_mode_really_costs_what_the_specification_found():
+    """SPEC A.1: the mean at (0.3, 1e-6) costs 344 at n = 150,000 and 18.9 at n = 3,000."""
+    large = FredPlan.paper(epsilon=0.3, delta=1e-6, population=150_000, clients=3_000)
+    small = FredPlan.paper(epsilon=0.3, delta=1e-6, population=3_000, clients=3_000)
+    assert large.epsilons()["mean"] == pytest.approx(344, abs=0.5)
+    assert small.epsilons()["mean"] == pytest.approx(18.9, abs=0.05)
+    assert large.epsilons()["covariance"] < 0.01
+    assert large.epsilon() > large.epsilons()["mean"]
+    assert "REALISED (epsilon = 343.8" in large.statement()
+    assert "replace one example" in large.statement()
+    charged = accounting.epsilon(large.event(), 1e-6, "pld", "add_or_remove_one")
+    assert charged == pytest.approx(large.epsilon(), rel=1e-6)
+
+
+def test_the_papers_covariance_noise_inflates_the_trace_as_the_specification_found():
+    """SPEC A.1: d = 768, n = 150,000, 3,000 clients: 58 c^2, against 1.06 with one Gaussian."""
+    paper = FredPlan.paper(epsilon=0.3, delta=1e-6, population=150_000, clients=3_000)
+    std = paper.multipliers[2] * paper.sensitivities[2] / 150_000
+    radius = 2 * std * math.sqrt(768)
+    positive_half = 768 * 2 * radius / (3 * math.pi)  # of Wigner's semicircle
+    assert positive_half == pytest.approx(58, rel=0.01)
+    assert positive_half / math.sqrt(3_000) == pytest.approx(1.06, rel=0.01)
+
+
+def test_noise_against_the_papers_own_calibration():
+    """Issue point 6, SPEC A.1: at (0.6, 2e-6), 1.9 times less for mean and covariance alike."""
+    classical = math.sqrt(2 * math.log(1.25 / 1e-6)) / 0.3  # per release, as printed
+    assert gaussian_epsilon(math.sqrt(2) / classical, 2e-6) == pytest.approx(0.300, abs=1e-3)
+    for plan in (plan_of(), plan_of(population=10_000)):
+        assert classical / plan.multipliers[1] >= 1.9
+        assert classical / plan.multipliers[2] >= 1.9
+
+
+def test_all_releases_of_a_population_compose_to_one_epsilon(tmp_path):
+    """TRUST 29: FreD and federated averaging in one ledger; forgetting either shows."""
+    population = clients()
+    plan = plan_of(epsilon=1.0, delta=1e-5)
+    training = Plan(
+        population=40, clients_per_round=10, rounds=5, clip_norm=1.0, noise_multiplier=2.0,
+        delta=1e-5,
+    )  # fmt: skip
+    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
+        private_moments(population, plan, ledger=ledger, noise_key=noise_root())
+        alone = ledger.spent(1e-5)
+        assert alone == pytest.approx(plan.epsilon(), rel=1e-6)
+        for round in range(1, 6):
+            ledger.charge(training.round_event(), "fed_avg", run="a", round=round)
+        both = dp_accounting.ComposedDpEvent([plan.event(), training.event()])
+        expected = accounting.epsilon(both, 1e-5, "pld", "add_or_remove_one")
+        assert ledger.spent(1e-5) == pytest.approx(expected, rel=1e-6)
+        assert ledger.spent(1e-5) > max(alone, training.epsilon()) * 1.01
+
+
+def test_a_query_beyond_the_budget_touches_no_data(tmp_path, monkeypatch):
+    """TRUST 30: refused by the ledger before the door is opened."""
+    population = clients()
+    monkeypatch.setattr(fred, "private_sum", lambda *_, **__: pytest.fail("the door was opened"))
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, population.fingerprint, budget=Budget(0.5, 2e-6)) as ledger:
+        with pytest.raises(BudgetExhausted):
+            private_moments(population, plan_of(), ledger=ledger, noise_key=noise_root())
+        assert len(ledger) == 0
+
+
+def test_the_charge_is_on_the_disk_before_the_door_opens(tmp_path, monkeypatch):
+    """TRUST 34."""
+    population, path = clients(), tmp_path / "ledger.jsonl"
+
+    def door(*_, **__):
+        raise RuntimeError(f"{len(path.read_text().splitlines())} lines")
+
+    monkeypatch.setattr(fred, "private_sum", door)
+    with Ledger(path, population.fingerprint) as ledger, pytest.raises(RuntimeError, match="2 lin"):
+        private_moments(population, plan_of(), ledger=ledger, noise_key=noise_root())
+
+
+def test_the_same_key_makes_the_same_release_at_no_further_cost(tmp_path):
+    population, plan = clients(), plan_of()
+    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
+        key = noise_root()
+        settings = dict(ledger=ledger, run="one")
+        first = private_moments(population, plan, noise_key=key, **settings)
+        again = private_moments(population, plan, noise_key=key, **settings)
+        assert len(ledger) == 1
+        other = private_moments(population, plan, noise_key=noise_root(), ledger=ledger, run="two")
+        assert len(ledger) == 2
+    np.testing.assert_array_equal(first.moments.covariance_DxD, again.moments.covariance_DxD)
+    assert first.moments.count == again.moments.count
+    assert not np.array_equal(first.moments.mean_D, other.moments.mean_D)
+
+
+# What it releases.
+
+
+def reference(population, plan):
+    """Count, mean and covariance by a loop in float64."""
+
+    def clip(x):
+        return x * min(1.0, plan.clip_norm / max(np.linalg.norm(x), 1e-300))
+
+    parts = [np.float64(population.examples(i)["embedding"]) for i in range(len(population))]
+    if plan.unit == "example" or plan.per_client == "sum":
+        parts = [np.float64(population.columns["embedding"])]
+        weights = [1.0 / len(parts[0])] * len(parts[0])
+    else:
+        weights = [1.0 / len(part) for part in parts for _ in part]
+        weights = [weight / sum(len(part) > 0 for part in parts) for weight in weights]
+    rows = [clip(row) for part in parts for row in part]
+    mean = sum(weight * row for weight, row in zip(weights, rows, strict=True))
+    centred = [clip(row - mean) for row in rows]
+    return mean, sum(weight * np.outer(v, v) for weight, v in zip(weights, centred, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("unit", "per_client"), [("example", "mean"), ("client", "mean"), ("client", "sum")]
+)
+@pytest.mark.parametrize("clip_norm", [10.0, 0.5])
+def test_without_noise_the_moments_are_those_of_a_loop(tmp_path, unit, per_client, clip_norm):
+    """Also with clients of no example, which count as no client."""
+    population = clients()
+    plan = FredPlan.without_privacy(clip_norm=clip_norm, unit=unit, per_client=per_client)
+    found = query(population, plan, tmp_path).moments
+    mean, covariance = reference(population, plan)
+    by_client = unit == "client" and per_client == "mean"
+    sizes = population.sizes()
+    assert found.count == (np.count_nonzero(sizes) if by_client else sizes.sum())
+    np.testing.assert_allclose(found.mean_D, mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.covariance_DxD, covariance, rtol=1e-5, atol=1e-6)
+
+
+def test_examples_beyond_one_block_and_the_last_partial_block_count(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(2 * 1024 + 77, 3)).astype(np.float32) * 0.1
+    population = from_clients({"one": {"embedding": rows[:5]}, "two": {"embedding": rows[5:]}})
+    found = query(population, FredPlan.without_privacy(unit="example"), tmp_path).moments
+    assert found.count == len(rows)
+    np.testing.assert_allclose(found.mean_D, np.float64(rows).mean(0), rtol=1e-4, atol=1e-7)
+
+
+def test_the_noise_is_that_of_the_plan(tmp_path):
+    """TRUST 18 at the scale of a query: mean, diagonal and off the diagonal, each its own std."""
+    dimension = 120
+    population = from_clients(
+        {f"{i}": {"embedding": np.zeros((1, dimension), np.float32)} for i in range(30)}
+    )
+    plan = plan_of(epsilon=8.0, delta=1e-5, clip_norm=0.5, population=30)
+    shot = fred._Query(population, plan, 30, noise_root())
+    centre = np.zeros(dimension, np.float32)
+    mean = np.asarray(shot.release(1, "sum", (dimension,), centre))
+    half = shot.release(2, "second", fred.half_shape(dimension), centre)
+    matrix = fred.from_half(half, dimension)
+    z = plan.multipliers[1]
+    off = matrix[np.triu_indices(dimension, 1)]
+    for values, std, tolerance in (
+        (mean, z * 0.5, 5 / math.sqrt(2 * dimension)),
+        (np.diag(matrix), z * 0.25, 5 / math.sqrt(2 * dimension)),
+        (off, z * 0.25 / math.sqrt(2), 5 / math.sqrt(2 * len(off))),
+    ):
+        assert np.std(values) == pytest.approx(std, rel=tolerance)
+    # 2/3 and 3/2 of the std are far outside the tolerance of the off-diagonal.
+    assert 5 / math.sqrt(2 * len(off)) < 0.1
+    released = query(population, plan, tmp_path).noise
+    assert released.mean == pytest.approx(z * 0.5 / 30)
+    assert released.diagonal == pytest.approx(z * 0.25 / 30)
+    assert released.off_diagonal == pytest.approx(z * 0.25 / 30 / math.sqrt(2))
+    assert released.count == 0.0
+
+
+def test_count_mean_and_covariance_get_noise_of_their_own(tmp_path):
+    """TRUST 22: no value is shared between releases."""
+    population, plan = clients(dimension=6), plan_of(epsilon=5.0, delta=1e-5)
+    shot = fred._Query(population, plan, 40, noise_root())
+    centre = np.zeros(6, np.float32)
+    draws = [np.asarray(shot.release(i, "sum", (6,), centre)) for i in range(3)]
+    assert len({float(x) for draw in draws for x in draw}) == 18
+
+
+def test_a_released_covariance_is_positive_and_its_bias_is_told(tmp_path):
+    """The corrected distance is nearer to the truth, where the noise rules the covariance."""
+    population = clients(count=1_000, dimension=24, scale=0.2)
+    plan = plan_of(epsilon=3.0, delta=1e-5)
+    exact = query(population, FredPlan.without_privacy(), tmp_path)
+    near = population.columns["embedding"][::2] * 0.9 + 0.05
+    candidate = {"public": moments(near, 1.0)}
+    truth = score(exact, candidate)[0].distance
+    assert score(exact, candidate)[0].corrected == pytest.approx(truth)
+    errors = []
+    for trial in range(6):
+        found = query(population, plan, tmp_path, noise_root(trial), run=f"trial {trial}")
+        assert np.linalg.eigvalsh(found.moments.covariance_DxD).min() >= -1e-9
+        assert found.noise.trace_bias > 0
+        assert np.linalg.norm(found.moments.mean_D) <= 1 + 1e-9
+        scored = score(found, candidate)[0]
+        errors.append((abs(scored.distance - truth), abs(scored.corrected - truth)))
+    plain, corrected = np.mean(errors, axis=0)
+    assert corrected < 0.3 * plain
+
+
+def test_scores_are_frechet_distances_nearest_first(tmp_path):
+    exact = query(clients(), FredPlan.without_privacy(), tmp_path)
+    candidates = {
+        str(seed): moments(clients(30, seed=seed).columns["embedding"], 1.0) for seed in (4, 5, 6)
+    }
+    found = score(exact, candidates)
+    assert [x.distance for x in found] == sorted(x.distance for x in found)
+    for entry in found:
+        a, b = exact.moments, candidates[entry.name]
+        root = linalg.sqrtm(a.covariance_DxD @ b.covariance_DxD).real
+        expected = np.sum((a.mean_D - b.mean_D) ** 2)
+        expected += np.trace(a.covariance_DxD + b.covariance_DxD - 2 * root)
+        assert entry.distance == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_released_moments_survive_a_file(tmp_path):
+    plan = plan_of()
+    found = query(clients(), plan, tmp_path)
+    found.save(tmp_path / "moments.npz")
+    again = PrivateMoments.load(tmp_path / "moments.npz", plan)
+    np.testing.assert_array_equal(found.moments.covariance_DxD, again.moments.covariance_DxD)
+    assert again.noise == found.noise
+    assert again.moments.count == found.moments.count
+
+
+# Bad input.
+
+
+def test_bad_plans_are_refused():
+    """TRUST 9, 11, 12."""
+    for bad in (
+        dict(epsilon=0.0),
+        dict(epsilon=math.nan),
+        dict(delta=0.0),
+        dict(delta=1.0),
+        dict(clip_norm=math.inf),
+        dict(clip_norm=-1.0),
+        dict(unit="user"),
+        dict(per_client="max"),
+        dict(max_examples=0),
+        dict(population=0),
+        dict(population=10, delta=0.2),
+        dict(split=Split(0.0, 0.5, 0.5)),
+        dict(split=Split(), population=100),
+    ):
+        with pytest.raises(InputError):
+            plan_of(**bad)
+    for shares in ((0.5, 0.5, 0.5), (-0.1, 0.6, 0.5), (0.5, 0.5, 0.0)):
+        with pytest.raises(InputError):
+            Split(*shares)
+    with pytest.raises(InputError):
+        dataclasses.replace(plan_of(), multipliers=(1.0, 0.0, 1.0))
+
+
+def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp_path):
+    """TRUST 7, 9, 40: the number of clients is private where it is not declared."""
+    population = clients(count=37)
+    for plan, word in (
+        (plan_of(population=36), "another number"),
+        (plan_of(delta=0.05, epsilon=1.0), "delta"),
+    ):
+        with pytest.raises(InputError, match=word) as caught:
+            query(population, plan, tmp_path)
+        assert "37" not in str(caught.value)
+    text = from_clients({"a": {"text": ["hello"]}})
+    with pytest.raises(InputError, match="embedding"):
+        query(text, plan_of(delta=1e-6), tmp_path)
+    with pytest.raises(InputError, match="floats"):
+        query(from_clients({"a": {"embedding": [[1, 2]]}}), plan_of(), tmp_path)
+    exact = query(population, FredPlan.without_privacy(), tmp_path)
+    with pytest.raises(InputError, match="'wide'"):
+        score(exact, {"wide": Moments(2.0, np.zeros(9), np.eye(9))})
+
+
+def test_units_are_not_mixed_in_a_ledger(tmp_path):
+    population = clients()
+    path = tmp_path / "ledger.jsonl"
+    with (
+        Ledger(path, population.fingerprint) as ledger,
+        pytest.raises(InputError, match="protects each client, the plan each example"),
+    ):
+        private_moments(population, plan_of(unit="example"), ledger=ledger, noise_key=noise_root())
+    with pytest.raises(InputError, match="protects each client, this run each example"):
+        Ledger(path, population.fingerprint, unit="example")
+    assert Ledger.read(path).unit == "client"
+
+
+def test_a_query_without_privacy_says_so(tmp_path):
+    plan = FredPlan.without_privacy()
+    assert plan.epsilon() == plan.mu == math.inf
+    assert plan.statement().startswith("NOT PRIVATE")
+    population = clients()
+    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
+        private_moments(population, plan, ledger=ledger, noise_key=noise_root())
+        assert not ledger.summary(1e-5)["private"]
+    json.dumps(plan.to_dict())
