@@ -29,6 +29,7 @@ D = 12
 def short_blocks(monkeypatch):
     """Blocks short enough for a small corpus to fill several."""
     monkeypatch.setattr(gaussian_moments, "BLOCK_ROWS", 512)
+    monkeypatch.setattr(gaussian_moments, "_SUM_ROWS", 128)
 
 
 def embeddings(seed, count=200, dimension=D, dtype=np.float64):
@@ -95,6 +96,17 @@ def test_float32_is_sound_with_a_large_common_mean(short_blocks, mean, on_device
     mean_D, covariance_DxD = plain_moments(rows_NxD, math.inf)
     assert relative_error(running.result().covariance_DxD, covariance_DxD) < 2e-6
     np.testing.assert_allclose(running.result().mean_D, mean_D, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_clipping_and_shifting_together(short_blocks, on_device):
+    rows_NxD = embeddings(1, count=1500, dtype=np.float32) + np.float32(5)
+    running = RunningMoments(D, 16.0, on_device=on_device)
+    for start in range(0, 1500, 700):
+        running.add(rows_NxD[start : start + 700])
+    mean_D, covariance_DxD = plain_moments(rows_NxD, 16.0)
+    assert relative_error(running.result().covariance_DxD, covariance_DxD) < 2e-6
+    assert relative_error(running.result().mean_D, mean_D) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.float64])
@@ -383,7 +395,7 @@ def test_projection_is_the_nearest():
     matrix_DxD += matrix_DxD.T
     projected_DxD = project_psd(matrix_DxD)
     away = np.linalg.norm(projected_DxD - matrix_DxD)
-    # The semidefinite matrices are convex: if none of the steps towards others helps, none is nearer.
+    # The semidefinite matrices are convex: were one nearer, a step towards it would help.
     for _ in range(200):
         factor_DxD = rng.normal(size=(D, D))
         towards_DxD = factor_DxD @ factor_DxD.T - projected_DxD
