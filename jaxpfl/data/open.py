@@ -3,10 +3,16 @@
     docstrings:jax,scipy,pandas            documented classes and functions of installed packages
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
     PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
-                                           &columns=FIELD,FIELD&min_examples=5, each optional
+                                           &columns=FIELD,FIELD&split=sentences&min_examples=5,
+                                           each optional
+    PATH.txt, PATH.txt.gz                  plain text: one client, an example is a paragraph;
+                                           with ?split=sentences or ?split=lines
+    PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
+                                           ?split=...&min_examples=5
     FOLDER                                 what Population.save wrote
 
-A path may begin with ~ or hold $NAME, an environment variable.
+A path may begin with ~ or hold $NAME, an environment variable. With `split`, an example is a
+sentence, paragraph or line of a text (see `readers.prose`), and min_examples counts these.
 """
 
 import difflib
@@ -19,12 +25,15 @@ from urllib.parse import parse_qsl
 from jaxpfl import checks
 from jaxpfl.data import storage
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers import plain_text
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.jsonl import read_jsonl
+from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.errors import InputError
 
 _READERS = ("docstrings", "digits")
+_ENDINGS = ".jsonl, .jsonl.gz, " + ", ".join(plain_text.ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -59,26 +68,32 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
         return Population.load(path)
     if path.is_dir():
         raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+    plain = path.name.endswith(plain_text.ENDINGS)
+    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise _unknown(source, path)
     if not path.is_file():
         raise InputError(f"source {source!r}: there is no such file")
-    kinds = {"client": str, "text": str, "columns": _names, "min_examples": _integer}
+    kinds: dict[str, Callable] = {"split": str, "min_examples": _integer}
+    if not plain:
+        kinds = {"client": str, "text": str, "columns": _names, **kinds}
     typed = _typed(source, options, kinds)
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    population = read_jsonl(path, name=source.partition("?")[0], **typed)
+    if "split" in typed:
+        checks.one_of(f"source {source!r}: split", typed["split"], PIECES)
+    read = plain_text.read_plain_text if plain else read_jsonl
+    population = read(path, name=source.partition("?")[0], **typed)
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
 def _unknown(source: str, path: Path) -> InputError:
     if path.exists():
-        return InputError(f"source {source!r}: expected a name ending in .jsonl or .jsonl.gz")
+        return InputError(f"source {source!r}: expected a name ending in {_ENDINGS}")
     word = re.split(r"[:?]", source)[0]
     near = difflib.get_close_matches(word, _READERS, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InputError(
-        f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, PATH.jsonl, "
-        "PATH.jsonl.gz or a folder made by Population.save"
+        f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, a path ending in "
+        f"{_ENDINGS}, or a folder made by Population.save"
     )
 
 

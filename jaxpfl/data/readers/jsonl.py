@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population, from_rows
+from jaxpfl.data.readers.prose import pieces
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_LINE_BYTES = 2**24
@@ -36,6 +37,7 @@ def read_jsonl(
     client: str = "client",
     text: str = "text",
     columns: tuple[str, ...] = (),
+    split: str | None = None,
     name: str | None = None,
 ) -> Population:
     """Reads a .jsonl or .jsonl.gz file.
@@ -44,6 +46,9 @@ def read_jsonl(
       path: the file.
       client, text: names of the fields that hold the client's id and the text.
       columns: further fields to read, each all strings, all booleans or all numbers.
+      split: "sentences", "paragraphs" or "lines": every row becomes as many examples as its text
+        has of them (see `readers.prose`), each with the row's other columns. A client whose texts
+        have none stays, without examples.
       name: what the population is called; by default the path.
 
     Returns:
@@ -66,22 +71,28 @@ def read_jsonl(
             identity = str(identity)
         if type(identity) is not str or not identity:
             raise _field_error(path, row, client, record, "a non-empty string or a whole number")
-        clients_of_rows.append(index_of.setdefault(identity, len(index_of)))
+        index = index_of.setdefault(identity, len(index_of))
+        values: dict[str, Any] = {field: record.get(field) for field in fields}
         for field, part in parts.items():
-            value = record.get(field)
-            if field == text and type(value) is not str:
+            if field == text and type(values[field]) is not str:
                 raise _field_error(path, row, field, record, "a string")
-            expected = part.append(value)
+            expected = part.check(values[field])
             if expected:
                 raise _field_error(path, row, field, record, expected)
+        texts = [values[text]]
+        if split is not None:
+            texts = list(pieces(values[text].split("\n"), split))
+        for field, part in parts.items():
+            part.extend(texts if field == text else [values[field]] * len(texts))
+        clients_of_rows.extend([index] * len(texts))
     if not clients_of_rows:
         raise InputError(f"{path} has no examples")
-    values = {field: part.finish() for field, part in parts.items()}
-    values = {"text": values.pop(text), **values}
+    finished = {field: part.finish() for field, part in parts.items()}
+    finished = {"text": finished.pop(text), **finished}
     return from_rows(
         np.array(clients_of_rows),
         list(index_of),
-        values,
+        finished,
         name=str(path) if name is None else name,
         unit=f'all lines with one "{client}"',
     )
@@ -95,8 +106,8 @@ class _Column:
         self._values: list[Any] = []
         self._blocks: list[pa.Array] = []
 
-    def append(self, value: Any) -> str | None:
-        """Adds a value, or says what was expected instead."""
+    def check(self, value: Any) -> str | None:
+        """Says what was expected instead of a value, if it is not of the column's kind."""
         kind = type(value)
         if kind is not self._kind:
             if self._kind is None and kind in (str, bool, int, float):
@@ -107,10 +118,13 @@ class _Column:
                 return _EXPECTED.get(self._kind, "a string, number or boolean")
         if kind is int and not -(2**63) <= value < 2**63:
             return "a number of at most 64 bits"
-        self._values.append(value)
-        if kind is str and len(self._values) == _BLOCK:
-            self._flush()
         return None
+
+    def extend(self, values: list[Any]) -> None:
+        """Adds checked values."""
+        self._values.extend(values)
+        if self._kind is str and len(self._values) >= _BLOCK:
+            self._flush()
 
     def _flush(self) -> None:
         self._blocks.append(text_array(self._values))

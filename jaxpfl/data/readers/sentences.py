@@ -42,7 +42,7 @@ _END = re.compile(r"(?<=[.!?])[)\"'”]*\s+(?=[\"'“(\[]?[A-Z0-9_])")
 # ... but not after these.
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|al|fig|eq|eqs|eqn|no|ref|refs|sec|resp|approx|dr|prof|p|pp"
-    r"|vol|ed|[A-Z])\.$",
+    r"|vol|ed|mr|mrs|ms|messrs|mme|st|jr|sr|gen|col|capt|hon|rev|[A-Z])\.$",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -62,13 +62,19 @@ def sentences(docstring: str) -> list[str]:
         if _MARKED.search(text):
             for pattern, replacement in _MARKUP:
                 text = pattern.sub(replacement, text)
-        for sentence in _split(_SPACES.sub(" ", text).strip()):
+        for sentence in split_sentences(_SPACES.sub(" ", text).strip()):
             if len(_WORD.findall(sentence)) >= 3 and not _CODE.search(sentence):
                 found.append(sentence)
     return found
 
 
-def _split(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a paragraph without line breaks, in order, without the space between them.
+
+    A sentence ends at a full stop, question or exclamation mark before a capital, a digit, a quote
+    or an opening bracket, but not after common abbreviations and single letters. The rules are
+    those of English.
+    """
     pieces, start = [], 0
     for match in _END.finditer(text):
         before = text[start : match.start()]

@@ -1,0 +1,64 @@
+"""From running text to lines, paragraphs or sentences.
+
+Policy:
+- A paragraph is a run of lines between blank ones; a line of more than 200 characters is no line of
+  wrapped text, and so a paragraph by itself. A run of more than 2^20 characters is cut between
+  lines, which bounds the memory.
+- Sentences are found within a paragraph, see `split_sentences`; what has no letter and no digit is
+  left out.
+- Runs of white space become one space, except within lines, which are only stripped.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from jaxpfl import checks
+from jaxpfl.data.readers.sentences import split_sentences
+
+PIECES = ("paragraphs", "sentences", "lines")
+
+_LONGEST_WRAPPED_LINE = 200
+_LONGEST_PARAGRAPH = 2**20
+_SPACES = re.compile(r"\s+")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+
+
+def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
+    """The paragraphs, sentences or lines of a text, in order; none is empty.
+
+    Args:
+      lines: the text's lines, with or without their ends; read one by one.
+      split: one of `PIECES`.
+
+    Raises:
+      InputError: `split` is none of them.
+    """
+    checks.one_of("split", split, PIECES)
+    if split == "lines":
+        return (text for line in lines if (text := line.strip()))
+    if split == "paragraphs":
+        return _paragraphs(lines)
+    return (
+        sentence
+        for paragraph in _paragraphs(lines)
+        for sentence in split_sentences(paragraph)
+        if _LETTER_OR_DIGIT.search(sentence)
+    )
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    current: list[str] = []
+    characters = 0
+    for line in lines:
+        text = _SPACES.sub(" ", line).strip()
+        alone = len(text) > _LONGEST_WRAPPED_LINE
+        if current and (not text or alone or characters + len(text) > _LONGEST_PARAGRAPH):
+            yield " ".join(current)
+            current, characters = [], 0
+        if alone:
+            yield text
+        elif text:
+            current.append(text)
+            characters += len(text) + 1
+    if current:
+        yield " ".join(current)
