@@ -37,7 +37,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.algorithms.frechet import Reference
-from jaxpfl.algorithms.gaussian_moments import Moments, project_psd
+from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_psd
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
@@ -49,6 +49,7 @@ from jaxpfl.privacy import accounting, confirmation
 from jaxpfl.privacy.keys import round_keys, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan, Unit
+from jaxpfl.text.embed import Embedder, embedded
 
 Mode = Literal["exact", "paper"]
 PerClient = Literal["mean", "sum"]
@@ -381,7 +382,7 @@ class Score(NamedTuple):
 
 
 def private_moments(
-    embedded: Population,
+    clients: Population,
     plan: FredPlan,
     *,
     ledger: Ledger,
@@ -394,7 +395,7 @@ def private_moments(
     noise key the same release is made again, at no further cost.
 
     Args:
-      embedded: the clients, e.g. of `text.embed.embed`.
+      clients: with the column "embedding", e.g. of `text.embed.embed`.
       plan: what is released and at which noise.
       ledger: of these clients, with the plan's unit.
       noise_key: of `privacy.keys.noise_root()`, kept private and used for nothing else.
@@ -405,12 +406,12 @@ def private_moments(
         it; the ledger has another unit.
       BudgetExhausted: the query does not fit the ledger's budget; nothing was released.
     """
-    embeddings = embedded.columns.get("embedding")
+    embeddings = clients.columns.get("embedding")
     if not isinstance(embeddings, np.ndarray) or embeddings.ndim != 2:
         raise InputError("the population needs a column 'embedding' of numbers [examples, d]")
     if embeddings.dtype.kind != "f":
         raise InputError(f"column 'embedding' must hold floats, found {embeddings.dtype}")
-    units = len(embedded) if plan.unit == "client" else embedded.num_examples
+    units = len(clients) if plan.unit == "client" else clients.num_examples
     if plan.population is not None and plan.population != units:
         raise InputError(
             f"the plan declares a public population of {plan.population} {plan.unit}s, the data "
@@ -423,7 +424,7 @@ def private_moments(
         raise InputError(f"the ledger protects each {ledger.unit}, the plan each {plan.unit}")
     ledger.charge(plan.event(), LABEL, run=run, round=0)
 
-    query = _Query(embedded, plan, units, noise_key)
+    query = _Query(clients, plan, units, noise_key)
     dimension = embeddings.shape[1]
     origin = jnp.zeros(dimension, jnp.float32)
     released = plan.population
@@ -448,6 +449,24 @@ def private_moments(
         trace_bias=float(np.trace(covariance_DxD) - np.trace(raw_DxD)) + dimension * mean_std**2,
     )
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
+
+
+def public_moments(
+    corpus: Population, embedder: Embedder, clip_norm: float = 1.0, *, shown: bool = True
+) -> Moments:
+    """Returns the moments of a public corpus, embedded in pieces: memory is that of a piece.
+
+    Embeddings are clipped to `clip_norm`, as the clients' are; every example has equal weight.
+
+    Raises:
+      InputError: the corpus lacks what the embedder reads, or has no examples.
+    """
+    if not corpus.num_examples:
+        raise InputError(f"{corpus.name!r} has no examples")
+    running = RunningMoments(embedder.dimension, clip_norm)
+    for _, vectors_NxD in embedded(corpus, embedder, shown=shown):
+        running.add(vectors_NxD)
+    return running.result()
 
 
 def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:

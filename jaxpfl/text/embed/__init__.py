@@ -3,4 +3,5 @@
 from jaxpfl.text.embed.base import Embedder as Embedder
 from jaxpfl.text.embed.base import as_texts as as_texts
 from jaxpfl.text.embed.base import embed as embed
+from jaxpfl.text.embed.base import embedded as embedded
 from jaxpfl.text.embed.base import embedder as embedder

@@ -107,6 +107,24 @@ def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> 
       InputError: the column is missing or of another kind, or the embedder returned another shape
         than it declares.
     """
+    vectors_NxD = np.empty((population.num_examples, embedder.dimension), np.float32)
+    for rows, found in embedded(population, embedder, shown=shown):
+        vectors_NxD[rows] = found
+    return population.with_columns({"embedding": vectors_NxD})
+
+
+def embedded(
+    population: Population, embedder: Embedder, *, shown: bool = True
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
+
+    Yields:
+      Rows, int64 [n], each row of the population once in some order; and their vectors, float32
+      [n, d].
+
+    Raises:
+      InputError: as `embed`.
+    """
     if embedder.column not in population.columns:
         raise InputError(
             f"population {population.name!r} has no column {embedder.column!r}, which embedder "
@@ -115,7 +133,6 @@ def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> 
     column = population.columns[embedder.column]
     if embedder.column == "text" and isinstance(column, np.ndarray):
         raise InputError(f"population {population.name!r}: column 'text' must hold text")
-    vectors_NxD = np.empty((len(column), embedder.dimension), np.float32)
     with _progress(f"embedding with {embedder.name}", len(column), shown) as advance:
         for rows, examples, position_of_row in _chunks(column):
             found = np.asarray(embedder(examples))
@@ -124,9 +141,11 @@ def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> 
                     f"embedder {embedder.name!r} returned shape {found.shape}, expected "
                     f"{(len(examples), embedder.dimension)}"
                 )
-            vectors_NxD[rows] = found[position_of_row]
+            # A text that is said very often must not make a piece large.
+            for start in range(0, len(rows), _CHUNK):
+                piece = slice(start, start + _CHUNK)
+                yield rows[piece], found[position_of_row[piece]]
             advance(len(rows))
-    return population.with_columns({"embedding": vectors_NxD})
 
 
 def as_texts(examples: Any) -> list[str]:
