@@ -72,6 +72,40 @@ def test_other_fields_are_read_when_asked_for(written):
     assert columns["lang"].to_pylist() == ["en", "de"]
 
 
+def test_split_makes_an_example_of_every_sentence(written, monkeypatch):
+    monkeypatch.setattr(jsonl, "_BLOCK", 3)
+    path = written(
+        row("a", "One. Two e.g. this.\n\nThree\nlines.", year=1),
+        row("b", " ...", year=2),
+        row("a", "Four! Five?", year=3),
+    )
+    population = read_jsonl(path, columns=("year",), split="sentences")
+    assert population.client_ids.to_pylist() == ["a", "b"]
+    assert population.examples(0)["text"].to_pylist() == [
+        "One.",
+        "Two e.g. this.",
+        "Three lines.",
+        "Four!",
+        "Five?",
+    ]
+    assert population.columns["year"].tolist() == [1, 1, 1, 3, 3]
+    assert population.sizes().tolist() == [5, 0]
+    lines = read_jsonl(path, split="lines").examples(0)["text"].to_pylist()
+    assert lines == ["One. Two e.g. this.", "Three", "lines.", "Four! Five?"]
+    assert len(open_population(f"{path}?split=sentences&min_examples=5")) == 1
+    with pytest.raises(InputError, match="split must be one of"):
+        read_jsonl(path, split="words")
+
+
+def test_split_checks_the_rows_without_sentences_too(written):
+    """TRUST 7."""
+    path = written(row("a", "One.", year=1), row("a", "", year="canary-7f3"))
+    with pytest.raises(InputError, match='row 2: field "year" must be a number'):
+        read_jsonl(path, columns=("year",), split="sentences")
+    with pytest.raises(InputError, match="has no examples"):
+        read_jsonl(written(row("a", "...")), split="sentences")
+
+
 def test_whole_numbers_are_client_ids(written):
     path = written(b'{"id": 12, "body": "x"}\n', b'{"id": "12", "body": "y"}\n')
     population = read_jsonl(path, client="id", text="body")

@@ -1,0 +1,294 @@
+"""Plain text and archives of it: what is read, and what is refused with file and place."""
+
+import contextlib
+import gzip
+import io
+import lzma
+import tarfile
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+
+from jaxpfl.data import open as open_population
+from jaxpfl.data.readers import plain_text
+from jaxpfl.data.readers.plain_text import read_plain_text
+from jaxpfl.errors import CorruptFile, InputError
+
+TEXT = b"\xef\xbb\xbfOne line\r\nof two. And more.\r\n\r\nThe \xc3\xa9nd\0."
+SECRET = "canary-7f3"
+
+
+def member(name: str, content: bytes = b"", **fields) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def tar(*members: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=form) as archive:
+        for info, data in members:
+            archive.addfile(info, io.BytesIO(data))
+    return content.getvalue()
+
+
+GOOD = tar(
+    member("books", type=tarfile.DIRTYPE),
+    member("books/b.txt", b"One. Two.\n\nThree."),
+    member("README.md", b"\xff is not read"),
+    member("books/._b.txt", b"\xff is not read"),
+    member("./a.txt", b"Four"),
+    member("empty.txt"),
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(name: str, content: bytes):
+        path = tmp_path / name
+        if name.endswith(".gz"):
+            content = gzip.compress(content)
+        if name.endswith(".xz"):
+            content = lzma.compress(content)
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+def read(path, **options):
+    population = read_plain_text(path, **options)
+    return {
+        client: population.examples(index)["text"].to_pylist()
+        for index, client in enumerate(population.client_ids.to_pylist())
+    }
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_file_is_a_client_and_a_paragraph_an_example(written, name):
+    path = written(name, TEXT)
+    assert read(path) == {"a.txt": ["One line of two. And more.", "The énd\0."]}
+    assert read(path, split="sentences") == {
+        "a.txt": ["One line of two.", "And more.", "The énd\0."]
+    }
+    assert read(path, split="lines") == {"a.txt": ["One line", "of two. And more.", "The énd\0."]}
+    assert read_plain_text(path).unit == "text file"
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.tar.xz"])
+def test_an_archive_is_a_client_per_text_file(written, name):
+    path = written(name, GOOD)
+    expected = {"books/b.txt": ["One. Two.", "Three."], "a.txt": ["Four"], "empty.txt": []}
+    assert read(path) == expected
+    assert read(path, split="sentences")["books/b.txt"] == ["One.", "Two.", "Three."]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_foreign_names_are_read(written, form):
+    name = "é/" + "x" * 90 + "/" + "y" * 90 + ".txt"
+    assert read(written("x.tar.gz", tar(member(name, b"z"), form=form))) == {name: ["z"]}
+
+
+def test_nothing_is_unpacked(written, tmp_path):
+    path = written("x.tar.xz", GOOD)
+    read(path)
+    assert list(tmp_path.rglob("*")) == [path]
+
+
+def test_sources(written):
+    path = written("x.tar.xz", GOOD)
+    assert open_population(path).num_examples == 3
+    assert open_population(f"{path}?split=sentences&min_examples=2").client_ids.to_pylist() == [
+        "books/b.txt"
+    ]
+    assert open_population(f"{written('a.txt', TEXT)}?split=lines").num_examples == 3
+    with pytest.raises(InputError, match="split must be one of .*'sentences'.* found 'sentence'"):
+        open_population(f"{path}?split=sentence")
+    with pytest.raises(InputError, match="no option 'text'"):
+        open_population(f"{path}?text=body")
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        ([member("l.txt", type=tarfile.SYMTYPE, linkname="/etc/passwd")], "found a link"),
+        ([member("l.txt", type=tarfile.LNKTYPE, linkname="a.txt")], "found a link"),
+        ([member("l", type=tarfile.SYMTYPE, linkname="a.txt")], "found a link"),
+        ([member("p.txt", type=tarfile.FIFOTYPE)], "found a link, device"),
+        ([member("d.txt", type=tarfile.CHRTYPE)], "found a link, device"),
+        ([member("/canary-7f3.txt", b"x")], "must be relative"),
+        ([member("a/../../canary-7f3.txt", b"x")], "must be relative"),
+        ([member("..\\canary-7f3.txt", b"x")], "must be relative"),
+        ([member("../canary-7f3", type=tarfile.DIRTYPE)], "must be relative"),
+        ([member("canary-7f3.txt", b"x"), member("./canary-7f3.txt", b"y")], "occurs twice"),
+        ([member("a.txt", b"canary-7f3 \xff")], "byte 12 is not valid UTF-8"),
+    ],
+)
+def test_hostile_archives_are_refused(written, members, expected):
+    """TRUST 8: by the member's number, and without what is in it."""
+    path = written("x.tar.gz", tar(member("first.txt", b"fine"), *members))
+    with pytest.raises(InputError, match=expected) as error:
+        read_plain_text(path)
+    assert f"{path}, member {1 + len(members)}" in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+def test_a_name_that_is_no_unicode_is_refused(written):
+    content = tar(member("a\udcff.txt", b"x"), form=tarfile.GNU_FORMAT)
+    with pytest.raises(InputError, match="member 1: its name is not valid UTF-8"):
+        read_plain_text(written("x.tar.gz", content))
+
+
+def test_limits_are_kept(written, monkeypatch):
+    """TRUST 8: memory and time are bounded by stated caps, whatever a header says."""
+    two = written("x.tar.xz", tar(member("a.txt", b"x" * 600), member("b.txt", b"y" * 600)))
+    for limit, value, expected in (
+        ("MAX_FILE_BYTES", 599, "member 1: longer than the 599 bytes"),
+        ("MAX_ARCHIVE_BYTES", 1199, "member 2: the archive is larger"),
+        ("MAX_MEMBERS", 1, "member 2: the archive is larger"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(plain_text, limit, value)
+            with pytest.raises(InputError, match=expected):
+                read_plain_text(two)
+    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 10)
+    text = written("a.txt", b"0123456789\n0123456789\n")
+    with pytest.raises(InputError, match=r"a\.txt: the line at byte 1 is longer than 10 bytes"):
+        read_plain_text(text)
+    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 11)
+    assert read(text, split="lines") == {"a.txt": ["0123456789"] * 2}
+    monkeypatch.setattr(plain_text, "MAX_FILE_BYTES", 21)
+    with pytest.raises(InputError, match="longer than the 21 bytes of a file"):
+        read_plain_text(text)
+
+
+def test_a_header_that_claims_gigabytes_is_refused_before_it_is_read(written):
+    header = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT)[:512])
+    for kind in (b"x", b"L", b"0"):
+        header[124:136] = b"%011o\0" % (2**33 - 1)
+        header[156:157] = kind
+        header[148:156] = b"        "
+        header[148:156] = b"%06o\0 " % sum(header)
+        with pytest.raises(CorruptFile, match="not valid|truncated"):
+            read_plain_text(written("x.tar.gz", bytes(header) + bytes(10_240)))
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch, form):
+    path = written("x.tar.gz", tar(member("x" * 2_000 + ".txt", b"text"), form=form))
+    assert read_plain_text(path).num_examples == 1
+    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 1_024)
+    with pytest.raises(CorruptFile, match="not valid"):
+        read_plain_text(path)
+
+
+def test_bytes_that_are_not_utf8_are_refused_by_place(written):
+    """TRUST 8."""
+    with pytest.raises(InputError, match=r"a\.txt\.gz: byte 13 is not valid UTF-8") as error:
+        read_plain_text(written("a.txt.gz", b"canary-7f3\nx\xffy"))
+    assert SECRET not in str(error.value)
+    with pytest.raises(InputError, match="byte 1 is not valid"):
+        read_plain_text(written("b.txt", "text".encode("utf-16")))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.tar.gz", "a.tar.xz"])
+def test_file_without_examples_is_refused(written, name):
+    content = tar(member("empty.txt"), member("README", b"x")) if ".tar" in name else b" \n\n"
+    with pytest.raises(InputError, match="has no examples"):
+        read_plain_text(written(name, content))
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.tar.gz", "a.tar.xz"])
+def test_every_truncation_is_refused(written, name):
+    """TRUST 6."""
+    text = b"\n\n".join(b"Number %d" % (i * i) for i in range(200))
+    content = tar(member("a.txt", text), member("b.txt", text)) if ".tar" in name else text
+    path = written(name, content)
+    whole = path.read_bytes()
+    for length in [*range(40), *range(40, len(whole), 37), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"is truncated|not valid|no examples"):
+            read_plain_text(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.tar.gz", "a.tar.xz"])
+def test_every_flipped_bit_is_refused(written, name):
+    """TRUST 6: checksums are verified before anything is returned."""
+    text = b"\n\n".join(b"Number %d" % (i * i) for i in range(200))
+    content = tar(member("a.txt", text), member("b.txt", text)) if ".tar" in name else text
+    path = written(name, content)
+    whole = path.read_bytes()
+    # gzip's first ten bytes hold a time stamp and flags that change nothing in the data.
+    for position in range(10, len(whole), 23):
+        changed = bytearray(whole)
+        changed[position] ^= 4
+        path.write_bytes(changed)
+        with pytest.raises(InputError, match="is truncated|not valid"):
+            read_plain_text(path)
+
+
+def test_a_tar_that_is_cut_or_altered_inside_is_refused(written):
+    """TRUST 6: compressed again after the damage, so that no checksum tells."""
+    whole = tar(member("a.txt", b"x" * 700), member("b.txt", b"y" * 100), form=tarfile.USTAR_FORMAT)
+    end = 512 + 1024 + 512 + 512
+    for length in [*range(0, end + 1, 128), end + 100]:
+        with pytest.raises(CorruptFile, match="truncated|not valid"):
+            read_plain_text(written("x.tar.gz", whole[:length]))
+    # The second header; tarfile alone would take it for the end.
+    altered = bytearray(whole)
+    altered[1536 + 150] ^= 1
+    with pytest.raises(CorruptFile, match="truncated or altered"):
+        read_plain_text(written("x.tar.gz", bytes(altered)))
+    with pytest.raises(CorruptFile, match="truncated or altered"):
+        read_plain_text(written("x.tar.gz", whole + b"more"))
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_no_altered_archive_raises_anything_else(written, form):
+    """A hostile header ends in an InputError or in text, never in another error or for ever."""
+    name = "folder/" + "é" * 47 + ".txt" if form == tarfile.USTAR_FORMAT else "é" * 101 + ".txt"
+    whole = tar(member(name, b"some text"), member("b.txt", b"more"), form=form)
+    for position in range(0, 3_072, 13):
+        for change in (0x80, 0xFF, 0x01):
+            altered = bytearray(whole)
+            altered[position] ^= change
+            start = position - position % 512
+            if altered[start + 257 : start + 262] == b"ustar":
+                altered[start + 148 : start + 156] = b"        "
+                total = sum(altered[start : start + 512])
+                altered[start + 148 : start + 156] = b"%06o\0 " % total
+            with contextlib.suppress(InputError):
+                read_plain_text(written("x.tar.gz", bytes(altered)))
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_plain_text(tmp_path / "nowhere.txt")
+
+
+def test_memory_is_bounded_by_the_text_itself(written, monkeypatch):
+    """Strings of a block, not of the file, are Python's; the text is in Arrow, once or twice."""
+    monkeypatch.setattr(plain_text, "_BLOCK", 256)
+    text = b"".join(b"Sentence number %d is here. And another.\n\n" % i for i in range(40_000))
+    path = written("a.txt.gz", text)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        population = read_plain_text(path, split="sentences")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert population.num_examples == 80_000
+    assert pa.total_allocated_bytes() - before < 3 * len(text)
+    # Offsets of rows apart, which are numpy's: 8 bytes a row, three times.
+    assert peak < 3 * 8 * 80_000 + 500_000 < 1.5 * len(text)
+
+
+def test_novels_are_read_as_their_readme_says(data_folder):
+    population = open_population(data_folder / "public_novels" / "novels.tar.xz")
+    assert len(population) == 93
+    words = sum(text.count(" ") + 1 for text in population.columns["text"].to_pylist())
+    assert words == pytest.approx(13_359_175, rel=0.001)
