@@ -176,8 +176,35 @@ def _told(outcome: "Outcome") -> dict[str, Any]:
             shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
             lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
         lines.append("")
+    if record["fred"]:
+        lines += [*_candidates(record["fred"]), ""]
     lines.append(record["privacy"])
     return {**record, "text": "\n".join(lines)}
+
+
+def _candidates(fred: dict[str, Any]) -> list[str]:
+    """The candidates by FreD, and the perplexity of their models where there are any."""
+    stamp = "" if fred["private"] else " (NOT PRIVATE)"
+    heading = f"public corpus, by FreD{stamp}"
+    lines = [f"{heading:30}{'FreD':>12}{'perplexity before':>20}{'after the rounds':>18}"]
+    for row in fred["candidates"]:
+        line = f"{row['rank']}. {row['candidate']}"
+        line = f"{line:30}{row['distance']:>12.5g}"
+        for stage, width in (("before", 20), ("after", 18)):
+            value = None if row[stage] is None else row[stage]["perplexity"]
+            line += f"{'' if value is None else f'{value:.4g}':>{width}}"
+        simulated = row["counterfactual"] and row["after"] is not None
+        lines.append(f"{line}  (simulation)" if simulated else line.rstrip())
+    correlations = [
+        f"{value:.2f} {stage} the private rounds"
+        for stage, value in fred["spearman"].items()
+        if value is not None
+    ]
+    if correlations:
+        lines.append(f"rank correlation of FreD with perplexity: {', '.join(correlations)}")
+    if any(row["counterfactual"] and row["after"] is not None for row in fred["candidates"]):
+        lines.append("simulation: on ledgers of their own, outside the privacy stated below")
+    return lines
 
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """From a config to what it describes: clients, vocabulary, plan, model, algorithm."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import jax
 import optax
+from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import open as open_population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.candidates import Candidates, open_public
 from jaxpfl.experiments.config import (
     Config,
     ImageModelConfig,
@@ -20,7 +23,7 @@ from jaxpfl.experiments.config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from jaxpfl.experiments.texts import public_vocabulary
+from jaxpfl.experiments.texts import exactly, public_vocabulary
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
 from jaxpfl.models.base import Model
@@ -30,25 +33,40 @@ from jaxpfl.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a config describes, built. `train` is private; `valid` and `test` are held out."""
+    """What a config describes, built. `train` is private; `valid` and `test` are held out.
+
+    Attributes:
+      sources: the training clients as they were read: with "text" where `train` has "tokens".
+      candidates: the public corpora of `fred` and `prefinetune`, or None without these.
+      fred: the plan of FreD's release on the training clients, or None.
+    """
 
     config: Config
     train: Population = field(repr=False)
     valid: Population = field(repr=False)
     test: Population = field(repr=False)
+    sources: Population = field(repr=False)
     vocabulary: Vocabulary | None = field(repr=False)
+    candidates: Candidates | None = field(repr=False)
     model: Model
+    fred: FredPlan | None
     algorithm: Algorithm = field(repr=False)
 
-    def without_privacy(self) -> Algorithm:
-        """The same training, clipped alike, without noise: NOT private."""
-        return _algorithm(
-            self.config, self.model, _plan_without_privacy(self.config, len(self.train))
+    def starting_from(self, params: Any) -> Self:
+        """The same experiment, whose training starts from these PUBLIC parameters."""
+        plan = self.algorithm.plan
+        return dataclasses.replace(
+            self, algorithm=_algorithm(self.config, self.model, plan, params)
         )
+
+    def without_privacy(self, start: Any = None) -> Algorithm:
+        """The same training, clipped alike, without noise: NOT private."""
+        plan = _plan_without_privacy(self.config, len(self.train))
+        return _algorithm(self.config, self.model, plan, start)
 
 
 def build(config: Config) -> Experiment:
-    """Reads the data, splits it by client, makes the vocabulary, calibrates the plan.
+    """Reads the data, splits it by client, makes the vocabulary, calibrates the plans.
 
     Raises:
       InputError: a source cannot be read, or its parts do not fit together.
@@ -60,27 +78,65 @@ def build(config: Config) -> Experiment:
         raise InputError(
             f"data.source: no client has data.min_examples = {config.data.min_examples} examples"
         )
+    if isinstance(config.model, ImageModelConfig):
+        _check_images(clients, config.model)
+    # Split as they were read: the fingerprint, and so the ledger, is of the data, whatever is
+    # computed from it.
+    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    sources, public = parts["train"], parts["public"]
+    candidates = Candidates(config, public) if config.prefinetune is not None else None
     vocabulary = None
     if isinstance(config.model, LanguageModelConfig):
-        assert config.data.public is not None
-        vocabulary = public_vocabulary(config.data.public, config.model.vocab_size)
-        clients = vocabulary.encode(clients, config.model.sequence_length)
-    else:
-        _check_images(clients, config.model)
-    parts: Mapping[str, Population] = clients.split(
-        dataclasses.asdict(config.data.split), seed=config.data.split_seed
-    )
-    train = parts["train"]
+        vocabulary = _vocabulary(config, candidates, public)
+        length = config.model.sequence_length
+        parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
     model = build_model(config, vocabulary)
-    plan = build_plan(config, len(train))
+    fred = build_fred_plan(config)
+    released = fred.event() if fred is not None and fred.private else None
+    plan = build_plan(config, len(sources), after=released)
     return Experiment(
         config=config,
-        train=train,
+        train=parts["train"],
         valid=parts["valid"],
         test=parts["test"],
+        sources=sources,
         vocabulary=vocabulary,
+        candidates=candidates,
         model=model,
+        fred=fred,
         algorithm=_algorithm(config, model, plan),
+    )
+
+
+def _vocabulary(config: Config, candidates: Candidates | None, public: Population) -> Vocabulary:
+    """From `data.public`; where that is null, from all candidates, which are public too."""
+    assert isinstance(config.model, LanguageModelConfig)
+    size = config.model.vocab_size
+    if config.data.public is not None:
+        return public_vocabulary(open_public(config.data.public, public), size)
+    assert config.fred is not None
+    assert candidates is not None
+    texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)
+    name = f"the candidates {', '.join(candidates.sources)}"
+    return exactly(Vocabulary.from_texts(texts, size, source=name), size)
+
+
+def build_fred_plan(config: Config) -> FredPlan | None:
+    """The plan of `config.fred`: one release on the training clients, unit = client."""
+    fred = config.fred
+    if fred is None:
+        return None
+    if not config.privacy.private:
+        return FredPlan.without_privacy(clip_norm=fred.clip_norm, max_examples=fred.max_examples)
+    delta = config.privacy.delta if fred.delta is None else fred.delta
+    assert fred.epsilon is not None
+    assert delta is not None
+    return FredPlan.calibrated(
+        epsilon=fred.epsilon,
+        delta=delta,
+        unit="client",
+        clip_norm=fred.clip_norm,
+        max_examples=fred.max_examples,
     )
 
 
@@ -103,8 +159,12 @@ def build_model(config: Config, vocabulary: Vocabulary | None) -> Model:
     return makers[settings.name](settings.image_shape, settings.classes)
 
 
-def build_plan(config: Config, population: int) -> Plan:
-    """The plan of `config.privacy` for `population` training clients."""
+def build_plan(config: Config, population: int, after: DpEvent | None = None) -> Plan:
+    """The plan of the rounds for `population` training clients.
+
+    Args:
+      after: what else the run releases on them; `privacy.epsilon` is that of everything together.
+    """
     privacy, training = config.privacy, config.training
     if not privacy.private:
         return _plan_without_privacy(config, population)
@@ -122,6 +182,7 @@ def build_plan(config: Config, population: int) -> Plan:
             clipping=privacy.clipping,
             adaptive_clip=adaptive,
             accountant=privacy.accountant,
+            after=after,
         )
     assert privacy.noise_multiplier is not None
     return Plan(
@@ -149,7 +210,7 @@ def _plan_without_privacy(config: Config, population: int) -> Plan:
     )
 
 
-def _algorithm(config: Config, model: Model, plan: Plan) -> Algorithm:
+def _algorithm(config: Config, model: Model, plan: Plan, start: Any = None) -> Algorithm:
     training: TrainingConfig = config.training
     devices = jax.device_count()
     return fed_avg(
@@ -165,6 +226,7 @@ def _algorithm(config: Config, model: Model, plan: Plan) -> Algorithm:
             clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
         ),
         chunk=training.chunk,
+        start=start,
     )
 
 

@@ -31,13 +31,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import Cohort
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.experiments import files
+from jaxpfl.experiments import files, total
 from jaxpfl.experiments.checkpoint import Checkpoints, Restored
 from jaxpfl.experiments.evaluate import Evaluator, Pending
 from jaxpfl.experiments.tracking import MetricsFile, PrivateLog, Progress, TensorBoard, jsonable
@@ -123,6 +124,11 @@ class Loop:
       resume: continues what is in `directory`, else refuses to touch an earlier run.
       config: the resolved config, part of the run's identity.
       label: what the ledger's entries are called.
+      before: what the run released on the same clients before its rounds, and charged; epsilons
+        and statements are those of everything together.
+      start: identifies the parameters that the run starts from, part of the run's identity; None
+        for the model's own.
+      note: a sentence that everything the run writes about its privacy ends with.
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
@@ -142,6 +148,9 @@ class Loop:
         resume: bool,
         config: Mapping[str, Any],
         label: str = "fed_avg",
+        before: DpEvent | None = None,
+        start: str | None = None,
+        note: str = "",
     ) -> None:
         _check(algorithm, population)
         started = (directory / "run.json").exists()
@@ -153,12 +162,14 @@ class Loop:
         self.tracking = tracking
         self.seed = seed
         self.label = label
+        self.before = before
+        self.note = note
         plan = algorithm.plan
         self.stamp = "" if plan.private else NOT_PRIVATE
         if plan.private and reproducible_noise:
             self.stamp = REPRODUCIBLE
         private = files.private_directory(directory / "private")
-        self.noise_key = _noise_key(private / "noise_key.json", seed, reproducible_noise)
+        self.noise_key = saved_noise_key(private / "noise_key.json", seed, reproducible_noise)
         identity = {
             "config": config,
             "plan": plan.to_dict(),
@@ -166,6 +177,8 @@ class Loop:
             "model": algorithm.model.name,
             "seed": seed,
         }
+        if start is not None:
+            identity["start"] = start
         self.run_id = _run_id(identity, self.noise_key)
         self._cohort_seed = _cohort_seed(seed, self.noise_key)
         self._shown: dict[str, str] = {}
@@ -247,7 +260,8 @@ class Loop:
             "label": self.label,
             "private": not self.stamp,
             "stamp": self.stamp,
-            "statement": plan.statement(),
+            "statement": self._statement(plan.rounds),
+            "note": self.note,
             **identity,
             "unit": self.population.unit,
             "population": self.population.name,
@@ -336,7 +350,7 @@ class Loop:
             record[name] = _hex(value) if name == "output_hash" else value
         if late.due:
             # Not every round: exact accounting takes about as long as a round does.
-            record["epsilon"] = plan.epsilon(round)
+            record["epsilon"] = total.epsilon(plan, self.before, round)
         if late.evaluation is not None:
             record["evaluation"] = late.evaluation.result()
         if late.sentences is not None:
@@ -375,11 +389,13 @@ class Loop:
         metrics: dict[str, Any] = {}
         for round in range(done + 1):
             metrics.update(self._metrics.recorded(round) or {})
-        statement = plan.statement(done)
+        statement = self._statement(done)
         if done < plan.rounds:
             statement += f", after {done} of {plan.rounds} rounds"
         if self.stamp and not statement.startswith("NOT PRIVATE"):
             statement = f"{self.stamp}; it would be {statement}"
+        if self.note:
+            statement += f"; {self.note}"
         record = {
             "run": self.run_id,
             "rounds": done,
@@ -392,6 +408,9 @@ class Loop:
         )
         params = self.algorithm.params(state)
         return Result(statement, metrics, done, self.directory, params)
+
+    def _statement(self, rounds: int) -> str:
+        return total.statement(self.algorithm.plan, self.before, rounds)
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
@@ -430,11 +449,19 @@ def _cohort_seed(seed: int, noise_key: jax.Array) -> int:
     return int.from_bytes(hashlib.sha256(f"cohorts {seed} {words}".encode()).digest()[:7], "big")
 
 
-def _noise_key(path: Path, seed: int, reproducible: bool) -> jax.Array:
-    """The run's noise key: the one saved in `path`, else a new one, saved before its first use."""
+def saved_noise_key(
+    path: Path, seed: int, reproducible: bool, *, purpose: int | None = None
+) -> jax.Array:
+    """A noise key: the one saved in `path`, else a new one, saved before its first use.
+
+    Args:
+      purpose: keeps two keys of one run apart where they follow the seed.
+    """
     if path.exists():
         return key_from_words(files.read_json(path)["words"])
     key = noise_root(reproducible_seed=seed if reproducible else None)
+    if purpose is not None:
+        key = jax.random.fold_in(key, purpose)
     record = {"words": jsonable(key_to_words(key))}
     files.write_atomically(path, json.dumps(record) + "\n", mode=0o600)
     return key

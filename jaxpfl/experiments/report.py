@@ -10,6 +10,8 @@ from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
+from jaxpfl.experiments.ranking import ranking
+from jaxpfl.experiments.ranking_plots import ranking_figures
 from jaxpfl.experiments.tracking import read_lines
 
 _INK, _ACCENT, _RED, _GREY = "#1f2937", "#2563eb", "#c81e1e", "#9ca3af"
@@ -40,6 +42,11 @@ def write_report(directory: str | Path) -> Path:
     records = read_lines(directory / "metrics.jsonl")
     result = _optional_json(directory / "result.json")
     other = read_lines(directory / "non_private" / "metrics.jsonl")
+    fred = result.get("fred")
+    scores = _optional_json(directory / "fred" / "scores.json")
+    if fred is None and scores:
+        # The run is not finished: there are distances, and no models yet.
+        fred = {**scores, **ranking(scores["scores"], {}, {})}
     config = directory / "config.yaml"
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string(
@@ -52,6 +59,8 @@ def write_report(directory: str | Path) -> Path:
         privacy=result.get("privacy", f"{run['statement']}; the run is not finished"),
         spent=_last(records, "epsilon"),
         table=result.get("table", []),
+        fred=fred,
+        fred_plots=[] if fred is None else _fred_plots(directory / "plots", run, fred),
         plots=_plots(directory / "plots", run, records, other, result.get("table", [])),
         sentences=[
             (record["round"], record["sentences"]) for record in records if "sentences" in record
@@ -107,12 +116,31 @@ def _plots(
             for row in table
             if row["model"] == "unigram" and isinstance(row.get(name), float)
         ]
-        png = _draw(title, axis, lines, levels, logarithmic, bool(run["stamp"]))
-        directory.mkdir(exist_ok=True)
-        files.write_atomically(directory / f"{name}.png", png)
-        uri = "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-        plots.append({"name": name, "title": title, "uri": uri})
+        figure = _draw(title, axis, lines, levels, logarithmic, bool(run["stamp"]))
+        plots.append(_saved(directory, name, title, figure))
     return plots
+
+
+def _fred_plots(directory: Path, run: dict[str, Any], fred: dict[str, Any]) -> list[dict[str, str]]:
+    metric = "perplexity" if _is_language(run) else "loss"
+    return [
+        _saved(directory, name, title, figure)
+        for name, title, figure in ranking_figures(fred, metric)
+    ]
+
+
+def _is_language(run: dict[str, Any]) -> bool:
+    return "vocab_size" in run["config"].get("model", {})
+
+
+def _saved(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
+    """Writes a figure as PNG and returns it as a data URI."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    directory.mkdir(exist_ok=True)
+    files.write_atomically(directory / f"{name}.png", buffer.getvalue())
+    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return {"name": name, "title": title, "uri": uri}
 
 
 def _draw(
@@ -122,7 +150,7 @@ def _draw(
     levels: Sequence[tuple[str, float]],
     logarithmic: bool,
     stamped: bool,
-) -> bytes:
+) -> Any:
     # The object API: pyplot would keep every figure and choose a window system.
     from matplotlib.figure import Figure
 
@@ -161,6 +189,4 @@ def _draw(
             0.5, 0.5, "NOT PRIVATE", transform=axes.transAxes, ha="center", va="center",
             rotation=18, fontsize=30, fontweight="bold", color=_RED, alpha=0.14,
         )  # fmt: skip
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure

@@ -145,9 +145,12 @@ class PrivateLog:
 
 
 class Progress:
-    """A bar on stderr: rounds/s, clients/s by the PLANNED cohort size, epsilon so far."""
+    """A bar on stderr: rounds/s, clients/s by the PLANNED cohort size, epsilon so far.
 
-    def __init__(self, label: str, *, rounds: int, clients: int, shown: bool) -> None:
+    With `clients` None the steps are epochs on public data, and have no speed in clients.
+    """
+
+    def __init__(self, label: str, *, rounds: int, clients: int | None, shown: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
@@ -194,17 +197,20 @@ class Progress:
         """Shows that `round` rounds are done, with `shown` values such as the epsilon."""
         now = time.monotonic()
         speed = (round - self._start) / max(now - self._began, 1e-9)
+        speeds = [f"{speed:.2f} epochs/s"]
+        if self._clients is not None:
+            speeds = [f"{speed:.2f} rounds/s", f"{speed * self._clients:.0f} clients/s"]
         status = "  ".join(
             [
-                f"{speed:.2f} rounds/s",
-                f"{speed * self._clients:.0f} clients/s",
+                *speeds,
                 *(f"{name} {value}".rstrip() for name, value in shown.items()),
             ]
         )
         self._bar.update(self._task, completed=round, status=status)
         if self._plain and (now - self._said >= 10 or round == self._rounds):
             self._said = now
-            self.message(f"{self._label}: round {round}/{self._rounds}  {status}")
+            step = "epoch" if self._clients is None else "round"
+            self.message(f"{self._label}: {step} {round}/{self._rounds}  {status}")
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""

@@ -1,0 +1,295 @@
+"""The stages before the rounds: FreD's choice of a public corpus, and prefinetuning on it.
+
+    fred/moments.npz, fred/scores.json              the private release, and every candidate's FreD
+    prefinetune/NAME/params.npz, prefinetune.json   one candidate's parameters: public
+
+Each stage is written whole before the next one starts, and found again by a resumed run. FreD's
+noise key is on the disk before its first use and its charge before the clients' data is read, so
+that a run killed in between makes the SAME release again, at no further cost. What follows the
+release, the choice of the winner included, is post-processing and costs nothing.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, private_moments, score
+from jaxpfl.algorithms.gaussian_moments import Moments, mixture, moments
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import files
+from jaxpfl.experiments.build import Experiment
+from jaxpfl.experiments.candidates import ALONE, Candidates
+from jaxpfl.experiments.config import FredConfig, LanguageModelConfig, PrefinetuneConfig
+from jaxpfl.experiments.config_file import to_mapping
+from jaxpfl.experiments.loop import initial_state, saved_noise_key
+from jaxpfl.experiments.prefinetune import Prefinetuned, epochs_of, prefinetune
+from jaxpfl.experiments.tracking import Progress, jsonable
+from jaxpfl.privacy.keys import key_to_words
+from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.text.embed import Embedder, embed, embedder
+
+# Addresses FreD's noise where the noise is reproducible; rounds have the small numbers.
+_FRED = 2**32 - 3
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the stages before the rounds came to; public.
+
+    Attributes:
+      winner: name of the corpus that the run starts from.
+      scores: of all candidates, nearest first: candidate, distance, corrected; None without FreD.
+      fred: plan and statement of FreD's release; None without FreD.
+      prefinetuned: by candidate, the winner first; the losers where they were asked for.
+    """
+
+    winner: str
+    scores: list[dict[str, Any]] | None
+    fred: dict[str, Any] | None
+    prefinetuned: dict[str, Prefinetuned] = field(repr=False)
+
+
+def carry_out(
+    experiment: Experiment, directory: Path, ledger: Path, budget: Budget | None, *, shown: bool
+) -> Stages:
+    """Does what is left of the stages in `directory`, whose lock the caller holds.
+
+    Raises:
+      InputError: a candidate cannot be read or used, or the stages in `directory` are another
+        run's.
+      BudgetExhausted: FreD does not fit the budget; nothing was released.
+      CorruptFile: a file of a finished stage was altered.
+    """
+    settings = experiment.config.prefinetune
+    assert settings is not None
+    record = None
+    names = [ALONE]
+    if experiment.fred is not None:
+        record = _fred(experiment, experiment.fred, directory, ledger, budget, shown)
+        names = [entry["candidate"] for entry in record["scores"]]
+    wanted = names if settings.losers else names[:1]
+    start = jax.device_get(
+        experiment.algorithm.params(initial_state(experiment.algorithm, experiment.config.run.seed))
+    )
+    done = {
+        name: _prefinetuned(experiment, settings, name, start, directory, shown) for name in wanted
+    }
+    return Stages(
+        winner=names[0],
+        scores=None if record is None else record["scores"],
+        fred=None if record is None else {k: v for k, v in record.items() if k != "scores"},
+        prefinetuned=done,
+    )
+
+
+def _fred(
+    experiment: Experiment,
+    plan: FredPlan,
+    directory: Path,
+    ledger_path: Path,
+    budget: Budget | None,
+    shown: bool,
+) -> dict[str, Any]:
+    """The private release and the scores: read where they are done, else made."""
+    config = experiment.config
+    assert config.fred is not None
+    assert experiment.candidates is not None
+    private = files.private_directory(directory / "private")
+    key = saved_noise_key(
+        private / "fred_noise_key.json",
+        config.run.seed,
+        config.run.reproducible_noise,
+        purpose=_FRED,
+    )
+    words = json.dumps(key_to_words(key))
+    run = hashlib.sha256(f"fred {_described(experiment)}\n{words}".encode()).hexdigest()[:12]
+    folder = directory / "fred"
+    folder.mkdir(exist_ok=True)
+    released, scores = folder / "moments.npz", folder / "scores.json"
+    with Ledger(ledger_path, experiment.sources.fingerprint, budget=budget) as ledger:
+        if scores.exists():
+            record = files.read_json(scores)
+            _require_same_run(scores, record, run)
+            # A ledger cut off after the release would be charged too little.
+            ledger.verify(record["ledger_head"])
+            if files.sha256_file(released) != record["moments_sha256"]:
+                raise CorruptFile(f"{released}: was altered: it fails its SHA-256")
+            return record
+        # Read before anything is charged: a candidate that cannot be read costs nothing.
+        function = embedder(config.fred.embedder)
+        corpora = _public_moments(config.fred, experiment.candidates, function, config.run.seed)
+        embedded = embed(experiment.sources, function, shown=shown)
+        found = private_moments(embedded, plan, ledger=ledger, run=run, noise_key=key)
+        head = ledger.head
+    _save_moments(found, released)
+    ranked = score(found, corpora)
+    stamp = not plan.private or config.run.reproducible_noise
+    record = {
+        "run": run,
+        "private": not stamp,
+        "statement": plan.statement(),
+        "plan": plan.to_dict(),
+        "embedder": function.name,
+        "noise": found.noise._asdict(),
+        "moments_sha256": files.sha256_file(released),
+        "ledger_head": head,
+        "scores": [
+            {"candidate": each.name, "distance": each.distance, "corrected": each.corrected}
+            for each in ranked
+        ],
+    }
+    record = jsonable(record)
+    files.write_atomically(scores, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _public_moments(
+    config: FredConfig, candidates: Candidates, function: Embedder, seed: int
+) -> dict[str, Moments]:
+    """Moments of all candidates; those of a mixture follow from its sources'."""
+    of_source = {}
+    for source in candidates.sources:
+        sample = candidates.sample(source, function.column, config.max_candidate_examples, seed)
+        embeddings = embed(sample, function, shown=False).columns["embedding"]
+        of_source[source] = moments(embeddings, config.clip_norm)
+    found = {}
+    for name in candidates.names:
+        shares = candidates.shares(name)
+        parts = [of_source[source] for source in shares]
+        found[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
+    return found
+
+
+def _prefinetuned(
+    experiment: Experiment,
+    settings: PrefinetuneConfig,
+    name: str,
+    start: Any,
+    directory: Path,
+    shown: bool,
+) -> Prefinetuned:
+    """One candidate's prefinetuning: read where it is done, else made."""
+    config, candidates = experiment.config, experiment.candidates
+    assert candidates is not None
+    folder = directory / "prefinetune" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = hashlib.sha256(f"{name}\n{_described(experiment)}".encode()).hexdigest()[:12]
+    arrays, described = folder / "params.npz", folder / "prefinetune.json"
+    if described.exists():
+        record = files.read_json(described)
+        _require_same_run(described, record, identity)
+        params = load_params(arrays, start, record["params_sha256"])
+        return Prefinetuned(params, record)
+    language = config.model if isinstance(config.model, LanguageModelConfig) else None
+    corpus = candidates.corpus(
+        name,
+        settings.examples,
+        settings.valid,
+        seed=config.run.seed,
+        columns=("tokens",) if language is not None else ("image", "label"),
+        vocabulary=experiment.vocabulary,
+        sequence_length=0 if language is None else language.sequence_length,
+    )
+    with Progress(
+        f"prefinetune on {name}", rounds=epochs_of(settings), clients=None, shown=shown
+    ) as progress:
+        progress.begin(0)
+        found = prefinetune(
+            experiment.model,
+            start,
+            corpus,
+            settings,
+            seed=config.run.seed,
+            told=lambda epoch, loss: progress.update(epoch, {"public loss": f"{loss:.4g}"}),
+        )
+    digest = save_params(arrays, found.params)
+    record = jsonable(
+        {
+            "run": identity,
+            "candidate": name,
+            "shares": dict(candidates.shares(name)),
+            "sources": {source: candidates.sources[source] for source in candidates.shares(name)},
+            "params_sha256": digest,
+            **found.record,
+        }
+    )
+    files.write_atomically(described, json.dumps(record, indent=1) + "\n")
+    return Prefinetuned(found.params, record)
+
+
+def save_params(path: Path, params: Any) -> str:
+    """Writes a tree of arrays as one .npz file, whole or not at all; returns its SHA-256."""
+    leaves = {
+        jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf)
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **leaves)  # pyright: ignore[reportArgumentType]
+    files.write_atomically(path, buffer.getvalue())
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def load_params(path: Path, like: Any, sha256: str) -> Any:
+    """Reads what `save_params` wrote into the structure of `like`.
+
+    Raises:
+      CorruptFile: the file is missing or altered, or holds other parameters than `like`.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CorruptFile(f"{path}: was altered: it fails its SHA-256")
+    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    leaves = []
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            for keys, leaf in paths:
+                name = jax.tree_util.keystr(keys, simple=True, separator=".")
+                array = arrays[name]
+                if array.shape != leaf.shape or array.dtype != leaf.dtype:
+                    raise CorruptFile(
+                        f"{path}: {name} is {array.dtype}{list(array.shape)}, expected "
+                        f"{leaf.dtype}{list(leaf.shape)}"
+                    )
+                leaves.append(array)
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        raise CorruptFile(f"{path}: does not hold this model's parameters") from error
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def _save_moments(found: PrivateMoments, path: Path) -> None:
+    temporary = path.with_name(".tmp-moments.npz")
+    found.save(temporary)
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, path)
+    files.fsync_directory(path.parent)
+
+
+def _described(experiment: Experiment) -> str:
+    """All that the stages follow from, but the noise."""
+    return json.dumps(jsonable(to_mapping(experiment.config)), sort_keys=True)
+
+
+def _require_same_run(path: Path, record: Any, expected: str) -> None:
+    found = record.get("run") if isinstance(record, dict) else None
+    if found != expected:
+        raise InputError(
+            f"{path}: is of run {found}, expected {expected}: the config or the noise key is not "
+            "the one this run began with"
+        )

@@ -1,0 +1,99 @@
+"""The pictures of a ranking: every candidate's FreD, and FreD against perplexity."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpfl.experiments.ranking import STAGES
+
+_INK, _ACCENT, _RED, _PALE = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd"
+_LABELS = {"before": "before the private rounds", "after": "after the private rounds"}
+_COLOURS = {"before": _PALE, "after": _ACCENT}
+
+
+def ranking_figures(fred: Mapping[str, Any], metric: str) -> list[tuple[str, str, Any]]:
+    """File name, title and figure of each picture.
+
+    Args:
+      fred: as `ranking.ranking` returns it, with "private".
+      metric: "perplexity" or "loss": what the second picture, where there are models, shows.
+    """
+    rows, private = fred["candidates"], fred["private"]
+    figures = [("fred", "Frechet distance of the candidates", bars(rows, private))]
+    if sum(row["before"] is not None for row in rows) > 1:
+        title = f"Does the order predict the {metric}?"
+        figures.append(("fred_perplexity", title, _scatter(rows, metric, title, private)))
+    return figures
+
+
+def bars(rows: Sequence[Mapping[str, Any]], private: bool) -> Any:
+    """A figure of the distance of every candidate, in the given order: nearest first.
+
+    Args:
+      rows: each with "candidate" and "distance".
+      private: false stamps the picture.
+    """
+    axes = _axes("Frechet distance of the candidates", private, height=1.3 + 0.34 * len(rows))
+    places = range(len(rows))
+    values = [row["distance"] for row in rows]
+    # The winner is told by colour, and by standing first.
+    colours = [_ACCENT if place == 0 else _PALE for place in places]
+    axes.barh(places, values, color=colours, height=0.66)
+    for place, value in zip(places, values, strict=True):
+        axes.annotate(
+            f" {value:.4g}", (max(value, 0.0), place), va="center", fontsize=8.5, color=_INK
+        )
+    axes.set_yticks(list(places), [row["candidate"] for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.14)
+    axes.set_xlabel("FreD (less is nearer)", color=_INK)
+    axes.grid(False, axis="y")
+    return axes.figure
+
+
+def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private: bool) -> Any:
+    axes = _axes(title, private, height=3.3)
+    for stage in STAGES:
+        found = [
+            (row["distance"], row[stage][metric], row["candidate"])
+            for row in rows
+            if row[stage] is not None and row[stage].get(metric) is not None
+        ]
+        axes.scatter(
+            [x for x, _, _ in found],
+            [y for _, y, _ in found],
+            color=_COLOURS[stage],
+            edgecolor=_ACCENT,
+            label=_LABELS[stage],
+            s=34,
+            zorder=3,
+        )
+        if stage == "after":
+            for x, y, name in found:
+                axes.annotate(
+                    name, (x, y), xytext=(0, -11), textcoords="offset points", ha="center",
+                    fontsize=8, color=_INK,
+                )  # fmt: skip
+    axes.margins(x=0.12, y=0.16)
+    axes.set_xlabel("FreD", color=_INK)
+    axes.set_ylabel(f"{metric} on public test clients", color=_INK)
+    axes.legend(frameon=False, fontsize=8.5)
+    return axes.figure
+
+
+def _axes(title: str, private: bool, *, height: float) -> Any:
+    # The object API: pyplot would keep every figure and choose a window system.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, height), dpi=144, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK)
+    axes.grid(True, color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK, labelsize=9)
+    if not private:
+        axes.text(
+            0.5, 0.5, "NOT PRIVATE", transform=axes.transAxes, ha="center", va="center",
+            rotation=18, fontsize=30, fontweight="bold", color=_RED, alpha=0.14,
+        )  # fmt: skip
+    return axes

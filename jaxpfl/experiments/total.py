@@ -1,0 +1,45 @@
+"""The privacy of a whole run: the rounds, and what was released on the same clients before them."""
+
+import math
+
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+
+from jaxpfl.privacy import accounting
+from jaxpfl.privacy.plan import Plan
+
+
+def epsilon(plan: Plan, before: DpEvent | None, rounds: int) -> float:
+    """Epsilon of `before` and the first `rounds` rounds of `plan` together, at its delta.
+
+    Args:
+      before: add-or-remove-one events, as those of a Poisson plan; None for nothing.
+    """
+    if before is None or not plan.private:
+        return plan.epsilon(rounds)
+    events = [before]
+    if rounds:
+        events.append(SelfComposedDpEvent(plan.round_event(), rounds))
+    return accounting.epsilon(
+        ComposedDpEvent(events), plan.delta, plan.chosen_accountant, plan.adjacency
+    )
+
+
+def statement(plan: Plan, before: DpEvent | None, rounds: int) -> str:
+    """The guarantee of the whole run in one line."""
+    if before is None or not plan.private:
+        return plan.statement(rounds)
+    alone = accounting.epsilon(before, plan.delta, plan.chosen_accountant, plan.adjacency)
+    return (
+        f"(epsilon = {_rounded_up(epsilon(plan, before, rounds))}, delta = {plan.delta:g}), "
+        f"unit = {plan.unit}, adjacency = add or remove one {plan.unit}, accountant = "
+        f"{plan.chosen_accountant.upper()}, all releases together; the choice of the corpus "
+        f"(FreD) alone: epsilon = {_rounded_up(alone)}"
+    )
+
+
+def _rounded_up(value: float) -> str:
+    """Four digits, never fewer epsilons than were spent."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    scale = 10.0 ** (3 - math.floor(math.log10(value)))
+    return f"{math.ceil(round(value * scale, 6)) / scale:.4g}"
