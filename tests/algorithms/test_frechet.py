@@ -312,6 +312,8 @@ def test_many_candidates_are_scored_in_order():
 def test_candidates_of_another_dimension_are_refused():
     with pytest.raises(InputError, match="candidate 1 has dimension 3, but the reference has 12"):
         Reference(gaussian(23)).distances([gaussian(24), gaussian(25, dimension=3)])
+    with pytest.raises(InputError, match="dimension 3, but the reference has 12"):
+        distance(gaussian(23), gaussian(25, dimension=3))
 
 
 # Mixtures
