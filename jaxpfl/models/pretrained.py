@@ -192,7 +192,9 @@ def _sources(model: Bert | Albert) -> dict[tuple[str, ...], tuple[str, ...]]:
         "position": "position_embeddings.weight",
         "segment": "token_type_embeddings.weight",
     }
-    sources = {("embeddings", ours): (f"embeddings.{it}",) for ours, it in embeddings.items()}
+    sources: dict[tuple[str, ...], tuple[str, ...]] = {
+        ("embeddings", ours): (f"embeddings.{theirs}",) for ours, theirs in embeddings.items()
+    }
     pairs: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = [
         (("embeddings", "norm"), ("embeddings.LayerNorm",), True)
     ]

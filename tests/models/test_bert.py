@@ -79,10 +79,12 @@ def _reference(config, params, tokens):
         p = params[f"layer_{group}"]
         qkv = [linear(p["qkv"], x).reshape(3, heads, features) for x in rows]
         after = []
-        for l, x in enumerate(rows):
+        for position, x in enumerate(rows):
             parts = []
             for h in range(heads):
-                w = np.array([np.exp(qkv[l][0, h] @ m[1, h] / math.sqrt(features)) for m in qkv])
+                w = np.array(
+                    [np.exp(qkv[position][0, h] @ m[1, h] / math.sqrt(features)) for m in qkv]
+                )
                 parts.append(sum(wi * m[2, h] for wi, m in zip(w / w.sum(), qkv, strict=True)))
             y = norm(p["attention_norm"], x + linear(p["attention"], np.concatenate(parts)))
             inner = REFERENCE_ACTIVATIONS[config.hidden_act](linear(p["up"], y))

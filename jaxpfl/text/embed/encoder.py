@@ -1,0 +1,272 @@
+"""Sentence encoders: BERT or ALBERT, pooled over the tokens of a text.
+
+A folder in the form of sentence-transformers (Reimers and Gurevych 2019) says what is computed:
+tokenizer.json, the encoder, the mean over a text's tokens (or its first token), and perhaps the
+scaling to unit length. Without modules.json it is the mean, not scaled, as that library does.
+
+Texts are sorted by length and padded to the next rung of a ladder; the batches of a rung all have
+one shape. A text's vector so depends on its own length alone, not on what it is batched with, and
+few shapes are compiled.
+"""
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict
+from functools import cached_property, partial
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpfl.checks import one_of, positive_int
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import pretrained
+from jaxpfl.models.albert import Albert
+from jaxpfl.models.base import Params
+from jaxpfl.models.bert import Bert
+from jaxpfl.text.embed.base import as_texts
+
+POOLINGS = ("mean", "cls")
+
+# Steps of at most a quarter, most of them of a tenth to a fifth: little is padding.
+_LADDER = np.array(
+    [*range(4, 24, 2), *range(24, 40, 4), *range(40, 64, 8), *range(64, 128, 16)]
+    + [*range(128, 256, 32), *range(256, 1025, 64)]
+)
+# A batch that stays in a core's cache; an accelerator wants more work at a time.
+_TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16_384
+_CHARACTERS = 65_536
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class SentenceEncoder:
+    """An embedder of texts by a published encoder; see `SentenceEncoder.load`.
+
+    Equal in effect to sentence-transformers with the same folder, up to float32 rounding. A text
+    is cut after 65,536 code points and then after `max_length` tokens; a lone surrogate becomes
+    U+FFFD. The empty text has a vector like any other.
+
+    Attributes:
+      name: the model's name and a digest of its weights, tokenizer and settings.
+      dimension: features of a vector.
+      max_length: tokens of a text, the special ones included, after which it is cut.
+      pooling: "mean" of a text's tokens, or "cls", its first one.
+      normalise: vectors are scaled to unit length.
+    """
+
+    column: ClassVar[str] = "text"
+
+    def __init__(
+        self,
+        model: Bert | Albert,
+        params: Params,
+        tokenizer: Any,
+        *,
+        max_length: int,
+        pooling: str = "mean",
+        normalise: bool = False,
+        name: str,
+    ):
+        """`load` is the usual way; `tokenizer` is a `tokenizers.Tokenizer`, which is changed.
+
+        Raises:
+          InputError: the tokenizer knows more tokens than the model, or a setting is unknown.
+        """
+        config = model.config
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= config.vocab_size:
+            raise InputError(
+                f"the tokenizer of {name} has token ids up to {largest}, but the model's "
+                f"vocab_size is {config.vocab_size}"
+            )
+        self.model = model
+        self.name = name
+        self.dimension = config.hidden_size
+        self.max_length = min(
+            positive_int("max_length", max_length), config.max_position_embeddings
+        )
+        self.pooling = one_of("pooling", pooling, POOLINGS)
+        self.normalise = normalise
+        self._params = params
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length)
+
+    @classmethod
+    def load(cls, name: str | Path) -> Self:
+        """The encoder of a local folder, "minilm", or a Hugging Face hub NAME or NAME@REVISION.
+
+        Raises:
+          InputError: it is nowhere to be found, a library is missing, or the folder asks for
+            what is not computed here.
+          CorruptFile: a file is broken.
+        """
+        tokenizers = pretrained.require("tokenizers", "text")
+        folder = pretrained.resolve(name)
+        base, pooling, normalise = _stages(folder)
+        settings = _optional_json(base / "sentence_bert_config.json")
+        model, params = pretrained.load(base)
+        path = base / "tokenizer.json"
+        if not path.is_file():
+            raise InputError(f"there is no file {path}")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # The library raises nothing more special.
+        except Exception as error:
+            raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error
+        if settings.get("do_lower_case"):
+            lower = [tokenizers.normalizers.Lowercase()]
+            before = [tokenizer.normalizer] if tokenizer.normalizer else []
+            tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
+        length = settings.get("max_seq_length")
+        if length is None:
+            length = _optional_json(base / "tokenizer_config.json").get("model_max_length")
+        if length is None:
+            length = model.config.max_position_embeddings
+        encoder = cls(
+            model,
+            params,
+            tokenizer,
+            max_length=_whole(length),
+            pooling=pooling,
+            normalise=normalise,
+            name=str(name),
+        )
+        identity = [
+            pretrained.sha256(base / pretrained.WEIGHTS),
+            pretrained.sha256(path),
+            *(asdict(model.config), encoder.max_length, pooling, normalise),
+            bool(settings.get("do_lower_case")),
+        ]
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        # A folder's last part only: where it lies is nobody's business.
+        encoder.name = f"{PurePosixPath(str(name)).name or folder.name} {digest[:12]}"
+        return encoder
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        """Vectors float32 [n, d] of n texts, in their order."""
+        texts = [_SURROGATES.sub("\ufffd", text[:_CHARACTERS]) for text in as_texts(examples)]
+        vectors_NxD = np.empty((len(texts), self.dimension), np.float32)
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        ids = [encoding.ids for encoding in encodings]
+        lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
+        ladder = np.append(_LADDER[_LADDER < self.max_length], self.max_length)
+        rung_N = ladder[np.searchsorted(ladder, lengths_N)]
+        pending = []
+        for rung in np.unique(rung_N)[::-1].tolist():
+            rows = np.flatnonzero(rung_N == rung)
+            batch = max(1, self._tokens // rung)
+            for start in range(0, len(rows), batch):
+                here = rows[start : start + batch]
+                tokens_BxL = np.zeros((batch, rung), np.int32)
+                for i, row in enumerate(here.tolist()):
+                    tokens_BxL[i, : lengths_N[row]] = ids[row]
+                lengths_B = np.zeros(batch, np.int32)
+                lengths_B[: len(here)] = lengths_N[here]
+                pending.append((here, self._run(self._on_device, tokens_BxL, lengths_B)))
+        for here, found_BxD in pending:
+            vectors_NxD[here] = np.asarray(found_BxD)[: len(here)]
+        return vectors_NxD
+
+    @cached_property
+    def _tokens(self) -> int:
+        return _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS_ELSEWHERE
+
+    @cached_property
+    def _on_device(self) -> Params:
+        return jax.device_put(self._params)
+
+    @cached_property
+    def _run(self) -> Any:
+        return jax.jit(
+            partial(_vectors, self.model, pooling=self.pooling, normalise=self.normalise)
+        )
+
+
+def _vectors(
+    model: Bert | Albert,
+    params: Params,
+    tokens_BxL: Array,
+    lengths_B: Array,
+    *,
+    pooling: str,
+    normalise: bool,
+) -> Array:
+    """Vectors float32 [B, d]; a row of length 0 gives a finite one that means nothing."""
+    mask_BxL = jnp.arange(tokens_BxL.shape[1], dtype=jnp.int32)[None, :] < lengths_B[:, None]
+    # An accelerator would round products to fewer bits by default.
+    with jax.default_matmul_precision("float32"):
+        hidden_BxLxD = model.hidden(params, tokens_BxL, mask_BxL)
+    if pooling == "cls":
+        vectors_BxD = hidden_BxLxD[:, 0]
+    else:
+        total_BxD = jnp.sum(jnp.where(mask_BxL[:, :, None], hidden_BxLxD, 0.0), axis=1)
+        vectors_BxD = total_BxD / jnp.maximum(lengths_B, 1).astype(jnp.float32)[:, None]
+    if normalise:
+        norm_Bx1 = jnp.linalg.norm(vectors_BxD, axis=1, keepdims=True)
+        vectors_BxD = vectors_BxD / jnp.maximum(norm_Bx1, 1e-12)
+    return vectors_BxD
+
+
+def _stages(folder: Path) -> tuple[Path, str, bool]:
+    """Where the encoder is, the pooling, and whether vectors are normalised.
+
+    Raises:
+      InputError: the folder's modules.json asks for other stages.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return folder, "mean", False
+    modules = pretrained.read_json(path)
+    try:
+        kinds = [str(module["type"]).split(".")[-1] for module in modules]
+        places = [_inside(folder, str(module["path"])) for module in modules]
+    except (TypeError, KeyError) as error:
+        raise CorruptFile(f"{path} is not a list of modules with type and path") from error
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise InputError(
+            f"{path}: the stages must be Transformer, Pooling and perhaps Normalize, "
+            f"found {', '.join(kinds)}"
+        )
+    config = _optional_json(places[1] / "config.json")
+    mode = config.get("pooling_mode")
+    if mode is None:
+        names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+        modes = [
+            names.get(key, key)
+            for key, value in config.items()
+            if key.startswith("pooling_mode_") and value
+        ]
+        mode = modes[0] if len(modes) == 1 else "+".join(modes) or "mean"
+    try:
+        one_of("the pooling", mode, POOLINGS)
+    except InputError as error:
+        raise InputError(f"{places[1] / 'config.json'}: {error}") from None
+    return places[0], mode, len(kinds) == 3
+
+
+def _inside(folder: Path, place: str) -> Path:
+    """A subfolder named by a file in the folder; never one outside it."""
+    path = PurePosixPath(place)
+    if path.is_absolute() or ".." in path.parts:
+        raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder")
+    return folder / path
+
+
+def _whole(length: Any) -> Any:
+    """JSON may hold 1e30 for "no limit"."""
+    return int(length) if isinstance(length, float) and 0 < length < math.inf else length
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    values = pretrained.read_json(path)
+    if not isinstance(values, dict):
+        raise CorruptFile(f"{path} must hold a JSON object")
+    return values
