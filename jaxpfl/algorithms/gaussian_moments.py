@@ -107,7 +107,8 @@ class RunningMoments:
 
         Raises:
             InputError: the shape or type does not fit, or a row (named by its index in the
-                whole corpus) has an entry that is not finite. Rows before it are kept.
+                whole corpus) has an entry that is not finite. Some of the call's rows may have
+                been added by then: start anew.
         """
         embeddings_NxD = np.asarray(embeddings_NxD)
         if embeddings_NxD.ndim != 2 or embeddings_NxD.shape[1] != self._dimension:
