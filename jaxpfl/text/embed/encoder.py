@@ -33,10 +33,11 @@ from jaxpfl.text.embed.base import as_texts
 
 POOLINGS = ("mean", "cls")
 
-# Steps of at most a quarter, most of them of a tenth to a fifth: little is padding.
+# Fine where most sentences are, so that little is padding; coarse elsewhere, as each rung that
+# occurs is compiled once.
 _LADDER = np.array(
-    [*range(4, 24, 2), *range(24, 40, 4), *range(40, 64, 8), *range(64, 128, 16)]
-    + [*range(128, 256, 32), *range(256, 1025, 64)]
+    [*range(6, 16, 2), *range(16, 32, 4), 32, 40, 48, 64, 80, 96]
+    + [*range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 )
 # A batch that stays in a core's cache; an accelerator wants more work at a time.
 _TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16_384
@@ -155,7 +156,7 @@ class SentenceEncoder:
         encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
-        ladder = np.append(_LADDER[_LADDER < self.max_length], self.max_length)
+        ladder = _ladder(self.max_length)
         rung_N = ladder[np.searchsorted(ladder, lengths_N)]
         pending = []
         for rung in np.unique(rung_N)[::-1].tolist():
@@ -211,6 +212,11 @@ def _vectors(
         norm_Bx1 = jnp.linalg.norm(vectors_BxD, axis=1, keepdims=True)
         vectors_BxD = vectors_BxD / jnp.maximum(norm_Bx1, 1e-12)
     return vectors_BxD
+
+
+def _ladder(limit: int) -> np.ndarray:
+    """The lengths that texts are padded to, rising, up to `limit` itself."""
+    return np.append(_LADDER[_LADDER < limit], limit)
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:

@@ -16,12 +16,19 @@ from jaxpfl.text.embed.encoder import SentenceEncoder
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+LADDER = module._LADDER
 TINY = ("tiny_bert", "tiny_albert")
 
 
 @pytest.fixture(scope="module", params=TINY)
 def tiny(request) -> SentenceEncoder:
     return SentenceEncoder.load(GOLDEN / request.param)
+
+
+@pytest.fixture(autouse=True)
+def few_rungs(monkeypatch):
+    """Each rung is compiled; three show all that more would."""
+    monkeypatch.setattr(module, "_LADDER", np.array([12, 30]))
 
 
 @pytest.fixture
@@ -73,20 +80,33 @@ def test_a_vector_does_not_depend_on_the_other_texts_or_their_order(tiny):
 def test_a_vector_does_not_depend_on_padding_or_batch_size(tiny, monkeypatch):
     texts = _texts(40)
     expected = tiny(texts)
-    monkeypatch.setattr(module, "_LADDER", np.array([37]))
+    monkeypatch.setattr(module, "_LADDER", np.array([39]))
     monkeypatch.setattr(module, "_TOKENS_ON_CPU", 120)
     name = GOLDEN / ("tiny_bert" if tiny.normalise else "tiny_albert")
     np.testing.assert_allclose(SentenceEncoder.load(name)(texts), expected, atol=2e-6)
 
 
-def test_every_length_fits_a_rung_and_few_shapes_are_compiled(tiny):
-    texts = ["a " * count for count in range(60)]
-    vectors = tiny(texts)
+@pytest.mark.parametrize("limit", [3, 6, 7, 64, 100, 2_000])
+def test_rungs_hold_their_lengths_and_are_few(limit):
+    ladder = module._ladder(limit)
+    lengths = np.arange(1, limit + 1)
+    rungs = ladder[np.searchsorted(ladder, lengths)]
+    assert (rungs >= lengths).all() and rungs.max() == limit
+    assert len(ladder) <= 30 and (np.diff(ladder) > 0).all()
+
+
+def test_published_ladder_wastes_little():
+    lengths = np.arange(8, 1_024)
+    rungs = LADDER[np.searchsorted(LADDER, lengths)]
+    assert (rungs < 1.34 * lengths).all() and (rungs / lengths).mean() < 1.1
+
+
+def test_what_is_longer_than_the_model_reads_is_cut_and_few_shapes_are_compiled(tiny):
+    vectors = tiny(["a " * count for count in (1, 7, 20, 38, 50, 59)])
     assert np.isfinite(vectors).all()
-    # What is longer than the model reads is cut to the same tokens.
-    np.testing.assert_array_equal(vectors[50], vectors[59])
-    assert np.ptp(vectors[:39], axis=0).min() > 0
-    assert tiny._run._cache_size() <= len(module._LADDER[module._LADDER < tiny.max_length]) + 1
+    np.testing.assert_array_equal(vectors[-2], vectors[-1])
+    assert np.ptp(vectors[:5], axis=0).min() > 0
+    assert tiny._run._cache_size() <= 3
 
 
 def test_takes_arrow_arrays_hostile_text_and_nothing(tiny):

@@ -1,0 +1,131 @@
+"""Sentences embedded per second by our MiniLM, and by sentence-transformers where it is at hand.
+
+    python -m benchmarks.micro.embed
+    python -m benchmarks.micro.embed --against PYTHON
+
+The sentences are those of docstrings, and of IRC messages where JAXPFL_DATA has them. Times
+include tokenising, exclude loading and compiling, and are the best of the repeats. PYTHON is the
+interpreter (or its environment's folder) of an installation of sentence-transformers: it embeds
+the same sentences in a process of its own, the two taking turns, with the batch size that suits it
+best of those given. The table also gives the largest difference between the two in any feature.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import subprocess
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import tyro
+
+import jaxpfl.data
+from benchmarks import harness
+from jaxpfl.models import pretrained
+from jaxpfl.text.embed.encoder import SentenceEncoder
+
+CHILD = pathlib.Path(__file__).with_name("embed_against.py")
+IRC = "text_irc_ubuntu/ubuntu_irc.jsonl.gz"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    sources: tuple[str, ...] = ()  # default: docstrings:jax, and IRC messages if at hand
+    sentences: int = 2_000  # drawn of every source
+    encoder: str = "minilm"
+    against: pathlib.Path | None = None
+    batch_sizes: tuple[int, ...] = (32, 128)  # of sentence-transformers
+    repeats: int = 5
+
+
+class Against:
+    """sentence-transformers in another interpreter, told what to embed line by line."""
+
+    def __init__(self, python: pathlib.Path, encoder: str):
+        if python.is_dir():
+            python = python / "bin" / "python"
+        self._process = subprocess.Popen(
+            [str(python), str(CHILD), str(pretrained.resolve(encoder))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.version = self._read()["version"]
+
+    def embed(self, path: pathlib.Path, batch_size: int) -> float:
+        """Seconds for the sentences in a JSON file; the vectors go beside it as .npy."""
+        assert self._process.stdin is not None
+        print(json.dumps([str(path), batch_size]), file=self._process.stdin, flush=True)
+        return self._read()["seconds"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"sentence-transformers ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def sentences(source: str, count: int) -> list[str]:
+    texts = jaxpfl.data.open(source).columns["text"].to_pylist()
+    random.Random(0).shuffle(texts)
+    return texts[:count]
+
+
+def measure(
+    encoder: SentenceEncoder, against: Against | None, source: str, config: Config
+) -> dict[str, Any]:
+    texts = sentences(source, config.sentences)
+    vectors_NxD = encoder(texts)
+    ours, theirs = float("inf"), dict.fromkeys(config.batch_sizes, float("inf"))
+    row: dict[str, Any] = {"what": source.rsplit("/", 1)[-1], "sentences": len(texts)}
+    row["encoder"] = encoder.name
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "sentences.json"
+        path.write_text(json.dumps(texts), encoding="utf-8")
+        if against:
+            for size in config.batch_sizes:
+                against.embed(path, size)
+            found_NxD = np.load(path.with_suffix(".npy"), allow_pickle=False)
+            row["largest difference"] = float(np.abs(found_NxD - vectors_NxD).max())
+        for _ in range(config.repeats):
+            start = time.perf_counter()
+            encoder(texts)
+            ours = min(ours, time.perf_counter() - start)
+            if against:
+                for size in config.batch_sizes:
+                    theirs[size] = min(theirs[size], against.embed(path, size))
+    row["ours/s"] = len(texts) / ours
+    if against:
+        best = min(theirs, key=lambda size: theirs[size])
+        row |= {"sentence-transformers/s": len(texts) / theirs[best], "their batch": best}
+        row |= {"ratio": theirs[best] / ours, "their version": against.version}
+    return row
+
+
+def main(config: Config) -> None:
+    sources = config.sources or ("docstrings:jax",)
+    folder = os.environ.get("JAXPFL_DATA")
+    if not config.sources and folder:
+        sources += (str(pathlib.Path(folder) / IRC),)
+    encoder = SentenceEncoder.load(config.encoder)
+    against = Against(config.against, config.encoder) if config.against else None
+    rows = [measure(encoder, against, source, config) for source in sources]
+    if against:
+        against.close()
+    columns = ["what", "sentences", "ours/s", "sentence-transformers/s", "their batch", "ratio"]
+    harness.table(rows, [*columns, "largest difference"] if against else columns[:3])
+    print(f"recorded in {harness.record('embed', rows)}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,32 @@
+"""The other side of `benchmarks.micro.embed`: run by an interpreter with sentence-transformers.
+
+    python embed_against.py FOLDER
+
+Reads lines [file, batch size] and embeds the sentences in each file; answers each with a line.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+import sentence_transformers  # pyright: ignore[reportMissingImports]
+
+
+def main(folder: str) -> None:
+    model = sentence_transformers.SentenceTransformer(folder, local_files_only=True)
+    print(json.dumps({"version": sentence_transformers.__version__}), flush=True)
+    for line in sys.stdin:
+        name, batch_size = json.loads(line)
+        path = pathlib.Path(name)
+        texts = json.loads(path.read_text(encoding="utf-8"))
+        start = time.perf_counter()
+        vectors = model.encode(texts, batch_size=batch_size, show_progress_bar=False)
+        seconds = time.perf_counter() - start
+        np.save(path.with_suffix(".npy"), vectors, allow_pickle=False)
+        print(json.dumps({"seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
