@@ -50,6 +50,7 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.aggregate
 	.venv/bin/python -m benchmarks.macro.round
 	.venv/bin/python -m benchmarks.micro.model_step
+	.venv/bin/python -m benchmarks.micro.embed
 
 # The core alone, for a user; a developer's environment contains it.
 .venv/installed: $(PINS)
@@ -64,9 +65,12 @@ bench: .venv/installed-dev
 	@tools/environment.sh .venv-newest dev "$(NEWEST_PYTHON)"
 	@touch $@
 
+# Without torch, which would pull down the CUDA libraries that JAX is pinned to: whoever wants the
+# extra that needs it installs that without constraints.
 constraints:
-	uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --no-annotate \
-	    --no-header --no-emit-index-url --no-emit-find-links --quiet --upgrade --output-file $@.txt
+	echo 'torch; python_version < "3"' | uv pip compile pyproject.toml --override - --universal \
+	    --python-version 3.11 --all-extras --no-annotate --no-header --no-emit-index-url \
+	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
 	rm -rf .venv .venv-newest .pytest_cache .ruff_cache build dist

