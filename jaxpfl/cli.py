@@ -86,6 +86,39 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("--noise-multiplier", type=float)
     calibrate.add_argument("--accountant", choices=("pld", "rdp"))
     calibrate.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson")
+    fred = command(
+        "fred", _fred, "Rank public corpora by a private Frechet distance to clients' data."
+    )
+    fred.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
+    fred.add_argument(
+        "--candidates",
+        metavar="SOURCE",
+        nargs="+",
+        required=True,
+        help="public corpora, each SOURCE or NAME=SOURCE",
+    )
+    fred.add_argument("--epsilon", type=float)
+    fred.add_argument("--delta", type=float)
+    fred.add_argument(
+        "--unit",
+        choices=("client", "example"),
+        default="client",
+        help="what is protected: a client with all it holds (default), or one example",
+    )
+    fred.add_argument(
+        "--embedder",
+        metavar="NAME",
+        default="hashed",
+        help="hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ...",
+    )
+    fred.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
+    fred.add_argument(
+        "--non-private",
+        action="store_true",
+        help="also (without --epsilon: only) the distances without noise; they are NOT private",
+    )
+    fred.add_argument("--ledger", type=Path, metavar="FILE", help="default: OUT/ledger.jsonl")
+    fred.add_argument("--out", type=Path, metavar="DIR", help="default: runs/fred")
     return parser
 
 
@@ -229,6 +262,30 @@ def _budget(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
         f"accountant = {record['accountant']}"
     )
     return {"ledger": str(arguments.ledger), **record, "text": text}
+
+
+def _fred(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    if (arguments.epsilon is None) != (arguments.delta is None):
+        raise InputError("--epsilon and --delta belong together, found only one of them")
+    if arguments.epsilon is None and not arguments.non_private:
+        raise InputError("fred needs --epsilon and --delta, or --non-private")
+    from jaxpfl.algorithms.fred import FredPlan
+    from jaxpfl.experiments.choose import choose, table
+
+    shared: dict[str, Any] = {"unit": arguments.unit, "clip_norm": arguments.clip_norm}
+    plan = None
+    if arguments.epsilon is not None:
+        plan = FredPlan.calibrated(epsilon=arguments.epsilon, delta=arguments.delta, **shared)
+    record = choose(
+        arguments.private,
+        arguments.candidates,
+        plan=plan,
+        without_privacy=FredPlan.without_privacy(**shared) if arguments.non_private else None,
+        embedder_name=arguments.embedder,
+        out=arguments.out or _unused_directory("fred"),
+        ledger=arguments.ledger,
+    )
+    return {**record, "text": table(record)}
 
 
 def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:

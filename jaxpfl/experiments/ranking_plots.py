@@ -26,22 +26,34 @@ def ranking_figures(fred: Mapping[str, Any], metric: str) -> list[tuple[str, str
 
 
 def bars(rows: Sequence[Mapping[str, Any]], private: bool) -> Any:
-    """A figure of the distance of every candidate, in the given order: nearest first.
+    """A bar for each candidate, nearest first.
 
     Args:
-      rows: each with "candidate" and "distance".
-      private: false stamps the picture.
+      rows: "candidate", and "distance" or, without it, "non_private"; of both, the second is a
+        mark on the bar. What "corrected" takes off "distance" is pale.
+      private: whether nothing in it is without privacy.
     """
     axes = _axes("Frechet distance of the candidates", private, height=1.3 + 0.34 * len(rows))
     places = range(len(rows))
-    values = [row["distance"] for row in rows]
+    main = "distance" if "distance" in rows[0] else "non_private"
+    values = [row[main] for row in rows]
     # The winner is told by colour, and by standing first.
     colours = [_ACCENT if place == 0 else _PALE for place in places]
-    axes.barh(places, values, color=colours, height=0.66)
+    if all("corrected" in row for row in rows):
+        axes.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
+        corrected = [max(row["corrected"], 0.0) for row in rows]
+        axes.barh(places, corrected, color=colours, height=0.66)
+    else:
+        axes.barh(places, values, color=colours, height=0.66)
     for place, value in zip(places, values, strict=True):
         axes.annotate(
             f" {value:.4g}", (max(value, 0.0), place), va="center", fontsize=8.5, color=_INK
         )
+    if main == "distance" and "non_private" in rows[0]:
+        exact = [row["non_private"] for row in rows]
+        axes.plot(exact, places, "D", color=_RED, ms=5, label="NOT PRIVATE: without noise")
+    if axes.get_legend_handles_labels()[0]:
+        axes.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
     axes.set_yticks(list(places), [row["candidate"] for row in rows])
     axes.invert_yaxis()
     axes.margins(x=0.14)

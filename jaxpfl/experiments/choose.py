@@ -1,0 +1,178 @@
+"""`jaxpfl fred`: which of some public corpora is nearest to private clients, from one release."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.algorithms.fred import (
+    FredPlan,
+    PrivateMoments,
+    private_moments,
+    public_moments,
+    score,
+)
+from jaxpfl.data import open as open_population
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import files
+from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.privacy.keys import noise_root
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.text.embed import embed, embedder
+
+_NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
+
+
+def choose(
+    private: str | Population,
+    candidates: Sequence[str],
+    *,
+    plan: FredPlan | None,
+    without_privacy: FredPlan | None = None,
+    embedder_name: str = "hashed",
+    out: str | Path,
+    ledger: str | Path | None = None,
+    shown: bool = True,
+) -> dict[str, Any]:
+    """Releases the clients' moments once and ranks the candidates; writes `out`.
+
+    `out` gets fred.json (what is returned), fred.png (a bar for each candidate), moments.npz (the
+    released moments, which score further candidates at no cost) and, unless `ledger` names
+    another, ledger.jsonl.
+
+    Args:
+      private: a source of clients, or the population.
+      candidates: public sources, each SOURCE or NAME=SOURCE.
+      plan: of the private release; None releases nothing private.
+      without_privacy: also (or only) the distances without noise. They are NOT private, are marked
+        so, and are charged to a ledger of their own, ledger-not-private.jsonl.
+      embedder_name: see `text.embed.embedder`.
+      out: folder; made if absent.
+      ledger: file that the release is charged to.
+      shown: whether progress is drawn.
+
+    Raises:
+      InputError: a source, a name or an embedder is no good; neither plan is given.
+      BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
+    """
+    sources = named(candidates)
+    if plan is None and without_privacy is None:
+        raise InputError("a Frechet distance needs an epsilon, or must be asked for --non-private")
+    clip_norms = {each.clip_norm for each in (plan, without_privacy) if each is not None}
+    if len(clip_norms) != 1:
+        raise InputError(f"both plans need one clip norm, found {sorted(clip_norms)}")
+    function = embedder(embedder_name)
+    directory = Path(out)
+    directory.mkdir(parents=True, exist_ok=True)
+    # Public corpora first: one that cannot be read must not cost anything.
+    corpora = {
+        name: public_moments(open_population(source), function, *clip_norms, shown=shown)
+        for name, source in sources.items()
+    }
+    clients = embed(open_population(private), function, shown=shown)
+    found: dict[str, PrivateMoments] = {}
+    paths = {
+        "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",
+        "non_private": directory / "ledger-not-private.jsonl",
+    }
+    for kind, each in (("private", plan), ("non_private", without_privacy)):
+        if each is None:
+            continue
+        key = noise_root()
+        with Ledger(paths[kind], clients.fingerprint, unit=each.unit) as charged:
+            run = f"fred {len(charged)}"  # each query is a release of its own
+            found[kind] = private_moments(clients, each, ledger=charged, noise_key=key, run=run)
+    record = _record(found, corpora, sources, function.name, paths, directory)
+    if "private" in found:
+        found["private"].save(directory / "moments.npz")
+    files.write_atomically(directory / "fred.json", json.dumps(record, indent=1) + "\n")
+    _draw(record, directory / "fred.png")
+    return record
+
+
+def named(candidates: Sequence[str]) -> dict[str, str]:
+    """Candidate names and sources, from SOURCE or NAME=SOURCE; a source's own name by default.
+
+    Raises:
+      InputError: a name is given twice.
+    """
+    sources: dict[str, str] = {}
+    for given in candidates:
+        match = _NAMED.fullmatch(given)
+        # docstrings:a and digits?alpha=1 are sources: a name has neither ":" nor "?" nor "/".
+        name, source = (match[1], match[2]) if match else (_short(given), given)
+        if name in sources:
+            raise InputError(
+                f"two candidates are called {name!r}: name one of them, as in OTHER={source}"
+            )
+        sources[name] = source
+    return sources
+
+
+def _short(source: str) -> str:
+    """docstrings:numpy -> numpy; /a/b/c.jsonl.gz?client=x -> c."""
+    path = source.partition("?")[0]
+    if not Path(path).suffix and ":" in path:
+        return path.partition(":")[2]
+    return Path(path).name.split(".")[0] or source
+
+
+def _record(
+    found: Mapping[str, PrivateMoments],
+    corpora: Mapping[str, Any],
+    sources: Mapping[str, str],
+    embedder_name: str,
+    paths: Mapping[str, Path],
+    directory: Path,
+) -> dict[str, Any]:
+    main = "private" if "private" in found else "non_private"
+    exact = {}
+    if "non_private" in found:
+        exact = {each.name: each.distance for each in score(found["non_private"], corpora)}
+    rows = []
+    for rank, each in enumerate(score(found[main], corpora), 1):
+        row = {"rank": rank, "candidate": each.name, "source": sources[each.name]}
+        if main == "private":
+            row |= {"distance": each.distance, "corrected": each.corrected}
+        if exact:
+            row["non_private"] = exact[each.name]
+        rows.append(row)
+    released = found[main]
+    return jsonable(
+        {
+            "private": "non_private" not in found,
+            "statement": released.plan.statement(),
+            "plan": released.plan.to_dict(),
+            "embedder": embedder_name,
+            "dimension": len(released.moments.mean_D),
+            "released_count": released.moments.count,
+            "noise": released.noise._asdict(),
+            "candidates": rows,
+            "ledger": str(paths[main]),
+            "chart": str(directory / "fred.png"),
+        }
+    )
+
+
+def _draw(record: Mapping[str, Any], path: Path) -> None:
+    from jaxpfl.experiments.ranking_plots import bars
+
+    bars(record["candidates"], record["private"]).savefig(path)
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The ranking as text, and what it cost."""
+    rows = record["candidates"]
+    columns = [name for name in ("distance", "corrected", "non_private") if name in rows[0]]
+    titles = {"distance": "FreD", "corrected": "corrected", "non_private": "NOT PRIVATE"}
+    width = max(24, *(len(row["candidate"]) + 4 for row in rows))
+    lines = [f"{'public corpus':{width}}" + "".join(f"{titles[name]:>13}" for name in columns)]
+    for row in rows:
+        values = "".join(f"{row[name]:>13.5g}" for name in columns)
+        lines.append(f"{row['rank']:>2}. {row['candidate']:{width - 4}}{values}")
+    lines += ["", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"]
+    if not record["private"]:
+        lines.append("The column and marks NOT PRIVATE are exact statistics of private data.")
+    return "\n".join(lines)

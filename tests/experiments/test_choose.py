@@ -1,0 +1,146 @@
+"""`jaxpfl fred`: the ranking, what it writes, what it costs, and what it refuses."""
+
+import json
+
+import pytest
+
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
+from jaxpfl.cli import main
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.choose import named
+from jaxpfl.privacy import Ledger
+
+TOPICS = {
+    "cooking": ["boil the rice in salted water", "chop the onion and fry it", "bake the bread"],
+    "sailing": ["hoist the main sail", "the wind turns to the north", "drop the anchor in the bay"],
+    "chess": ["the rook takes the knight", "castle before the queen moves", "a pawn on the rank"],
+}
+
+
+def write(path, clients, topic, per_client=4):
+    lines = []
+    for client in range(clients):
+        for number in range(per_client):
+            text = f"{TOPICS[topic][(client + number) % 3]} {client % 5} {number}"
+            lines.append(json.dumps({"client": f"person {client}", "text": text}))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    private = write(tmp_path / "private.jsonl", 60, "sailing")
+    public = [write(tmp_path / f"{topic}.jsonl", 40, topic) for topic in TOPICS]
+    return private, public
+
+
+def fred(capsys, *arguments):
+    code = main(["fred", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, sources, unit):
+    private, public = sources
+    out = tmp_path / "out"
+    code, record = fred(
+        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
+        "--unit", unit, "--embedder", "hashed:8", "--out", out,
+    )  # fmt: skip
+    assert code == 0
+    assert record["private"]
+    assert record["candidates"][0]["candidate"] == "sailing"
+    assert f"unit = {unit}" in record["statement"]
+    assert {path.name for path in out.iterdir()} == {
+        "fred.json", "fred.png", "moments.npz", "ledger.jsonl",
+    }  # fmt: skip
+    assert json.loads((out / "fred.json").read_text()) == record
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert ledger.unit == unit
+    assert ledger.spent(1e-3) == pytest.approx(50, rel=1e-3)
+    plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit)
+    assert PrivateMoments.load(out / "moments.npz", plan).moments.count == record["released_count"]
+
+
+def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
+    """TRUST 40: ids, texts and the true number of clients stay inside."""
+    private = write(tmp_path / "private.jsonl", 173, "chess")
+    public = write(tmp_path / "public.jsonl", 40, "cooking")
+    out = tmp_path / "out"
+    code, _ = fred(
+        capsys, "--private", private, "--candidates", public, "--epsilon", 0.5, "--delta", 1e-3,
+        "--embedder", "hashed:8", "--out", out,
+    )  # fmt: skip
+    assert code == 0
+    for path in out.iterdir():
+        content = path.read_bytes()
+        for secret in (b"person 17", b"castle", b"173"):
+            assert secret not in content or path.suffix in (".npz", ".png"), path
+
+
+def test_without_privacy_must_be_asked_for_and_is_stamped(tmp_path, capsys, sources):
+    private, public = sources
+    given = ("--private", private, "--candidates", *public, "--embedder", "hashed:8")
+    code, record = fred(capsys, *given, "--out", tmp_path / "none")
+    assert code == 2
+    assert "--non-private" in record["error"]["message"]
+    out = tmp_path / "both"
+    both = (*given, "--epsilon", "50", "--delta", "1e-3", "--non-private", "--out", str(out))
+    assert main(["fred", *both]) == 0
+    text = capsys.readouterr().out
+    assert "NOT PRIVATE" in text
+    record = json.loads((out / "fred.json").read_text())
+    assert not record["private"]
+    assert all({"distance", "non_private"} <= set(row) for row in record["candidates"])
+    assert Ledger.read(out / "ledger.jsonl").summary(1e-3)["private"]
+    assert not Ledger.read(out / "ledger-not-private.jsonl").summary(1e-3)["private"]
+    code, record = fred(capsys, *given, "--non-private", "--out", tmp_path / "only")
+    assert code == 0
+    assert record["statement"].startswith("NOT PRIVATE")
+    assert not (tmp_path / "only" / "moments.npz").exists()
+
+
+def test_queries_that_share_a_ledger_add_up(tmp_path, capsys, sources):
+    private, public = sources
+    shared = tmp_path / "shared.jsonl"
+    for number in range(2):
+        code, _ = fred(
+            capsys, "--private", private, "--candidates", *public, "--epsilon", 1, "--delta", 1e-3,
+            "--embedder", "hashed:8", "--out", tmp_path / str(number), "--ledger", shared,
+        )  # fmt: skip
+        assert code == 0
+    ledger = Ledger.read(shared)
+    assert len(ledger) == 2
+    assert ledger.spent(1e-3) > 1.3
+
+
+def test_bad_arguments_are_one_sentence(tmp_path, capsys, sources):
+    private, public = sources
+    given = ("--private", private, "--candidates", *public, "--embedder", "hashed:8")
+    for bad, word in (
+        (("--epsilon", 1), "--delta"),
+        (("--epsilon", 0, "--delta", 1e-3), "epsilon"),
+        (("--epsilon", 1, "--delta", 1e-3, "--unit", "user"), "unit"),
+        (("--epsilon", 1, "--delta", 0.5), "delta"),
+        (("--epsilon", 1, "--delta", 1e-3, "--clip-norm", -1), "clip_norm"),
+    ):
+        code, record = fred(capsys, *given, "--out", tmp_path / "bad", *bad)
+        assert code == 2
+        assert word in record["error"]["message"]
+    code, record = fred(
+        capsys, "--private", private, "--candidates", tmp_path / "no.jsonl", "--epsilon", 1,
+        "--delta", 1e-3, "--out", tmp_path / "unread",
+    )  # fmt: skip
+    assert code == 2
+    assert not (tmp_path / "unread" / "ledger.jsonl").exists()
+
+
+def test_candidates_have_names():
+    assert named(["docstrings:numpy", "near=/a/b.jsonl?client=x", "/a/c.jsonl.gz?text=t"]) == {
+        "numpy": "docstrings:numpy",
+        "near": "/a/b.jsonl?client=x",
+        "c": "/a/c.jsonl.gz?text=t",
+    }
+    assert named(["digits?clients=3"]) == {"digits": "digits?clients=3"}
+    with pytest.raises(InputError, match="'b'"):
+        named(["/x/b.txt", "/y/b.txt"])
