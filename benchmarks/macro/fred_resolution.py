@@ -4,12 +4,12 @@
     python -m benchmarks.macro.fred_resolution --embedder minilm --figure docs/fred_resolution.png
 
 The examples of #ubuntu IRC (JAXPFL_DATA) are dealt to two parts; one is private (two thirds of
-them, about as many as the paper's 150,000), the other is public and mixed: Y% of it and (100 - Y)% of a far corpus, scored in closed form. The distance at Y
-= 0 .. 100 is shown without privacy and over several trials at (epsilon, delta), with the unit of
-the paper, the example. Then it is asked whether the ranges over the trials at Y = 99 and Y = 100 part,
-and if not, how large the private part would have to be: the noise of a release does not depend on
-the size, so with noise divided by k the moments are those that k times as many clients of the same
-kind would release.
+them, about as many as the paper's 150,000), the other is public and mixed: Y% of it and (100 - Y)%
+of a far corpus, scored in closed form. The distance at Y = 0 .. 100 is shown without privacy and
+over several trials at (epsilon, delta), with the unit of the paper, the example. Then it is asked
+whether the ranges over the trials at Y = 99 and Y = 100 part, and if not, how large the private
+part would have to be: the noise of a release does not depend on the size, so with noise divided by
+k the moments are those that k times as many clients of the same kind would release.
 
 `--deal client` deals nicks and not messages: then the public part is other people's text, and
 differs from the private part by more than chance.
