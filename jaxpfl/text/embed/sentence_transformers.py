@@ -46,12 +46,16 @@ class SentenceTransformersEmbedder:
                 f"sentence-transformers cannot load {name!r}: {type(error).__name__}: {lines[0]}"
             ) from error
         self.name = f"sentence-transformers:{name}"
-        self.dimension = int(self._model.get_sentence_embedding_dimension())
+        # Asked by an example: the method that tells it has a different name in every version.
+        self.dimension = int(self._encode([""]).shape[1])
 
     def __call__(self, examples: Any) -> np.ndarray:
         """Vectors float32 [n, d] of n texts, in their order."""
         texts = as_texts(examples)
         if not texts:
             return np.empty((0, self.dimension), np.float32)
+        return self._encode(texts)
+
+    def _encode(self, texts: list[str]) -> np.ndarray:
         found = self._model.encode(texts, convert_to_numpy=True, show_progress_bar=False)
         return np.asarray(found, np.float32)

@@ -32,9 +32,6 @@ def test_runs_no_code_of_a_model_and_passes_a_revision_on(monkeypatch):
         def __init__(self, place, **options):
             asked.update(place=place, **options)
 
-        def get_sentence_embedding_dimension(self):
-            return 3
-
         def encode(self, texts, **options):
             return np.array([[len(text), 1, 2] for text in texts], np.float64)
 
