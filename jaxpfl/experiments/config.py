@@ -33,7 +33,7 @@ class SplitConfig:
         for name in ("train", "valid", "test", "public"):
             checks.non_negative(f"data.split.{name}", getattr(self, name))
         checks.positive("data.split.train", self.train)
-        total = self.train + self.valid + self.test
+        total = self.train + self.valid + self.test + self.public
         if not math.isclose(total, 1.0, abs_tol=1e-9):
             raise InputError(f"data.split must sum to 1, found {total:g}")
 
