@@ -21,8 +21,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, private_moments, score
-from jaxpfl.algorithms.gaussian_moments import Moments, mixture, moments
+from jaxpfl.algorithms.fred import (
+    FredPlan,
+    PrivateMoments,
+    private_moments,
+    public_moments,
+    score,
+)
+from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.build import Experiment
@@ -158,8 +164,7 @@ def _public_moments(
     of_source = {}
     for source in candidates.sources:
         sample = candidates.sample(source, function.column, config.max_candidate_examples, seed)
-        embeddings = embed(sample, function, shown=False).columns["embedding"]
-        of_source[source] = moments(embeddings, config.clip_norm)
+        of_source[source] = public_moments(sample, function, config.clip_norm, shown=False)
     found = {}
     for name in candidates.names:
         shares = candidates.shares(name)

@@ -80,16 +80,26 @@ def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private
             zorder=3,
         )
         if stage == "after":
-            for x, y, name in found:
+            for (x, y, name), level in zip(found, _levels([x for x, _, _ in found]), strict=True):
                 axes.annotate(
-                    name, (x, y), xytext=(0, -11), textcoords="offset points", ha="center",
-                    fontsize=8, color=_INK,
+                    name, (x, y), xytext=(0, -11 - 9 * level), textcoords="offset points",
+                    ha="center", fontsize=8, color=_INK,
                 )  # fmt: skip
-    axes.margins(x=0.12, y=0.16)
+    axes.margins(x=0.12, y=0.24)
     axes.set_xlabel("FreD", color=_INK)
     axes.set_ylabel(f"{metric} on public test clients", color=_INK)
     axes.legend(frameon=False, fontsize=8.5)
     return axes.figure
+
+
+def _levels(places: Sequence[float]) -> list[int]:
+    """How far down each name goes, so that those of close points (places ascend) do not meet."""
+    reach = 0.09 * (max(places) - min(places)) if places else 0.0
+    levels: list[int] = []
+    for number, place in enumerate(places):
+        close = number > 0 and place - places[number - 1] < reach
+        levels.append(levels[-1] + 1 if close else 0)
+    return levels
 
 
 def _axes(title: str, private: bool, *, height: float) -> Any:
