@@ -403,7 +403,7 @@ def private_moments(
 
     Raises:
       InputError: no such column; the population is not the one declared; delta is too large for
-        it; the ledger has another unit.
+        it; the ledger is of another population or unit.
       BudgetExhausted: the query does not fit the ledger's budget; nothing was released.
     """
     embeddings = clients.columns.get("embedding")
@@ -420,6 +420,8 @@ def private_moments(
     if plan.private and (units == 0 or plan.delta >= 1 / units):
         # The number of units may be private: the message does not tell it.
         raise InputError(f"delta = {plan.delta:g} is not below 1 / the number of {plan.unit}s")
+    if ledger.population != clients.fingerprint:
+        raise InputError("the ledger is of another population than the clients queried")
     if ledger.unit != plan.unit:
         raise InputError(f"the ledger protects each {ledger.unit}, the plan each {plan.unit}")
     ledger.charge(plan.event(), LABEL, run=run, round=0)

@@ -356,6 +356,14 @@ def test_units_are_not_mixed_in_a_ledger(tmp_path):
     assert Ledger.read(path).unit == "client"
 
 
+def test_a_ledger_of_other_clients_is_not_charged(tmp_path):
+    """TRUST 29: a release must be charged where its clients' other releases are."""
+    with Ledger(tmp_path / "ledger.jsonl", clients(seed=1).fingerprint) as ledger:
+        with pytest.raises(InputError, match="another population"):
+            private_moments(clients(), plan_of(), ledger=ledger, noise_key=noise_root())
+        assert len(ledger) == 0
+
+
 def test_a_query_without_privacy_says_so(tmp_path):
     plan = FredPlan.without_privacy()
     assert plan.epsilon() == plan.mu == math.inf
