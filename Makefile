@@ -51,6 +51,8 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.macro.round
 	.venv/bin/python -m benchmarks.micro.model_step
 	.venv/bin/python -m benchmarks.micro.embed
+	.venv/bin/python -m benchmarks.micro.frechet
+	.venv/bin/python -m benchmarks.micro.fred_noise
 
 # The core alone, for a user; a developer's environment contains it.
 .venv/installed: $(PINS)

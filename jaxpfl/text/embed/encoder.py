@@ -16,7 +16,7 @@ import re
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class SentenceEncoder:
       normalise: vectors are scaled to unit length.
     """
 
-    column: ClassVar[str] = "text"
+    column = "text"
 
     def __init__(
         self,

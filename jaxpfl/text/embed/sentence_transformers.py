@@ -1,6 +1,6 @@
 """The library sentence-transformers as an embedder: for models that are not computed here."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class SentenceTransformersEmbedder:
       dimension: features of a vector.
     """
 
-    column: ClassVar[str] = "text"
+    column = "text"
 
     def __init__(self, name: str):
         """Loads a folder, "minilm", or a model NAME or NAME@REVISION of the Hugging Face hub.
