@@ -119,7 +119,7 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
         stages = pipeline.carry_out(experiment, directory, ledger, _budget(config), shown=shown)
         start = stages.prefinetuned[stages.winner]
         experiment = experiment.starting_from(start.params)
-    run = partial(_run, experiment, start=start, shown=shown)
+    run = partial(_run, experiment, start=start, shown=shown, resumed_as=directory)
     try:
         result = run(config, experiment.algorithm, directory, ledger)
     except (BudgetExhausted, Interrupted):
@@ -178,6 +178,7 @@ def _run_losers(
             folder / "ledger.jsonl",
             start=start,
             shown=shown,
+            resumed_as=directory,
             counterfactual=name,
         )
         write_report(folder)
@@ -217,6 +218,7 @@ def _run(
     *,
     start: Prefinetuned | None,
     shown: bool,
+    resumed_as: Path,
     counterfactual: str | None = None,
 ) -> Result:
     evaluation = config.evaluation
@@ -260,6 +262,7 @@ def _run(
         before=None if fred is None else fred.event(),
         start=None if start is None else start.record["params_sha256"],
         note="" if counterfactual is None else COUNTERFACTUAL.format(counterfactual),
+        resumed_as=resumed_as,
     ).run()
 
 

@@ -129,6 +129,7 @@ class Loop:
       start: identifies the parameters that the run starts from, part of the run's identity; None
         for the model's own.
       note: a sentence that everything the run writes about its privacy ends with.
+      resumed_as: the directory to resume after an interruption; None for `directory`.
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
@@ -151,6 +152,7 @@ class Loop:
         before: DpEvent | None = None,
         start: str | None = None,
         note: str = "",
+        resumed_as: Path | None = None,
     ) -> None:
         _check(algorithm, population)
         started = (directory / "run.json").exists()
@@ -164,6 +166,7 @@ class Loop:
         self.label = label
         self.before = before
         self.note = note
+        self._resumed_as = directory if resumed_as is None else resumed_as
         plan = algorithm.plan
         self.stamp = "" if plan.private else NOT_PRIVATE
         if plan.private and reproducible_noise:
@@ -226,7 +229,7 @@ class Loop:
                     done += 1
                     late = self._observe(done, metrics, state)
                 if signals and failure is None:
-                    again = f"jaxpfl resume {self.directory}"
+                    again = f"jaxpfl resume {self._resumed_as}"
                     failure = Interrupted(
                         signals[0], f"interrupted after round {done}; go on with: {again}"
                     )

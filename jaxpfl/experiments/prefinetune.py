@@ -96,11 +96,11 @@ def prefinetune(
 
     done, best, best_loss, best_epoch = 0, start, math.inf, 0
 
-    def tell(loss: float) -> None:
+    def tell() -> None:
         nonlocal done
         done += 1
         if told is not None:
-            told(done, min(loss, best_loss))
+            told(done, best_loss)
 
     start = place(start)
     still = place(optax.sgd(1.0, settings.momentum).init(start))
@@ -112,7 +112,7 @@ def prefinetune(
         if valid_loss < best_loss:
             best, best_loss, best_epoch = params, valid_loss, 1
             chosen = (params, trace, rate, loss)
-        tell(valid_loss)
+        tell()
     if chosen is None:
         low, high = settings.learning_rates
         raise InputError(
@@ -126,7 +126,7 @@ def prefinetune(
         epochs.append({"train_loss": loss, "valid_loss": valid_loss})
         if valid_loss < best_loss:
             best, best_loss, best_epoch = params, valid_loss, number
-        tell(valid_loss)
+        tell()
     record = {
         "learning_rate": rate,
         "best_epoch": best_epoch,

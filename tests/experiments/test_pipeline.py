@@ -1,7 +1,9 @@
 """The three stages as one run: one budget, nothing private in the open, the same after a crash."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -222,6 +224,27 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
     np.testing.assert_array_equal(first.moments.covariance_DxD, second.moments.covariance_DxD)
     assert len(Ledger.read(out / "ledger.jsonl")) == 1
+
+
+def test_a_signal_in_a_losers_rounds_names_the_directory_to_resume(
+    pipeline_config, straight, tmp_path, monkeypatch
+):
+    out, rounds = tmp_path / "run", 0
+    real = loop.round_keys
+
+    def signalling(*arguments):
+        nonlocal rounds
+        rounds += 1
+        if rounds == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "round_keys", signalling)
+        with pytest.raises(loop.Interrupted, match=f"resume {out}$"):
+            run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+    resume_run(out, shown=False)
+    _assert_same(out, straight)
 
 
 @pytest.mark.parametrize("name", ["fred/moments.npz", "prefinetune/far/params.npz"])
