@@ -17,6 +17,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks import harness
+from jaxpfl.privacy.plan import Unit
 
 CANDIDATES = {
     "nova docs": "public_techdocs_nova/nova_docs.jsonl.gz?client=doc&split=sentences",
@@ -36,7 +37,7 @@ class Config:
     delta: float = 2e-6
     trials: int = 5
     candidate_examples: int = 20_000  # drawn from each candidate
-    units: tuple[str, ...] = ("client", "example")
+    units: tuple[Unit, ...] = ("client", "example")
 
 
 def main(config: Config) -> list[dict]:

@@ -107,7 +107,7 @@ def main(config: Config) -> list[dict]:
     harness.table(rows, [*columns, "100 nearest", "monotone"])
     print(f"recorded in {harness.record('fred_resolution', rows)}")
     if config.figure:
-        draw(exact_P, curves, rows, config)
+        draw(exact_P, curves, rows, config, config.figure)
     return rows
 
 
@@ -122,12 +122,14 @@ def dealt(population, deal: str):
         return parts["private"], parts["public"]
     rows = np.random.default_rng(1).permutation(population.num_examples)
     return [
-        Population({"embedding": population.columns["embedding"][part]}, [0, len(part)], ["all"])
+        Population(
+            {"embedding": population.columns["embedding"][part]}, np.array([0, len(part)]), ["all"]
+        )
         for part in np.split(rows, [2 * len(rows) // 3])
     ]
 
 
-def draw(exact_P, curves, rows, config: Config) -> None:
+def draw(exact_P, curves, rows, config: Config, path: str) -> None:
     """Figure 2: the whole curve, and its end at the size at hand and where the ranges part."""
     import numpy as np
     from matplotlib.figure import Figure
@@ -152,8 +154,8 @@ def draw(exact_P, curves, rows, config: Config) -> None:
         axes.set_ylabel("FreD")
         axes.grid(color="#e5e7eb")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(config.figure)
-    print(f"drawn: {config.figure}")
+    figure.savefig(path)
+    print(f"drawn: {path}")
 
 
 if __name__ == "__main__":
