@@ -85,6 +85,11 @@ def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private
                     name, (x, y), xytext=(0, -11 - 9 * level), textcoords="offset points",
                     ha="center", fontsize=8, color=_INK,
                 )  # fmt: skip
+    if metric == "perplexity":
+        # As on the other pictures of perplexity; a far corpus can cost a power of ten.
+        axes.set_yscale("log")
+        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            formatter("{x:g}")
     axes.margins(x=0.12, y=0.24)
     axes.set_xlabel("FreD", color=_INK)
     axes.set_ylabel(f"{metric} on public test clients", color=_INK)
