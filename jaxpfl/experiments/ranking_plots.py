@@ -63,6 +63,8 @@ def bars(rows: Sequence[Mapping[str, Any]], private: bool) -> Any:
 
 
 def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private: bool) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes = _axes(title, private, height=3.3)
     for stage in STAGES:
         found = [
@@ -88,8 +90,9 @@ def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private
     if metric == "perplexity":
         # As on the other pictures of perplexity; a far corpus can cost a power of ten.
         axes.set_yscale("log")
-        for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formatter("{x:g}")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.12, y=0.24)
     axes.set_xlabel("FreD", color=_INK)
     axes.set_ylabel(f"{metric} on public test clients", color=_INK)
