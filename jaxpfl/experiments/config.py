@@ -251,7 +251,7 @@ class FredConfig:
       delta: at which `epsilon` is meant; null means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
       clip_norm: L2 bound of an embedding, for clients and candidates alike.
-      max_examples: a client's first so many examples are used.
+      max_examples: so many examples of a client, drawn at random, are used.
       max_candidate_examples: so many examples of a candidate, drawn at random, are used.
     """
 

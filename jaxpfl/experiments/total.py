@@ -1,7 +1,5 @@
 """The privacy of a whole run: the rounds, and what was released on the same clients before them."""
 
-import math
-
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from jaxpfl.privacy import accounting
@@ -29,17 +27,10 @@ def statement(plan: Plan, before: DpEvent | None, rounds: int) -> str:
     if before is None or not plan.private:
         return plan.statement(rounds)
     alone = accounting.epsilon(before, plan.delta, plan.chosen_accountant, plan.adjacency)
+    together = accounting.rounded_up(epsilon(plan, before, rounds))
     return (
-        f"(epsilon = {_rounded_up(epsilon(plan, before, rounds))}, delta = {plan.delta:g}), "
+        f"(epsilon = {together}, delta = {plan.delta:g}), "
         f"unit = {plan.unit}, adjacency = add or remove one {plan.unit}, accountant = "
         f"{plan.chosen_accountant.upper()}, all releases together; the choice of the corpus "
-        f"(FreD) alone: epsilon = {_rounded_up(alone)}"
+        f"(FreD) alone: epsilon = {accounting.rounded_up(alone)}"
     )
-
-
-def _rounded_up(value: float) -> str:
-    """Four digits, never fewer epsilons than were spent."""
-    if not 0 < value < math.inf:
-        return f"{value:g}"
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return f"{math.ceil(round(value * scale, 6)) / scale:.4g}"
