@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import resource
 import time
 from collections.abc import Callable
@@ -23,16 +24,18 @@ def use_cpu_devices(count: int | None) -> None:
 def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Returns the best wall time in seconds of each function.
 
-    All are warmed up first (compilation stays out), then they take turns, so that a noisy
-    moment of the machine falls on all alike. Results are waited for with `block_until_ready`.
+    All are warmed up first (compilation stays out), then they take turns in ever new order, so
+    that a noisy moment of the machine falls on all alike, and no one always follows the program
+    whose threads are still spinning. Results are waited for with `block_until_ready`.
     """
     import jax
 
+    generator = random.Random(0)
     best = dict.fromkeys(functions, float("inf"))
     for function in functions.values():
         jax.block_until_ready(function())
     for _ in range(repeats):
-        for name, function in functions.items():
+        for name, function in generator.sample(list(functions.items()), len(functions)):
             start = time.perf_counter()
             jax.block_until_ready(function())
             best[name] = min(best[name], time.perf_counter() - start)

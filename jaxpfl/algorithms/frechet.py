@@ -23,7 +23,6 @@ from jaxpfl.algorithms.gaussian_moments import (
     Moments,
     RunningMoments,
     check_shares,
-    cholesky,
     mix,
     mixture,
     moments,
@@ -156,9 +155,6 @@ def distance(a: Moments, b: Moments) -> float:
 
 def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
     """F [d, r] with F F^T the covariance's projection to the semidefinite ones, of rank r."""
-    lower_DxD = cholesky(covariance_DxD)
-    if lower_DxD is not None:
-        return lower_DxD
     eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
     # Below this an eigenvalue is the rounding of the decomposition itself.
     rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()

@@ -19,8 +19,10 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
-# Long enough for the matrix product to run at its full rate; at d = 768 a block takes 50 MB.
-BLOCK_ROWS = 16_384
+# Long enough for the product to run at nearly its full rate; at d = 768 a block takes 100 MB.
+BLOCK_ROWS = 32_768
+# What lies in memory anyway is multiplied in longer blocks, where it lies.
+_WHOLE_BLOCK_ROWS = 131_072
 # Column sums run in float32 over this many rows, and in float64 over those sums.
 _SUM_ROWS = 1024
 # Above this share of a column's mean square, its squared mean costs float32 digits of the variance.
@@ -93,6 +95,7 @@ class RunningMoments:
         if not (isinstance(clip_norm, float) and clip_norm == math.inf):
             self._clip_norm = checks.positive("clip_norm", clip_norm)
         self._on_device = jax.default_backend() != "cpu" if on_device is None else on_device
+        self._block_rows = BLOCK_ROWS
         self._count = 0  # rows in the sums, without those pending
         self._pending = 0
         self._dtype: np.dtype | None = None
@@ -126,9 +129,9 @@ class RunningMoments:
             self._scratch_BxD = np.empty((0, self._dimension), self._dtype)
         start = 0
         while start < len(embeddings_NxD):
-            stop = min(start + BLOCK_ROWS - self._pending, len(embeddings_NxD))
+            stop = min(start + self._block_rows - self._pending, len(embeddings_NxD))
             rows_NxD = self._clipped(embeddings_NxD[start:stop])
-            if len(rows_NxD) == BLOCK_ROWS:
+            if len(rows_NxD) == self._block_rows:
                 self._take(rows_NxD)
             else:
                 self._hold(rows_NxD)
@@ -189,12 +192,14 @@ class RunningMoments:
         needed = self._pending + len(rows_NxD)
         if needed > len(self._pending_BxD):
             # Doubling, so that a small corpus takes a small buffer.
-            grown_BxD = np.empty((min(2 * needed, BLOCK_ROWS), self._dimension), rows_NxD.dtype)
+            grown_BxD = np.empty(
+                (min(2 * needed, self._block_rows), self._dimension), rows_NxD.dtype
+            )
             grown_BxD[: self._pending] = self._pending_BxD[: self._pending]
             self._pending_BxD = grown_BxD
         self._pending_BxD[self._pending : needed] = rows_NxD
         self._pending = needed
-        if self._pending == BLOCK_ROWS:
+        if self._pending == self._block_rows:
             self._pending = 0
             self._take(self._pending_BxD)
 
@@ -239,9 +244,20 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
         raise InputError(
             f"embeddings must have shape [n, d], found {list(np.shape(embeddings_NxD))}"
         )
-    running = RunningMoments(np.shape(embeddings_NxD)[1], clip_norm)
+    running = _WholeMoments(np.shape(embeddings_NxD)[1], clip_norm)
     running.add(embeddings_NxD)
     return running.result()
+
+
+class _WholeMoments(RunningMoments):
+    """Of one array: longer blocks, and the last one is not copied, for nothing follows it."""
+
+    def __init__(self, dimension: int, clip_norm: float):
+        super().__init__(dimension, clip_norm)
+        self._block_rows = _WHOLE_BLOCK_ROWS
+
+    def _hold(self, rows_NxD: np.ndarray) -> None:
+        self._pending_BxD, self._pending = rows_NxD, len(rows_NxD)
 
 
 def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
@@ -318,23 +334,16 @@ def project_psd(matrix_DxD) -> np.ndarray:
         InputError: not a square, finite, symmetric matrix.
     """
     matrix_DxD = _symmetric("matrix", matrix_DxD)
-    if cholesky(matrix_DxD) is not None:
+    try:
+        np.linalg.cholesky(matrix_DxD)  # the quick test: an eighth of an eigendecomposition
+    except np.linalg.LinAlgError:
+        pass
+    else:
         return matrix_DxD
     eigenvalue_D, vector_DxD = np.linalg.eigh(matrix_DxD)
     kept_R = eigenvalue_D > 0
     factor_DxR = vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])
     return factor_DxR @ factor_DxR.T
-
-
-def cholesky(matrix_DxD: np.ndarray) -> np.ndarray | None:
-    """Returns the lower Cholesky factor, or None if the matrix is not positive definite.
-
-    It costs an eighth of an eigendecomposition, so it is the quick test of definiteness.
-    """
-    try:
-        return np.linalg.cholesky(matrix_DxD)
-    except np.linalg.LinAlgError:
-        return None
 
 
 def _symmetric(name: str, matrix_DxD) -> np.ndarray:
@@ -387,7 +396,7 @@ def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
     whole = len(rows_NxD) // _SUM_ROWS * _SUM_ROWS
     groups_MxSxD = rows_NxD[:whole].reshape(-1, _SUM_ROWS, rows_NxD.shape[1])
     sums_MxD = np.ones(_SUM_ROWS, rows_NxD.dtype) @ groups_MxSxD
-    rest_D = rows_NxD[whole:].sum(axis=0, dtype=np.float64)
+    rest_D = np.ones(len(rows_NxD) - whole, rows_NxD.dtype) @ rows_NxD[whole:]
     return sums_MxD.sum(axis=0, dtype=np.float64) + rest_D
 
 
