@@ -25,6 +25,8 @@ mu = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,12 +43,12 @@ from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
-from jaxpfl.errors import InputError
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape
 from jaxpfl.federated.private_sum import private_sum
 from jaxpfl.privacy import accounting, confirmation
-from jaxpfl.privacy.keys import round_keys, training_root
+from jaxpfl.privacy.keys import key_to_words, require_noise_key, round_keys, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan, Unit
 from jaxpfl.text.embed import Embedder, embedded
@@ -112,7 +114,8 @@ class FredPlan:
     private: bool = True
 
     def __post_init__(self) -> None:
-        checks.positive("clip_norm", self.clip_norm)
+        if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
+            raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
         checks.one_of("unit", self.unit, ("client", "example"))
         checks.one_of("per_client", self.per_client, ("mean", "sum"))
         checks.one_of("mode", self.mode, ("exact", "paper"))
@@ -120,7 +123,13 @@ class FredPlan:
         if self.population is not None:
             checks.positive_int("population", self.population)
         if not self.private:
+            if any(self.multipliers):
+                raise InputError("a plan without privacy has no noise: use without_privacy")
             return
+        if math.isinf(self.multipliers[0]) != (self.population is not None):
+            raise InputError(
+                "the count's multiplier must be infinite exactly where population is declared"
+            )
         checks.open_fraction("delta", self.delta)
         for name, multiplier in zip(("mean", "covariance"), self.multipliers[1:], strict=True):
             checks.positive(f"noise multiplier of the {name}", multiplier)
@@ -391,15 +400,16 @@ def private_moments(
 ) -> PrivateMoments:
     """Releases count, mean and covariance of the column "embedding" (float [examples, d]).
 
-    The ledger is charged with the whole query before any data is touched. With the same `run` and
-    noise key the same release is made again, at no further cost.
+    The ledger is charged with the whole query before anything is released. The same query again,
+    with the same `run`, noise key, plan and embeddings, is the same release and costs nothing more;
+    whatever of these differs, the noise is independent and the query is charged.
 
     Args:
       clients: with the column "embedding", e.g. of `text.embed.embed`.
       plan: what is released and at which noise.
       ledger: of these clients, with the plan's unit.
       noise_key: of `privacy.keys.noise_root()`, kept private and used for nothing else.
-      run: identifies the query in the ledger.
+      run: names the query in the ledger.
 
     Raises:
       InputError: no such column; the population is not the one declared; delta is too large for
@@ -424,7 +434,11 @@ def private_moments(
         raise InputError("the ledger is of another population than the clients queried")
     if ledger.unit != plan.unit:
         raise InputError(f"the ledger protects each {ledger.unit}, the plan each {plan.unit}")
-    ledger.charge(plan.event(), LABEL, run=run, round=0)
+    identity = _identity(clients, plan, run)
+    noise_key = _bound(noise_key, identity)
+    # With the secret key in it, this tells nothing of the data, unlike a hash of the data alone.
+    charged_as = hashlib.sha256(f"{key_to_words(noise_key)}".encode()).hexdigest()[:12]
+    ledger.charge(plan.event(), LABEL, run=f"{run} {charged_as}", round=0)
 
     query = _Query(clients, plan, units, noise_key)
     dimension = embeddings.shape[1]
@@ -451,6 +465,37 @@ def private_moments(
         trace_bias=float(np.trace(covariance_DxD) - np.trace(raw_DxD)) + dimension * mean_std**2,
     )
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
+
+
+def require_affordable(plan: FredPlan, ledger: Ledger) -> None:
+    """Refuses a query that does not fit the ledger's budget, before clients embed anything for it.
+
+    A ledger that has been charged for a query before is let through: it may be the same one.
+
+    Raises:
+      BudgetExhausted: not even once does it fit.
+    """
+    queried = any(charge.label == LABEL for charge in ledger.charges)
+    if not queried and ledger.affordable(plan.event()) == 0:
+        raise BudgetExhausted(
+            f"{ledger.path}: a FreD query would exceed the budget; nothing was released"
+        )
+
+
+def _identity(clients: Population, plan: FredPlan, run: str) -> bytes:
+    """SHA-256 of all that a release follows from, but its noise key. PRIVATE."""
+    digest = hashlib.sha256(json.dumps([run, plan.to_dict(), clients.fingerprint]).encode())
+    digest.update(np.ascontiguousarray(clients.columns["embedding"]).data)
+    digest.update(clients.offsets.astype("<i8").data)
+    return digest.digest()
+
+
+def _bound(noise_key: jax.Array, identity: bytes) -> jax.Array:
+    """A key of this query alone: with it in another, the difference would be free of noise."""
+    require_noise_key(noise_key)
+    for word in np.frombuffer(identity[:16], np.uint32):
+        noise_key = jax.random.fold_in(noise_key, jnp.uint32(word))
+    return noise_key
 
 
 def public_moments(
@@ -555,7 +600,11 @@ class _Query:
             population = _in_blocks(population)
             spec = CohortSpec(batch_size=_BLOCK, max_examples=_BLOCK, clients_per_bucket=4 * shards)
         everyone = np.arange(len(population))
-        return Cohort(population, everyone, spec, seed=0, round=index, shards=shards)
+        # Which examples of a client are used is secret: subsets are addressed by index, and with a
+        # public seed the removal of one client would change the others' for all to compute.
+        words = f"fred cohort {key_to_words(self.noise_key)}"
+        seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
+        return Cohort(population, everyone, spec, seed=seed, round=index, shards=shards)
 
 
 def _in_blocks(population: Population) -> Population:

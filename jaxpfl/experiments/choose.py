@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxpfl.algorithms.fred import (
     PrivateMoments,
     private_moments,
     public_moments,
+    require_affordable,
     score,
 )
 from jaxpfl.data import open as open_population
@@ -71,22 +73,31 @@ def choose(
         name: public_moments(open_population(source), function, *clip_norms, shown=shown)
         for name, source in sources.items()
     }
-    clients = embed(open_population(private), function, shown=shown)
+    clients = open_population(private)
     found: dict[str, PrivateMoments] = {}
     paths = {
         "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",
         "non_private": directory / "ledger-not-private.jsonl",
     }
-    for kind, each in (("private", plan), ("non_private", without_privacy)):
-        if each is None:
-            continue
-        key = noise_root()
-        with Ledger(paths[kind], clients.fingerprint, unit=each.unit) as charged:
-            run = f"fred {len(charged)}"  # each query is a release of its own
-            found[kind] = private_moments(clients, each, ledger=charged, noise_key=key, run=run)
+    with ExitStack() as stack:
+        ledgers = {
+            kind: stack.enter_context(Ledger(paths[kind], clients.fingerprint, unit=each.unit))
+            for kind, each in (("private", plan), ("non_private", without_privacy))
+            if each is not None
+        }
+        if plan is not None:
+            require_affordable(plan, ledgers["private"])
+        embedded = embed(clients, function, shown=shown)
+        if plan is not None:
+            found["private"] = private_moments(
+                embedded, plan, ledger=ledgers["private"], noise_key=noise_root()
+            )
+            found["private"].save(directory / "moments.npz")
+        if without_privacy is not None:
+            found["non_private"] = private_moments(
+                embedded, without_privacy, ledger=ledgers["non_private"], noise_key=noise_root()
+            )
     record = _record(found, corpora, sources, function.name, paths, directory)
-    if "private" in found:
-        found["private"].save(directory / "moments.npz")
     files.write_atomically(directory / "fred.json", json.dumps(record, indent=1) + "\n")
     _draw(record, directory / "fred.png")
     return record

@@ -218,7 +218,7 @@ class RunConfig:
     """How the run is carried out; none of it changes what is learned.
 
     Attributes:
-      seed: of the model's start and the clients' shuffles; noise and cohorts never follow it.
+      seed: of the model's start; noise, cohorts and shuffles never follow it.
       checkpoint_every: rounds between two checkpoints; the last two are kept.
       devices: virtual CPU devices on the clients axis; null means one per core.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.

@@ -118,7 +118,7 @@ class Loop:
       directory: the run directory.
       ledger: file charged before every round.
       budget: hard limit of the whole ledger, or None.
-      seed: of the model's start and the clients' shuffles.
+      seed: of the model's start.
       reproducible_noise: draws noise and cohorts from `seed`: NOT private.
       tracking: evaluation and checkpoints.
       resume: continues what is in `directory`, else refuses to touch an earlier run.
@@ -310,11 +310,13 @@ class Loop:
             self.population,
             cohort_clients,
             algorithm.cohort,
-            seed=self.seed,
+            # Secret like the cohort: shuffles are addressed by index, and with a public seed the
+            # removal of one client would reorder the others' batches for all to compute.
+            seed=self._cohort_seed,
             round=round,
             shards=algorithm.shards,
         )
-        keys = round_keys(training_root(self.seed), self.noise_key, round)
+        keys = round_keys(training_root(self._cohort_seed), self.noise_key, round)
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
         self._private.append(
@@ -424,6 +426,8 @@ def initial_state(algorithm: Algorithm, seed: int) -> Any:
 def _check(algorithm: Algorithm, population: Population) -> None:
     """Refuses data that does not fit, before round 1 and before any charge."""
     plan = algorithm.plan
+    if plan.unit != "client":
+        raise InputError(f"a run protects clients, found a plan with unit = {plan.unit!r}")
     if len(population) != plan.population:
         raise InputError(
             f"the plan is for a population of {plan.population} clients, the data has "

@@ -4,7 +4,7 @@
     prefinetune/NAME/params.npz, prefinetune.json   one candidate's parameters: public
 
 Each stage is written whole before the next one starts, and found again by a resumed run. FreD's
-noise key is on the disk before its first use and its charge before the clients' data is read, so
+noise key is on the disk before its first use and its charge before anything is released, so
 that a run killed in between makes the SAME release again, at no further cost. What follows the
 release, the choice of the winner included, is post-processing and costs nothing.
 """
@@ -26,6 +26,7 @@ from jaxpfl.algorithms.fred import (
     PrivateMoments,
     private_moments,
     public_moments,
+    require_affordable,
     score,
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
@@ -132,10 +133,13 @@ def _fred(
         # Read before anything is charged: a candidate that cannot be read costs nothing.
         function = embedder(config.fred.embedder)
         corpora = _public_moments(config.fred, experiment.candidates, function, config.run.seed)
-        embedded = embed(experiment.sources, function, shown=shown)
-        found = private_moments(embedded, plan, ledger=ledger, run=run, noise_key=key)
+        found = _released_before(released, plan, run)
+        if found is None:
+            require_affordable(plan, ledger)
+            embedded = embed(experiment.sources, function, shown=shown)
+            found = private_moments(embedded, plan, ledger=ledger, run=run, noise_key=key)
+            _save_moments(found, released, run)
         head = ledger.head
-    _save_moments(found, released)
     ranked = score(found, corpora)
     stamp = not plan.private or config.run.reproducible_noise
     record = {
@@ -274,9 +278,22 @@ def load_params(path: Path, like: Any, sha256: str) -> Any:
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 
-def _save_moments(found: PrivateMoments, path: Path) -> None:
+def _released_before(path: Path, plan: FredPlan, run: str) -> PrivateMoments | None:
+    """What this run released before a crash; made again elsewhere it could be another release."""
+    note = path.with_name("release.json")
+    if not (path.exists() and note.exists()):
+        return None
+    record = files.read_json(note)
+    if record != {"run": run, "moments_sha256": files.sha256_file(path)}:
+        return None
+    return PrivateMoments.load(path, plan)
+
+
+def _save_moments(found: PrivateMoments, path: Path, run: str) -> None:
     temporary = path.with_name(".tmp-moments.npz")
     found.save(temporary)
+    note = {"run": run, "moments_sha256": files.sha256_file(temporary)}
+    files.write_atomically(path.with_name("release.json"), json.dumps(note) + "\n")
     descriptor = os.open(temporary, os.O_RDONLY)
     try:
         os.fsync(descriptor)

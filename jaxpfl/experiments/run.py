@@ -37,7 +37,7 @@ def run(
       clients: the private clients; as many as the plan was made for.
       ledger: file charged before every round; made if absent.
       out: run directory; `report.html`, `metrics.jsonl`, checkpoints and `private/` go there.
-      seed: of the model's start and the clients' shuffles. Noise and cohorts never follow it.
+      seed: of the model's start. Noise, cohorts and shuffles never follow it.
       evaluation: held-out clients, wrapped in `DeclaredPublic`.
       budget: hard limit of the whole ledger.
       evaluate_every, checkpoint_every: in rounds.

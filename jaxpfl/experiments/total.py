@@ -31,6 +31,6 @@ def statement(plan: Plan, before: DpEvent | None, rounds: int) -> str:
     return (
         f"(epsilon = {together}, delta = {plan.delta:g}), "
         f"unit = {plan.unit}, adjacency = add or remove one {plan.unit}, accountant = "
-        f"{plan.chosen_accountant.upper()}, all releases together; the choice of the corpus "
-        f"(FreD) alone: epsilon = {accounting.rounded_up(alone)}"
+        f"{plan.chosen_accountant.upper()}, all releases of this run together; the choice of the "
+        f"corpus (FreD) alone: epsilon = {accounting.rounded_up(alone)}"
     )

@@ -5,7 +5,8 @@
     second   v v^T with v = clip_c(clip_c(e) - centre)         moves by c^2 (Frobenius norm)
 
 summed over a client's examples, or averaged over them (then 1, c and c^2 bound the whole client).
-`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite counts as no example.
+`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite counts as no example. The
+bounds hold up to the rounding of float32 sums, which is far below the noise.
 
 A symmetric matrix travels as its half: the diagonal and sqrt(2) times what is off it, so that
 the L2 norm of the half is the Frobenius norm of the whole, and equal noise on the half is sqrt(2)
@@ -87,9 +88,9 @@ def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
     valid_B = real_B & jnp.isfinite(largest_B)
     # A giant row is shrunk first: its square overflows, but it is to be clipped and not lost.
     giant_B = largest_B > jnp.float32(1e15)
-    scaled_BxD = rows_BxD * jnp.where(giant_B, jnp.float32(1e-20), jnp.float32(1))[:, None]
+    scaled_BxD = rows_BxD * jnp.where(giant_B, jnp.float32(1e-22), jnp.float32(1))[:, None]
     norm_B = jnp.sqrt(jnp.sum(jnp.square(scaled_BxD), axis=1))
-    whole_B = jnp.where(giant_B, jnp.float32(1e20), jnp.float32(1))
+    whole_B = jnp.where(giant_B, jnp.float32(1e22), jnp.float32(1))
     factor_B = jnp.minimum(whole_B, clip_norm / jnp.maximum(norm_B, jnp.float32(1e-30)))
     return jnp.where(valid_B[:, None], scaled_BxD * factor_B[:, None], jnp.float32(0)), valid_B
 

@@ -163,6 +163,39 @@ def test_the_same_key_makes_the_same_release_at_no_further_cost(tmp_path):
     assert not np.array_equal(first.moments.mean_D, other.moments.mean_D)
 
 
+def test_a_query_that_differs_in_anything_has_its_own_noise_and_its_own_charge(tmp_path):
+    """With one key and equal noise, the difference of two releases would be free of noise."""
+    population, plan, key = clients(), plan_of(), noise_root(0)
+    other = population.with_columns({"embedding": population.columns["embedding"] * 0.9})
+    cheaper = dataclasses.replace(plan, multipliers=tuple(2 * z for z in plan.multipliers))
+    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
+        draws = []
+        for data, each, run, with_key in (
+            (population, plan, "run", key),
+            (other, plan, "run", key),
+            (population, cheaper, "run", key),
+            (population, dataclasses.replace(plan, clip_norm=0.9), "run", key),
+            (population, plan, "again", key),
+            (population, plan, "run", noise_root()),
+        ):
+            found = private_moments(data, each, ledger=ledger, noise_key=with_key, run=run)
+            draws.append((found.moments.count - 35) / each.multipliers[0])  # 34 or 35 hold examples
+        assert len(ledger) == 6
+    assert np.abs(np.subtract.outer(draws, draws))[np.triu_indices(6, 1)].min() > 1e-6
+
+
+def test_which_examples_of_a_client_are_used_is_secret(tmp_path):
+    """With a public choice by index, one client's removal would change the others' subsets."""
+    population = from_clients(
+        {f"{i}": {"embedding": np.float32(np.random.default_rng(i).normal(size=(9, 3)))}
+         for i in range(5)}
+    )  # fmt: skip
+    exact = FredPlan.without_privacy(max_examples=2, clip_norm=10.0)
+    means = [query(population, exact, tmp_path, noise_root(k)).moments.mean_D for k in (0, 0, 1)]
+    np.testing.assert_array_equal(means[0], means[1])
+    assert not np.allclose(means[0], means[2])
+
+
 # What it releases.
 
 
@@ -313,6 +346,7 @@ def test_bad_plans_are_refused():
         dict(population=10, delta=0.2),
         dict(split=Split(0.0, 0.5, 0.5)),
         dict(split=Split(), population=100),
+        dict(clip_norm=1e7),
     ):
         with pytest.raises(InputError):
             plan_of(**bad)
@@ -321,6 +355,10 @@ def test_bad_plans_are_refused():
             Split(*shares)
     with pytest.raises(InputError):
         dataclasses.replace(plan_of(), multipliers=(1.0, 0.0, 1.0))
+    with pytest.raises(InputError, match="declared"):
+        dataclasses.replace(plan_of(), population=50)
+    with pytest.raises(InputError, match="no noise"):
+        dataclasses.replace(FredPlan.without_privacy(), multipliers=(1.0, 1.0, 1.0))
 
 
 def test_data_that_does_not_fit_the_plan_is_refused_without_a_private_number(tmp_path):
