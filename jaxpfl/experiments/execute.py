@@ -42,6 +42,11 @@ COUNTERFACTUAL = (
 )
 
 
+SIMULATION = (
+    "what stands under 'after' in the rows marked counterfactual, and the rank correlation 'after', "
+    "come from training runs on ledgers of their own, outside the privacy stated: publish none of it"
+)
+
 @dataclass(frozen=True)
 class Outcome:
     """What a carried out config came to; public.
@@ -198,7 +203,10 @@ def _ranked(
             before[name] = evaluator(start.params).result()
         for name, result in results.items():
             after[name] = evaluator(result.params).result()
-    return {**(stages.fred or {}), **ranking(stages.scores, before, after)}
+    record = {**(stages.fred or {}), **ranking(stages.scores, before, after)}
+    if len(after) > 1:
+        record["simulation"] = SIMULATION
+    return record
 
 
 def _budget(config: Config) -> Budget | None:

@@ -20,7 +20,7 @@ def ranking_figures(fred: Mapping[str, Any], metric: str) -> list[tuple[str, str
     rows, private = fred["candidates"], fred["private"]
     figures = [("fred", "Frechet distance of the candidates", bars(rows, private))]
     if sum(row["before"] is not None for row in rows) > 1:
-        title = f"Does the order predict the {metric}?"
+        title = f"Does the order predict the {metric}? (simulation)"
         figures.append(("fred_perplexity", title, _scatter(rows, metric, title, private)))
     return figures
 
