@@ -43,9 +43,10 @@ COUNTERFACTUAL = (
 
 
 SIMULATION = (
-    "what stands under 'after' in the rows marked counterfactual, and the rank correlation 'after', "
-    "come from training runs on ledgers of their own, outside the privacy stated: publish none of it"
+    "'after' in the rows marked counterfactual, and the rank correlation 'after', come from training "
+    "runs on ledgers of their own, outside the privacy stated: publish none of it"
 )
+
 
 @dataclass(frozen=True)
 class Outcome:
