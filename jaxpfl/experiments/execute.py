@@ -43,8 +43,8 @@ COUNTERFACTUAL = (
 
 
 SIMULATION = (
-    "'after' in the rows marked counterfactual, and the rank correlation 'after', come from runs on "
-    "ledgers of their own, outside the privacy stated: publish none of it"
+    "'after' in the rows marked counterfactual, and the rank correlation 'after', come from runs "
+    "on ledgers of their own, outside the privacy stated: publish none of it"
 )
 
 
