@@ -1,8 +1,8 @@
 """Where randomness comes from: addressed typed keys, and noise keys nobody can guess.
 
 Every draw of a run is a function of (root key, round, purpose), so that any round can be
-computed again alone. There are two roots. The TRAINING root follows a seed: the
-config's initialises models, a secret one drives what clients do. The NOISE root is 128 bits of the operating
+computed again alone. There are two roots. The TRAINING root follows a seed: the config's
+initialises models, a secret one drives what clients do. The NOISE root is 128 bits of the operating
 system's entropy: whoever knows it can take the noise off a release, so it must not follow a
 seed that is written in a config, and it is kept only in a run's private folder.
 
