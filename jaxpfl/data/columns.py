@@ -18,6 +18,9 @@ from jaxpfl.errors import InputError
 Column: TypeAlias = Any
 """A numpy array [examples, ...] of numbers or booleans, or a pyarrow large_string array."""
 
+WORD_SEPARATOR = "\x1f"
+"""Between the words of a text that was cut into words: a control character, so in no word."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -168,6 +168,33 @@ class Population:
         derived.__dict__["fingerprint"] = self.fingerprint
         return derived
 
+    def with_examples(self, columns: Mapping[str, Any], offsets: np.ndarray) -> "Population":
+        """The same clients with other examples made of their own, such as their rare words.
+
+        The fingerprint stays, as in `with_columns`; so does the number of clients: one whose
+        examples are all gone stays a client without examples.
+        """
+        if len(offsets) != len(self.offsets):
+            raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
+        derived = Population(columns, offsets, self.client_ids, self.name, self.unit)
+        derived.__dict__["fingerprint"] = self.fingerprint
+        return derived
+
+    def keeping(self, kept: np.ndarray) -> "Population":
+        """The same clients with only the examples where `kept`, bool [examples], is true.
+
+        A client that keeps none stays: how many do not is as private as their data.
+        """
+        kept = np.asarray(kept)
+        if kept.dtype != bool or kept.shape != (self.num_examples,):
+            raise InputError(
+                f"kept must be bool [{self.num_examples}], one an example, found {describe(kept)}"
+            )
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
+        rows = np.flatnonzero(kept)
+        columns = {name: take(column, rows) for name, column in self.columns.items()}
+        return self.with_examples(columns, before[self.offsets])
+
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`).
 

@@ -439,8 +439,7 @@ def _check(algorithm: Algorithm, population: Population) -> None:
             f"clients_per_bucket = {slots} must be a multiple of the {algorithm.shards} devices "
             "that share a cohort"
         )
-    wanted = ("tokens",) if hasattr(algorithm.model, "vocab_size") else ("image", "label")
-    for name in wanted:
+    for name in algorithm.model.columns:
         if name not in population.columns:
             found = ", ".join(sorted(population.columns)) or "none"
             raise InputError(f"the model reads a column {name!r}, the data has: {found}")

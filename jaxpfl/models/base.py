@@ -29,6 +29,11 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a batch that the model reads."""
+        ...
+
     def init(self, key: Array) -> Params:
         """Parameters drawn from a typed key."""
         ...

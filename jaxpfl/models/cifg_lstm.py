@@ -161,6 +161,10 @@ class CIFGLanguageModel:
             for value in self.output_bias_prior:
                 real("output_bias_prior", value)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("tokens",)
+
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]

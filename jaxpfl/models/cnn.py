@@ -129,6 +129,10 @@ class CNN:
         positive_int("hidden", self.hidden)
         one_of("form", self.form, ("auto", "patches", "convolution"))
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image", "label")
+
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
