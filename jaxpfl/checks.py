@@ -40,6 +40,14 @@ def open_fraction(name: str, value: object) -> float:
     return number
 
 
+def fraction(name: str, value: object) -> float:
+    """Returns `value` as a float from 0 to 1, both included."""
+    number = real(name, value)
+    if not 0 <= number <= 1:
+        raise InputError(f"{name} must lie in 0 .. 1, found {value!r}")
+    return number
+
+
 def positive_int(name: str, value: object) -> int:
     """Returns `value` as an int >= 1; refuses floats, even whole ones."""
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -1,0 +1,62 @@
+"""Coins for clients and examples that adding, removing or reordering clients does not turn over.
+
+A draw is a function of what it is for, a seed, the client's id and, for examples, the example's
+place among its client's. It is never a function of an index into the population: neighbouring
+populations then differ in one client's draws alone, and a simulation can be repeated on a part.
+
+Draws from SHA-256 and splitmix64 (Steele, Lea and Flood, OOPSLA 2014, figure 16) are for
+simulation: whoever has seed and id can compute them, so no guarantee of privacy may rest on them.
+"""
+
+import hashlib
+
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data.population import Population
+
+
+def client_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
+    """A number in [0, 1) for each client, float64 [clients].
+
+    Args:
+      purpose: what the draws decide; draws for different purposes are independent.
+    """
+    return _to_unit(_client_words(purpose, seed, population))
+
+
+def example_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
+    """A number in [0, 1) for each example, float64 [examples]; see `client_uniforms`.
+
+    A client that gets another example at its end keeps the draws of those before.
+    """
+    sizes = population.sizes()
+    place = np.arange(population.num_examples) - np.repeat(population.offsets[:-1], sizes)
+    state = np.repeat(_client_words(purpose, seed, population), sizes)
+    with np.errstate(over="ignore"):
+        return _to_unit(_mix(state + np.uint64(0x9E3779B97F4A7C15) * (place + 1).astype(np.uint64)))
+
+
+def _client_words(purpose: str, seed: int, population: Population) -> np.ndarray:
+    """64 bits for each client, uint64 [clients]."""
+    start = hashlib.sha256(f"{purpose} {checks.non_negative_int('seed', seed)} ".encode())
+
+    def word(client: str) -> bytes:
+        digest = start.copy()
+        digest.update(client.encode())
+        return digest.digest()[:8]
+
+    words = b"".join(word(client) for client in population.client_ids.to_pylist())
+    return np.frombuffer(words, ">u8").astype(np.uint64)
+
+
+def _mix(word: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser, uint64 -> uint64, one to one."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
+def _to_unit(word: np.ndarray) -> np.ndarray:
+    """The upper 53 bits of uint64 as float64 in [0, 1)."""
+    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
