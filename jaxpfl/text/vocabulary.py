@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpfl.checks import positive_int
+from jaxpfl.data.columns import WORD_SEPARATOR, text_array
 from jaxpfl.errors import CorruptFile, InputError
 
 if TYPE_CHECKING:
@@ -155,22 +156,34 @@ class Vocabulary:
         A row is bos, at most `sequence_length` words, eos if there is room for it, then padding;
         a longer text is cut and has no eos.
         """
-        positive_int("sequence_length", sequence_length)
         rows = list(texts)
-        ids = np.full((len(rows), sequence_length + 1), PAD, np.int32)
+        return self._encode(map(words, rows), len(rows), sequence_length)
+
+    def encode(self, population: "Population", sequence_length: int = 20) -> "Population":
+        """The population with "tokens" int32 [examples, L + 1] as its only column.
+
+        They are the ids of the column "words" where there is one (`with_words`), else of "text".
+        """
+        tokens = self._encode(word_lists(population), population.num_examples, sequence_length)
+        return population.with_columns({"tokens": tokens})
+
+    def _encode(
+        self, rows: Iterable[Iterable[str]], number: int, sequence_length: int
+    ) -> np.ndarray:
+        positive_int("sequence_length", sequence_length)
+        ids = np.full((number, sequence_length + 1), PAD, np.int32)
         ids[:, 0] = BOS
         lookup = self._ids
-        for row, text in enumerate(rows):
-            row_ids = [lookup.get(word, OOV) for word in islice(words(text), sequence_length)]
+        for row, row_words in enumerate(rows):
+            row_ids = [lookup.get(word, OOV) for word in islice(row_words, sequence_length)]
             if len(row_ids) < sequence_length:
                 row_ids.append(EOS)
             ids[row, 1 : len(row_ids) + 1] = row_ids
         return ids
 
-    def encode(self, population: "Population", sequence_length: int = 20) -> "Population":
-        """The population with its "text" column replaced by "tokens" int32 [examples, L + 1]."""
-        tokens = self.encode_texts(_texts(population), sequence_length)
-        return population.with_columns({"tokens": tokens})
+    def __contains__(self, word: object) -> bool:
+        """Whether a word, as text spells it, has an id: never true of a special token."""
+        return word in self._ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words of one sequence, joined by spaces, up to the end of sentence or padding.
@@ -235,17 +248,49 @@ class Vocabulary:
             raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT})") from error
 
 
-def _texts(population: "Population") -> Iterator[str]:
-    """The rows of the "text" column."""
-    if "text" not in population.columns:
+def with_words(population: "Population") -> "Population":
+    """The same clients with a column "words": the normalised tokens of the column "text".
+
+    The tokens of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, which is in none of
+    them, a control character being white space to `words`. Other columns stay as they are; so does
+    a column "words" that is there already, whatever the text says: its words may have been changed
+    on purpose. The fingerprint is kept.
+
+    Raises:
+      InputError: there is neither a column "words" nor a column "text".
+    """
+    if "words" in population.columns:
+        return population
+    joined = text_array([WORD_SEPARATOR.join(words(text)) for text in _texts(population)])
+    return population.with_columns({**population.columns, "words": joined})
+
+
+def word_lists(population: "Population") -> Iterator[Iterable[str]]:
+    """The words of each example, in order: of the column "words", else of "text".
+
+    An empty word in the column "words" is none.
+
+    Raises:
+      InputError: there is neither column, or it does not hold text.
+    """
+    if "words" not in population.columns:
+        return map(words, _texts(population))
+    rows = _texts(population, "words")
+    return ([word for word in row.split(WORD_SEPARATOR) if word] for row in rows)
+
+
+def _texts(population: "Population", column_name: str = "text") -> Iterator[str]:
+    """The rows of a column of text."""
+    if column_name not in population.columns:
         found = ", ".join(sorted(population.columns)) or "none"
-        raise InputError(f'population {population.name} needs a column "text", found {found}')
-    column = population.columns["text"]
+        raise InputError(
+            f'population {population.name} needs a column "{column_name}", found {found}'
+        )
+    column = population.columns[column_name]
+    if isinstance(column, np.ndarray):
+        raise InputError(
+            f'population {population.name}, column "{column_name}": expected text, '
+            f"found {column.dtype}"
+        )
     for start in range(0, len(column), 65_536):
-        for offset, text in enumerate(column[start : start + 65_536].to_pylist()):
-            if not isinstance(text, str):
-                raise InputError(
-                    f'population {population.name}, column "text", row {start + offset}: '
-                    f"expected a string, found {type(text).__name__}"
-                )
-            yield text
+        yield from column[start : start + 65_536].to_pylist()

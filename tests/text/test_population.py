@@ -4,6 +4,7 @@ import pytest
 import jaxpfl.data
 from jaxpfl.errors import InputError
 from jaxpfl.text import Vocabulary
+from jaxpfl.text.vocabulary import with_words, word_lists
 
 CLIENTS = {"ada": {"text": ["a b", "zebra"]}, "bob": {"text": ["b a b"]}}
 
@@ -29,3 +30,47 @@ def test_a_population_without_text_is_refused():
     population = jaxpfl.data.from_clients({"ada": {"x": np.zeros(2, np.float32)}})
     with pytest.raises(InputError, match='column "text"'):
         Vocabulary.from_public(population, 6)
+
+
+def test_words_are_the_tokens_of_the_text():
+    population = jaxpfl.data.from_clients(
+        {
+            "ada": {"text": ["I have\x1f it, caf\u00e9", ""], "y": np.arange(2)},
+            "bob": {"text": ["\0"], "y": np.arange(1)},
+        }
+    )
+    got = with_words(population)
+    assert got.columns["words"].to_pylist() == ["i\x1fhave\x1fit\x1f,\x1fcaf\u00e9", "", ""]
+    assert got.columns["y"].tolist() == [0, 1, 0]
+    assert got.fingerprint == population.fingerprint
+    assert [list(row) for row in word_lists(got)] == [list(row) for row in word_lists(population)]
+
+
+def test_words_are_encoded_instead_of_the_text():
+    """A token with a space in it is looked up whole: it is out of the vocabulary."""
+    population = jaxpfl.data.from_clients(
+        {"ada": {"text": ["a b", "b"]}, "bob": {"text": ["b a b"]}}
+    )
+    vocabulary = Vocabulary.from_public(population, 6)
+    joined = with_words(population).columns["words"].to_pylist()
+    changed = population.with_columns(
+        {
+            "text": population.columns["text"],
+            "words": ["a b", joined[1], "\x1f".join(["b a", "", "b"])],
+        }
+    )
+    got = vocabulary.encode(changed, 3)
+    assert got.columns["tokens"].tolist() == [[1, 3, 2, 0], [1, 4, 2, 0], [1, 3, 4, 2]]
+    assert with_words(changed).columns["words"].to_pylist()[0] == "a b"
+    assert "a b" not in vocabulary
+    assert "a" in vocabulary
+    assert "<oov>" not in vocabulary
+    assert vocabulary.encode(with_words(population), 3).columns["tokens"].tolist() == (
+        vocabulary.encode(population, 3).columns["tokens"].tolist()
+    )
+
+
+def test_a_column_of_numbers_is_no_text():
+    population = jaxpfl.data.from_clients({"ada": {"words": np.zeros(2, np.float32)}})
+    with pytest.raises(InputError, match='column "words": expected text, found float32'):
+        Vocabulary(("<pad>", "<bos>", "<eos>", "<oov>"), (0, 0, 0, 0), "none").encode(population)
