@@ -1,0 +1,295 @@
+"""A DP-FedAvg round of the word model, in clients per second, against plain JAX and PyTorch.
+
+    python -m benchmarks.macro.word_lm
+    python -m benchmarks.macro.word_lm --torch PYTHON
+
+The word model of Augenstein et al. 2020 (10,000 tokens, embedding 96, hidden 670, projection 96,
+tied: 1.4 M parameters), sequences of 20, batches of 16, 4 batches a client, 20 clients a round.
+Ours is everything a run does in a round: packing on the prefetch thread, local training, clipping,
+summing, noise, server step. The handwritten rounds write the model's equations down in plain JAX
+and scan over clients whose data already lies on the device, on one device and dealt over all.
+PYTHON is the interpreter (or its environment's folder) of an installation of PyTorch: a loop over
+the clients in a process of its own, the programs taking turns.
+
+All three start from the same parameters; the benchmark ends if their first losses, or the norms of
+their sums of clipped changes, differ. GFLOP/s count the matrix products alone.
+"""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tyro
+
+from benchmarks import harness
+
+CHILD = pathlib.Path(__file__).with_name("word_lm_against.py")
+LENGTH, BATCH, STEPS = 20, 16, 4
+CLIP_NORM, NOISE, LEARNING_RATE = 0.2, 1.0, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    clients: int = 20  # a round
+    chunks: tuple[int, ...] = (0,)  # clients vmapped together on a device; 0 = the default
+    devices: int | None = None  # virtual CPU devices; default one a core
+    torch: pathlib.Path | None = None
+    handwritten: bool = True
+    repeats: int = 10
+
+
+class PyTorch:
+    """The loop in another interpreter, told line by line to run a round."""
+
+    def __init__(self, python: pathlib.Path, arrays: dict[str, Any]):
+        if python.is_dir():
+            python = python / "bin" / "python"
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "data.npz"
+            np.savez(file, **arrays)
+            self._process = subprocess.Popen(
+                [str(python), str(CHILD), str(file)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            hello = json.loads(self._read())
+        self.version, self.loss = f"{hello['version']}, {hello['threads']} threads", hello["loss"]
+
+    def round(self) -> float:
+        """Runs one round; returns the norm of the sum of the clipped changes."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return float(self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"PyTorch ended with exit code {self._process.wait()}")
+        return line
+
+
+def plain_loss(params: Any, tokens_BxL: Any) -> Any:
+    """The model's equations as one writes them down; padding does not occur here."""
+    import jax
+    import jax.numpy as jnp
+
+    inputs, layer = tokens_BxL[:, :-1].T, params["layer_0"]
+    x_TxBxE = params["embedding"][inputs]
+    width = x_TxBxE.shape[-1]
+    gates_TxBx3H = x_TxBxE @ layer["kernel"][:width] + layer["bias"]
+
+    def step(carry, gates_Bx3H):
+        m_BxP, c_BxH = carry
+        j, f, o = jnp.split(gates_Bx3H + m_BxP @ layer["kernel"][width:], 3, axis=-1)
+        forget = jax.nn.sigmoid(f + 1.0)
+        c_BxH = forget * c_BxH + (1.0 - forget) * jnp.tanh(j)
+        m_BxP = (jax.nn.sigmoid(o) * jnp.tanh(c_BxH)) @ layer["projection"]
+        return (m_BxP, c_BxH), m_BxP
+
+    hidden, projection = layer["projection"].shape
+    zeros = jnp.zeros((inputs.shape[1], projection)), jnp.zeros((inputs.shape[1], hidden))
+    _, m_TxBxP = jax.lax.scan(step, zeros, gates_TxBx3H)
+    logits = m_TxBxP @ params["embedding"].T + params["output_bias"]
+    log_probabilities = jax.nn.log_softmax(logits)
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, tokens_BxL[:, 1:].T[..., None], -1))
+
+
+def handwritten(mesh: Any) -> Callable[..., Any]:
+    """Returns a jitted round on tokens [clients, steps, B, L + 1] dealt over the mesh:
+    (params, tokens, key) -> (params, norm of the sum)."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
+
+    def client(params, tokens_SxBxL):
+        def step(local, tokens_BxL):
+            gradients = jax.grad(plain_loss)(local, tokens_BxL)
+            return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, local, gradients), None
+
+        trained, _ = jax.lax.scan(step, params, tokens_SxBxL)
+        delta = jax.tree.map(jnp.subtract, trained, params)
+        factor = jnp.minimum(1.0, CLIP_NORM / _norm(delta))
+        return jax.tree.map(lambda leaf: leaf * factor, delta)
+
+    def device_sum(params, tokens_CxSxBxL):
+        def add(total, tokens_SxBxL):
+            return jax.tree.map(jnp.add, total, client(params, tokens_SxBxL)), None
+
+        total, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), tokens_CxSxBxL)
+        return jax.lax.psum(total, "clients")
+
+    summed = jax.shard_map(
+        device_sum,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), PartitionSpec("clients")),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+
+    @jax.jit
+    def round_(params, tokens_CxSxBxL, key):
+        total, clients = summed(params, tokens_CxSxBxL), tokens_CxSxBxL.shape[0]
+        norm = _norm(total)
+        leaves, structure = jax.tree.flatten(total)
+        keys = jax.random.split(key, len(leaves))
+        noise = [
+            NOISE * CLIP_NORM * jax.random.normal(k, leaf.shape)
+            for k, leaf in zip(keys, leaves, strict=True)
+        ]
+        total = jax.tree.map(jnp.add, total, jax.tree.unflatten(structure, noise))
+        return jax.tree.map(lambda p, leaf: p + leaf / clients, params, total), norm
+
+    return round_
+
+
+def _norm(tree: Any) -> Any:
+    import optax
+
+    return optax.tree.norm(tree)
+
+
+def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) -> Callable[[], Any]:
+    """Returns a function that runs one round of the library and returns the step's metrics."""
+    import jaxpfl as jp
+    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+
+    clients = len(tokens)
+    data = jp.data.from_clients(
+        {
+            f"client {i}": {"tokens": rows.reshape(STEPS * BATCH, LENGTH + 1)}
+            for i, rows in enumerate(tokens)
+        }
+    )
+    public = {"population": 100 * clients, "clients_per_round": clients, "rounds": 100}
+    if noisy:
+        plan = jp.Plan(**public, clip_norm=CLIP_NORM, noise_multiplier=NOISE, delta=1e-7)
+    else:
+        plan = jp.Plan.without_privacy(**public, clip_norm=CLIP_NORM)
+    algorithm = jp.algorithms.fed_avg(
+        jp.models.CIFGLanguageModel(),
+        client=_sgd(LEARNING_RATE),
+        server=_sgd(1.0),
+        plan=plan,
+        cohort=jp.CohortSpec(batch_size=BATCH, max_examples=STEPS * BATCH),
+        mesh=mesh,
+        chunk=chunk or None,
+        start=params,
+    )
+    roots = training_root(0), noise_root(reproducible_seed=0)
+    state, everyone = algorithm.init(roots[0]), np.arange(clients)
+    rounds = itertools.count()
+
+    def one_round():
+        nonlocal state
+        index = next(rounds)
+        cohort = jp.data.Cohort(
+            data, everyone, algorithm.cohort, seed=0, round=index, shards=algorithm.shards
+        )
+        with jp.data.prefetch(cohort) as buckets:
+            state, metrics = algorithm.step(state, buckets, round_keys(*roots, index))
+        return state, metrics
+
+    return one_round
+
+
+@functools.cache
+def _sgd(learning_rate: float) -> Any:
+    import optax
+
+    return optax.sgd(learning_rate)
+
+
+def check(name: str, found: float, expected: float, tolerance: float) -> None:
+    if not abs(found - expected) <= tolerance * abs(expected):
+        raise SystemExit(f"{name}: {found}, ours {expected}: not the same computation")
+
+
+def main(config: Config) -> list[dict]:
+    harness.use_cpu_devices(config.devices)
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from benchmarks.micro.model_step import gigaflops
+    from jaxpfl.federated import client_mesh
+    from jaxpfl.models import CIFGLanguageModel
+
+    model, rng = CIFGLanguageModel(), np.random.default_rng(0)
+    shape = (config.clients, STEPS, BATCH, LENGTH + 1)
+    # As frequent as words are: Zipf's law.
+    chances = 1.0 / np.arange(1, model.vocab_size)
+    tokens = 1 + rng.choice(model.vocab_size - 1, shape, p=chances / chances.sum())
+    tokens = tokens.astype(np.int32)
+    params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+
+    first = model.loss(params, {"tokens": tokens[0, 0]}, np.ones(BATCH, bool))[0]
+    everything = client_mesh()
+    meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
+    quiet = ours(params, tokens, everything, 0, noisy=False)()[1]
+    norm = float(quiet["update_norm"]) * config.clients
+
+    runs: dict[str, Callable[[], Any]] = {
+        f"jaxpfl, chunk {chunk or 'default'}": ours(params, tokens, everything, chunk, noisy=True)
+        for chunk in config.chunks
+    }
+    if config.handwritten:
+        check("plain JAX's loss", float(plain_loss(params, tokens[0, 0])), float(first), 1e-5)
+        for mesh in meshes:
+            dealt = NamedSharding(mesh, PartitionSpec("clients"))
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            run = functools.partial(
+                handwritten(mesh),
+                jax.device_put(params, everywhere),
+                jax.device_put(tokens, dealt),
+                jax.random.key(1),
+            )
+            check("plain JAX's norm", float(run()[1]), norm, 1e-2)
+            runs[f"handwritten scan, {mesh.size} devices"] = run
+    against = None
+    if config.torch:
+        settings = {"learning_rate": LEARNING_RATE, "clip_norm": CLIP_NORM, "noise": NOISE}
+        top = {name: params[name] for name in ("embedding", "output_bias")}
+        against = PyTorch(config.torch, {**top, **params["layer_0"], "tokens": tokens, **settings})
+        check("PyTorch's loss", against.loss, float(first), 1e-5)
+        check("PyTorch's norm", against.round(), norm, 1e-2)
+        runs["PyTorch loop"] = against.round
+
+    seconds = harness.interleaved(runs, config.repeats)
+    rows = []
+    for name, taken in seconds.items():
+        work = config.clients * STEPS * gigaflops(model, BATCH)
+        row = {
+            "what": name,
+            "cohort": config.clients,
+            "seconds": taken,
+            "clients/s": config.clients / taken,
+            "GFLOP/s": work / taken,
+        }
+        by_hand = [taken for other, taken in seconds.items() if other.startswith("hand")]
+        if by_hand:
+            row["vs handwritten"] = min(by_hand) / taken
+        if against:
+            row |= {"vs PyTorch": seconds["PyTorch loop"] / taken, "torch": against.version}
+        rows.append(row)
+    if against:
+        against.close()
+    harness.table(rows, list(dict.fromkeys(column for row in rows for column in row)))
+    print(f"recorded in {harness.record('word_lm', rows)}")
+    return rows
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
