@@ -5,6 +5,9 @@
     PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
                                            &columns=FIELD,FIELD&split=sentences&min_examples=5,
                                            each optional
+    PATH.npz                               NumPy arrays of images, labels and client ids; with
+                                           ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
+                                           each optional ("client", "images", "labels")
     PATH.txt, PATH.txt.gz                  plain text: one client, an example is a paragraph;
                                            with ?split=sentences or ?split=lines
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
@@ -26,6 +29,7 @@ from jaxpfl import checks
 from jaxpfl.data import storage
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers import plain_text
+from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.jsonl import read_jsonl
@@ -33,7 +37,7 @@ from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.errors import InputError
 
 _READERS = ("docstrings", "digits")
-_ENDINGS = ".jsonl, .jsonl.gz, " + ", ".join(plain_text.ENDINGS)
+_ENDINGS = ".jsonl, .jsonl.gz, .npz, " + ", ".join(plain_text.ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -69,10 +73,12 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
     if path.is_dir():
         raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
     plain = path.name.endswith(plain_text.ENDINGS)
-    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz")):
+    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz", ".npz")):
         raise _unknown(source, path)
     if not path.is_file():
         raise InputError(f"source {source!r}: there is no such file")
+    if path.name.endswith(".npz"):
+        return _open_arrays(path, options, source)
     kinds: dict[str, Callable] = {"split": str, "min_examples": _integer}
     if not plain:
         kinds = {"client": str, "text": str, "columns": _names, **kinds}
@@ -82,6 +88,16 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
         checks.one_of(f"source {source!r}: split", typed["split"], PIECES)
     read = plain_text.read_plain_text if plain else read_jsonl
     population = read(path, name=source.partition("?")[0], **typed)
+    return population.with_min_examples(at_least) if at_least > 1 else population
+
+
+def _open_arrays(path: Path, options: dict[str, str], source: str) -> Population:
+    kinds = {"client": str, **dict.fromkeys(IMAGE_COLUMNS, str), "min_examples": _integer}
+    typed = _typed(source, options, kinds)
+    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
+    client = typed.pop("client", "client")
+    columns = {**IMAGE_COLUMNS, **typed}
+    population = read_arrays(path, client=client, columns=columns, name=source.partition("?")[0])
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 

@@ -1,0 +1,179 @@
+"""NumPy archives: an .npz file with one array of client ids and one array for each column.
+
+Policy:
+- Row i of every array belongs to example i; the arrays have equal lengths. Other arrays are left
+  unread. All rows of one id are one client, wherever they are in the file.
+- A client's id is a whole number, which means its decimal digits, or a non-empty string.
+- The column "image" holds images [H, W] or [H, W, C], uint8 in 0 .. 255 or floats in 0 .. 1
+  (which become float32); booleans become 0 and 255; [H, W] becomes [H, W, 1]. The column "label"
+  holds whole numbers and becomes int32. Other columns stay as they are.
+- Nothing is unpickled; an array has at most 8 GiB, which is checked before it is read; the
+  archive's checksums are verified. Errors name file and array, and never a value.
+"""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.data.columns import describe
+from jaxpfl.data.population import Population, from_rows
+from jaxpfl.errors import CorruptFile, InputError
+
+MAX_ARRAY_BYTES = 2**33
+
+IMAGE_COLUMNS: Mapping[str, str] = {"image": "images", "label": "labels"}
+
+
+def read_arrays(
+    path: str | Path,
+    *,
+    client: str = "client",
+    columns: Mapping[str, str] = IMAGE_COLUMNS,
+    name: str | None = None,
+) -> Population:
+    """Reads an .npz file.
+
+    Args:
+      path: the file.
+      client: name of the array of client ids, [examples].
+      columns: the population's column -> name of the array that it comes from, [examples, ...].
+      name: what the population is called; by default the path.
+
+    Returns:
+      Clients in order of first appearance; a client's examples in the file's order.
+
+    Raises:
+      InputError: an array is missing, of the wrong type or shape, or of another length.
+      CorruptFile: the file is truncated, altered or no such archive.
+    """
+    path = Path(path)
+    if not columns:
+        raise InputError(f"{path}: expected at least one column to read, found none")
+    wanted = dict.fromkeys([client, *columns.values()])
+    arrays = _read(path, list(wanted))
+    if arrays[client].ndim != 1:
+        raise InputError(
+            f"{path}, array {client!r}: expected one client id an example, found "
+            f"{describe(arrays[client])}"
+        )
+    total = len(arrays[client])
+    for array_name, array in arrays.items():
+        if array.ndim == 0 or len(array) != total:
+            found = "a single value" if array.ndim == 0 else f"{len(array)} rows"
+            raise InputError(
+                f"{path}, array {array_name!r}: expected {total} rows, as many as {client!r} has, "
+                f"found {found}"
+            )
+    if not total:
+        raise InputError(f"{path} has no examples")
+    client_of_row, ids = _clients(f"{path}, array {client!r}", arrays[client])
+    converters = {"image": _images, "label": _labels}
+    ready = {}
+    for column, array_name in columns.items():
+        what = f"{path}, array {array_name!r}"
+        ready[column] = converters.get(column, _other)(what, arrays[array_name])
+    return from_rows(
+        client_of_row,
+        ids,
+        ready,
+        name=str(path) if name is None else name,
+        unit=f'all rows with one "{client}"',
+    )
+
+
+def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            for name in names:
+                if name not in held:
+                    raise InputError(f"{path} has no array {name!r}: expected one of {held}")
+            return {name: _array(archive, path, name) for name in names}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
+        raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+
+
+def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
+    entry = f"{name}.npy"
+    try:
+        with archive.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            read = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+            }.get(version)
+            if read is None:
+                raise InputError(f"{path}, array {name!r}: unknown version of the .npy format")
+            shape, _, dtype = read(file)
+            header_bytes = file.tell()
+        if dtype.hasobject:
+            raise InputError(
+                f"{path}, array {name!r}: expected numbers, booleans or text, found Python objects"
+            )
+        claimed = math.prod(shape) * dtype.itemsize
+        # Before anything is allocated: a small file may claim any shape.
+        if claimed > MAX_ARRAY_BYTES:
+            raise InputError(
+                f"{path}, array {name!r}: {claimed} bytes, at most {MAX_ARRAY_BYTES} are read"
+            )
+        if archive.getinfo(entry).file_size != header_bytes + claimed:
+            raise CorruptFile(f"{path}, array {name!r}: its length is not that of its shape")
+        with archive.open(entry) as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+            # The checksum is compared at the end of the file, which an array may stop short of.
+            file.read()
+            return array
+    except InputError:
+        raise
+    except (zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
+        raise CorruptFile(f"{path}, array {name!r}: truncated or altered ({error})") from None
+
+
+def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Index of each row's client, in order of first appearance, and the ids."""
+    if ids.dtype.kind not in "iuU":
+        raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
+    different, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    names = [str(identity) for identity in different.tolist()]
+    if "" in names:
+        raise InputError(f"{what}: a client id is empty, expected none to be")
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse], [names[index] for index in order]
+
+
+def _images(what: str, images: np.ndarray) -> np.ndarray:
+    if images.ndim not in (3, 4) or (images.dtype.kind not in "bf" and images.dtype != np.uint8):
+        raise InputError(
+            f"{what}: images must be [H, W] or [H, W, C], uint8, float or boolean, found "
+            f"{describe(images)}"
+        )
+    if images.dtype.kind == "b":
+        images = images.astype(np.uint8) * np.uint8(255)
+    elif images.dtype.kind == "f":
+        # NaN passes: the engine zeroes the client that sends it.
+        if np.any(images < 0) or np.any(images > 1):
+            raise InputError(f"{what}: float images must lie in 0 .. 1, found others")
+        images = images.astype(np.float32)
+    return images[..., None] if images.ndim == 3 else images
+
+
+def _labels(what: str, labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise InputError(f"{what}: labels must be whole numbers, found {describe(labels)}")
+    if labels.min() < -(2**31) or labels.max() >= 2**31:
+        raise InputError(f"{what}: labels must fit 32 bits, found some that do not")
+    return labels.astype(np.int32)
+
+
+def _other(what: str, values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind not in "biufU":
+        raise InputError(f"{what}: expected numbers, booleans or text, found {values.dtype}")
+    return values
