@@ -17,6 +17,8 @@ from jaxpfl.errors import BudgetExhausted, InputError
 if TYPE_CHECKING:
     from jaxpfl.experiments.config import Config
     from jaxpfl.experiments.execute import Outcome
+    from jaxpfl.experiments.studies import StudyOutcome
+    from jaxpfl.experiments.study_config import Study
 
 _EXIT_CODES = """\
 exit codes:
@@ -152,26 +154,36 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
 
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import Config
     from jaxpfl.experiments.config_file import load
 
     config = _use_devices(load(arguments.config, overrides))
-    from jaxpfl.experiments.execute import run_config
-
     out = arguments.out or _unused_directory(arguments.config.stem)
     print(f"run directory: {out}", file=sys.stderr)
-    return _told(run_config(config, out))
+    if isinstance(config, Config):
+        from jaxpfl.experiments.execute import run_config
+
+        return _told(run_config(config, out))
+    from jaxpfl.experiments.studies import run_study
+
+    return _told_study(run_study(config, out))
 
 
 def _resume(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import Config
     from jaxpfl.experiments.config_file import load
 
-    _use_devices(load(arguments.directory / "config.yaml"))
-    from jaxpfl.experiments.execute import resume_run
+    config = _use_devices(load(arguments.directory / "config.yaml"))
+    if isinstance(config, Config):
+        from jaxpfl.experiments.execute import resume_run
 
-    return _told(resume_run(arguments.directory))
+        return _told(resume_run(arguments.directory))
+    from jaxpfl.experiments.studies import resume_study
+
+    return _told_study(resume_study(arguments.directory))
 
 
-def _use_devices(config: "Config") -> "Config":
+def _use_devices(config: "Config | Study") -> "Config | Study":
     """Gives JAX the config's number of virtual CPU devices, before it starts."""
     import dataclasses
 
@@ -193,6 +205,11 @@ def _unused_directory(name: str) -> Path:
         if not path.exists():
             return path
         number += 1
+
+
+def _told_study(outcome: "StudyOutcome") -> dict[str, Any]:
+    record = outcome.to_dict()
+    return {**record, "text": "\n".join([f"report: {record['report']}", "", *outcome.lines])}
 
 
 def _told(outcome: "Outcome") -> dict[str, Any]:
@@ -241,7 +258,10 @@ def _candidates(fred: dict[str, Any]) -> list[str]:
 
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.report import write_report
+    if (arguments.directory / "study.json").exists():
+        from jaxpfl.experiments.studies import write_study_report as write_report
+    else:
+        from jaxpfl.experiments.report import write_report
 
     path = write_report(arguments.directory)
     return {"report": str(path), "text": str(path)}

@@ -21,6 +21,7 @@ from jaxpfl.experiments.config import (
     ImageModelConfig,
     LanguageModelConfig,
     OptimizerConfig,
+    PrivacyConfig,
     TrainingConfig,
 )
 from jaxpfl.experiments.texts import exactly, public_vocabulary
@@ -61,7 +62,7 @@ class Experiment:
 
     def without_privacy(self, start: Any = None) -> Algorithm:
         """The same training, clipped alike, without noise: NOT private."""
-        plan = _plan_without_privacy(self.config, len(self.train))
+        plan = _plan_without_privacy(self.config.privacy, self.config.training, len(self.train))
         return _algorithm(self.config, self.model, plan, start)
 
 
@@ -79,7 +80,7 @@ def build(config: Config) -> Experiment:
             f"data.source: no client has data.min_examples = {config.data.min_examples} examples"
         )
     if isinstance(config.model, ImageModelConfig):
-        _check_images(clients, config.model)
+        check_images(clients, config.model.image_shape, config.model.classes)
     # Split as they were read: the fingerprint, and so the ledger, is of the data, whatever is
     # computed from it.
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
@@ -90,10 +91,10 @@ def build(config: Config) -> Experiment:
         vocabulary = _vocabulary(config, candidates, public)
         length = config.model.sequence_length
         parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
-    model = build_model(config, vocabulary)
+    model = build_model(config.model, vocabulary)
     fred = build_fred_plan(config)
     released = fred.event() if fred is not None and fred.private else None
-    plan = build_plan(config, len(sources), after=released)
+    plan = build_plan(config.privacy, config.training, len(sources), after=released)
     return Experiment(
         config=config,
         train=parts["train"],
@@ -140,9 +141,10 @@ def build_fred_plan(config: Config) -> FredPlan | None:
     )
 
 
-def build_model(config: Config, vocabulary: Vocabulary | None) -> Model:
-    """The network of `config.model`."""
-    settings = config.model
+def build_model(
+    settings: LanguageModelConfig | ImageModelConfig, vocabulary: Vocabulary | None
+) -> Model:
+    """The network of a section `model`."""
     if isinstance(settings, LanguageModelConfig):
         prior = None
         if settings.unigram_prior and vocabulary is not None:
@@ -159,15 +161,19 @@ def build_model(config: Config, vocabulary: Vocabulary | None) -> Model:
     return makers[settings.name](settings.image_shape, settings.classes)
 
 
-def build_plan(config: Config, population: int, after: DpEvent | None = None) -> Plan:
+def build_plan(
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    population: int,
+    after: DpEvent | None = None,
+) -> Plan:
     """The plan of the rounds for `population` training clients.
 
     Args:
       after: what else the run releases on them; `privacy.epsilon` is that of everything together.
     """
-    privacy, training = config.privacy, config.training
     if not privacy.private:
-        return _plan_without_privacy(config, population)
+        return _plan_without_privacy(privacy, training, population)
     assert privacy.delta is not None
     adaptive = AdaptiveClip(privacy.target_quantile) if privacy.adaptive else None
     if privacy.epsilon is not None:
@@ -199,58 +205,64 @@ def build_plan(config: Config, population: int, after: DpEvent | None = None) ->
     )
 
 
-def _plan_without_privacy(config: Config, population: int) -> Plan:
+def _plan_without_privacy(
+    privacy: PrivacyConfig, training: TrainingConfig, population: int
+) -> Plan:
     return Plan.without_privacy(
         population=population,
-        clients_per_round=config.training.clients_per_round,
-        rounds=config.training.rounds,
-        clip_norm=config.privacy.clip_norm,
-        sampling=config.privacy.sampling,
-        clipping=config.privacy.clipping,
+        clients_per_round=training.clients_per_round,
+        rounds=training.rounds,
+        clip_norm=privacy.clip_norm,
+        sampling=privacy.sampling,
+        clipping=privacy.clipping,
     )
 
 
 def _algorithm(config: Config, model: Model, plan: Plan, start: Any = None) -> Algorithm:
-    training: TrainingConfig = config.training
-    devices = jax.device_count()
+    training = config.training
     return fed_avg(
         model,
-        client=_optimizer(training.client),
-        server=_optimizer(training.server),
+        client=build_optimizer(training.client),
+        server=build_optimizer(training.server),
         plan=plan,
-        cohort=CohortSpec(
-            batch_size=training.batch_size,
-            max_examples=training.max_examples,
-            epochs=training.epochs,
-            # Every device gets the same number of clients.
-            clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
-        ),
+        cohort=build_cohort(training),
         chunk=training.chunk,
         start=start,
     )
 
 
-def _optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
+def build_cohort(training: TrainingConfig) -> CohortSpec:
+    """How a client's examples are capped and batched, on this machine's devices."""
+    devices = jax.device_count()
+    return CohortSpec(
+        batch_size=training.batch_size,
+        max_examples=training.max_examples,
+        epochs=training.epochs,
+        # Every device gets the same number of clients.
+        clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
+    )
+
+
+def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax optimiser of a section `client`, `server` or `generator`."""
     return optimizer(settings.name, settings.learning_rate, settings.momentum)
 
 
-def _check_images(clients: Population, settings: ImageModelConfig) -> None:
+def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
     """Refuses images that the model cannot read; names shapes and columns, never values."""
     for name in ("image", "label"):
         if name not in clients.columns:
             found = ", ".join(sorted(clients.columns)) or "none"
             raise InputError(f"data.source: needs a column {name!r}, found {found}")
     shape = tuple(clients.columns["image"].shape[1:])
-    if shape != settings.image_shape:
+    if shape != image_shape:
         raise InputError(
-            f"model.image_shape is {list(settings.image_shape)}, the images of data.source are "
-            f"{list(shape)}"
+            f"image_shape is {list(image_shape)}, the images of data.source are {list(shape)}"
         )
     label = clients.columns["label"]
     if label.dtype.kind not in "iu":
         raise InputError(f"data.source: column 'label' must hold integers, found {label.dtype}")
-    if len(label) and not (label.min() >= 0 and label.max() < settings.classes):
+    if len(label) and not (label.min() >= 0 and label.max() < classes):
         raise InputError(
-            f"model.classes is {settings.classes}, and data.source has labels outside "
-            f"0 .. {settings.classes - 1}"
+            f"classes is {classes}, and data.source has labels outside 0 .. {classes - 1}"
         )

@@ -1,4 +1,4 @@
-"""Reads a `Config` from YAML and from the command line, and writes it back.
+"""Reads a `Config`, or a study's, from YAML and from the command line, and writes it back.
 
 A key that does not exist, a value of the wrong type, a duplicate key and a YAML alias or tag are
 all refused with one `InputError` that names the file and the key and, for a misspelling, the
@@ -21,6 +21,7 @@ import yaml
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import Config, OptimizerConfig
+from jaxpfl.experiments.study_config import STUDIES, Study
 
 _MAX_CONFIG_BYTES = 1_000_000
 # YAML 1.1 reads `1e-5` as text; a float field takes it for the number that it is.
@@ -29,7 +30,7 @@ _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _NAME = re.compile(r"\w[\w .%+-]{0,59}")
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config | Study:
     """Reads a YAML file, then applies command-line overrides such as `--training.rounds 5`.
 
     Raises:
@@ -49,12 +50,22 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return override(config, overrides) if overrides else config
 
 
-def from_mapping(mapping: Any, where: str) -> Config:
-    """Builds a `Config` from plain data; `where` (a file name) opens every message."""
-    return _convert(Config, mapping, where, "")
+def from_mapping(mapping: Any, where: str) -> Config | Study:
+    """Builds a `Config` from plain data; `where` (a file name) opens every message.
+
+    A mapping with a key `study` is that study's config.
+    """
+    kind: type = Config
+    if isinstance(mapping, Mapping) and "study" in mapping:
+        name = mapping["study"]
+        if not isinstance(name, str) or name not in STUDIES:
+            known = ", ".join(map(repr, STUDIES))
+            raise InputError(f"{where}: study must be one of {known}, found {name!r}")
+        kind = STUDIES[name]
+    return _convert(kind, mapping, where, "")
 
 
-def to_mapping(config: Config) -> dict[str, Any]:
+def to_mapping(config: Config | Study) -> dict[str, Any]:
     """The resolved config as plain data: `from_mapping(to_mapping(c), ...) == c`."""
 
     def plain(value: Any) -> Any:
@@ -65,12 +76,12 @@ def to_mapping(config: Config) -> dict[str, Any]:
     return plain(dataclasses.asdict(config))
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Config | Study) -> str:
     """The resolved config as YAML, in the order of the dataclasses."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
 
-def override(config: Config, arguments: Sequence[str]) -> Config:
+def override(config: Config | Study, arguments: Sequence[str]) -> Config | Study:
     """Applies `--section.key VALUE` arguments to `config` (tyro parses and type-checks them)."""
     import tyro
 
@@ -87,7 +98,7 @@ def override(config: Config, arguments: Sequence[str]) -> Config:
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             result, unknown = tyro.cli(
-                Config,
+                type(config),
                 args=list(arguments),
                 default=config,
                 return_unknown_args=True,
@@ -176,6 +187,10 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         raise InputError(f"{where}: {key} must be one of {allowed}, found {value!r}")
     if typing.get_origin(kind) is tuple:
         inner: tuple[Any, ...] = typing.get_args(kind)
+        if inner[1:] == (Ellipsis,):
+            if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+                raise InputError(f"{where}: {key} must be a list, found {value!r}")
+            inner = inner[:1] * len(value)
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(inner):
             raise InputError(f"{where}: {key} must be a list of {len(inner)}, found {value!r}")
         return tuple(

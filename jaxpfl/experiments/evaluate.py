@@ -6,7 +6,7 @@ door for it, so it is refused.
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -24,7 +24,21 @@ class DeclaredPublic:
     population: Population = field(repr=False)
 
 
-class Pending:
+class Pending(Protocol):
+    """Scores that the device may still be computing."""
+
+    def result(self) -> dict[str, float]:
+        """Waits for them."""
+        ...
+
+
+class Scores(Protocol):
+    """Scores parameters without touching private data."""
+
+    def __call__(self, params: Any) -> Pending: ...
+
+
+class PendingSums:
     """Metric sums that the device may still be computing; `result` waits for them."""
 
     def __init__(self, sums: list[dict[str, jax.Array]]) -> None:
@@ -97,9 +111,11 @@ class Evaluator:
             batches.append(({name: column[rows] for name, column in self.columns.items()}, mask))
         return batches
 
-    def __call__(self, params: Any) -> Pending:
+    def __call__(self, params: Any) -> PendingSums:
         """Dispatches the evaluation of `params` and returns without waiting."""
-        return Pending([_sums(self.model, params, batch, mask) for batch, mask in self._batches])
+        return PendingSums(
+            [_sums(self.model, params, batch, mask) for batch, mask in self._batches]
+        )
 
 
 @partial(jax.jit, static_argnames="model")

@@ -105,6 +105,8 @@ def resume_run(out: str | Path, *, shown: bool = True) -> Outcome:
     """
     directory = Path(out)
     config = load(directory / "config.yaml")
+    if not isinstance(config, Config):
+        raise InputError(f"{directory}: holds the study {config.study!r}, not a run")
     with files.exclusive(directory):
         return _execute(build(config), directory, shown)
 

@@ -2,12 +2,15 @@
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from jaxpfl.errors import CorruptFile, RunLocked
 
@@ -44,6 +47,13 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
         os.fsync(file.fileno())
     os.replace(temporary, path)
     fsync_directory(path.parent)
+
+
+def npz(arrays: dict[str, Any]) -> bytes:
+    """The content of an .npz file with these arrays."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
 
 
 def read_json(path: Path) -> Any:

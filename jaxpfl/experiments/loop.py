@@ -40,7 +40,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files, total
 from jaxpfl.experiments.checkpoint import Checkpoints, Restored
-from jaxpfl.experiments.evaluate import Evaluator, Pending
+from jaxpfl.experiments.evaluate import Pending, Scores
 from jaxpfl.experiments.tracking import MetricsFile, PrivateLog, Progress, TensorBoard, jsonable
 from jaxpfl.privacy.keys import key_from_words, key_to_words, noise_root, round_keys, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -84,7 +84,7 @@ class Tracking:
     """What a run looks at while it trains, and how often it saves itself.
 
     Attributes:
-      evaluate: evaluator of declared-public data, or None.
+      evaluate: scores parameters on public data, or None.
       evaluate_every: rounds between two evaluations; before the first round and after the last
         there always is one.
       sentences: `(params, round) -> sentences`, drawn at each evaluation, or None.
@@ -92,7 +92,7 @@ class Tracking:
       shown: whether progress goes to stderr.
     """
 
-    evaluate: Evaluator | None = None
+    evaluate: Scores | None = None
     evaluate_every: int = 10
     sentences: Callable[[Any, int], list[str]] | None = None
     checkpoint_every: int = 10
@@ -130,6 +130,7 @@ class Loop:
         for the model's own.
       note: a sentence that everything the run writes about its privacy ends with.
       resumed_as: the directory to resume after an interruption; None for `directory`.
+      noise_purpose: keeps the reproducible noise of several runs of one seed apart.
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
@@ -153,6 +154,7 @@ class Loop:
         start: str | None = None,
         note: str = "",
         resumed_as: Path | None = None,
+        noise_purpose: str | None = None,
     ) -> None:
         _check(algorithm, population)
         started = (directory / "run.json").exists()
@@ -172,7 +174,12 @@ class Loop:
         if plan.private and reproducible_noise:
             self.stamp = REPRODUCIBLE
         private = files.private_directory(directory / "private")
-        self.noise_key = saved_noise_key(private / "noise_key.json", seed, reproducible_noise)
+        self.noise_key = saved_noise_key(
+            private / "noise_key.json",
+            seed,
+            reproducible_noise,
+            purpose=noise_purpose,
+        )
         identity = {
             "config": config,
             "plan": plan.to_dict(),
@@ -456,7 +463,7 @@ def _cohort_seed(seed: int, noise_key: jax.Array) -> int:
 
 
 def saved_noise_key(
-    path: Path, seed: int, reproducible: bool, *, purpose: int | None = None
+    path: Path, seed: int, reproducible: bool, *, purpose: str | None = None
 ) -> jax.Array:
     """A noise key: the one saved in `path`, else a new one, saved before its first use.
 
@@ -467,7 +474,8 @@ def saved_noise_key(
         return key_from_words(files.read_json(path)["words"])
     key = noise_root(reproducible_seed=seed if reproducible else None)
     if purpose is not None:
-        key = jax.random.fold_in(key, purpose)
+        number = hashlib.sha256(f"noise for {purpose}".encode()).digest()[:4]
+        key = jax.random.fold_in(key, int.from_bytes(number, "big"))
     record = {"words": jsonable(key_to_words(key))}
     files.write_atomically(path, json.dumps(record) + "\n", mode=0o600)
     return key

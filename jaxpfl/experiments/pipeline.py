@@ -43,9 +43,6 @@ from jaxpfl.privacy.keys import key_to_words
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.text.embed import Embedder, embed, embedder
 
-# Addresses FreD's noise where the noise is reproducible; rounds have the small numbers.
-_FRED = 2**32 - 3
-
 
 @dataclass(frozen=True)
 class Stages:
@@ -114,7 +111,7 @@ def _fred(
         private / "fred_noise_key.json",
         config.run.seed,
         config.run.reproducible_noise,
-        purpose=_FRED,
+        purpose="FreD",
     )
     words = json.dumps(key_to_words(key))
     run = hashlib.sha256(f"fred {_described(experiment)}\n{words}".encode()).hexdigest()[:12]
@@ -240,10 +237,9 @@ def save_params(path: Path, params: Any) -> str:
         jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    buffer = io.BytesIO()
-    np.savez(buffer, **leaves)  # pyright: ignore[reportArgumentType]
-    files.write_atomically(path, buffer.getvalue())
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    content = files.npz(leaves)
+    files.write_atomically(path, content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def load_params(path: Path, like: Any, sha256: str) -> Any:

@@ -33,8 +33,6 @@ def write_report(directory: str | Path) -> Path:
     Raises:
       InputError: the directory holds no run.
     """
-    from jinja2 import Environment, StrictUndefined
-
     directory = Path(directory)
     if not (directory / "run.json").exists():
         raise InputError(f"{directory}: holds no run: there is no run.json")
@@ -48,11 +46,8 @@ def write_report(directory: str | Path) -> Path:
         # The run is not finished: there are distances, and no models yet.
         fred = {**scores, **ranking(scores["scores"], {}, {})}
     config = directory / "config.yaml"
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    template = environment.from_string(
-        package_files("jaxpfl.experiments").joinpath("report.html.jinja").read_text("utf-8")
-    )
-    page = template.render(
+    page = render(
+        "report.html.jinja",
         run=run,
         result=result,
         done=max((record["round"] for record in records), default=0),
@@ -70,6 +65,18 @@ def write_report(directory: str | Path) -> Path:
     path = directory / "report.html"
     files.write_atomically(path, page)
     return path
+
+
+def render(template: str, **values: Any) -> str:
+    """Fills one of our templates; all of them share a style."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    folder = package_files("jaxpfl.experiments")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    style = Markup(folder.joinpath("report.css").read_text("utf-8"))
+    text = folder.joinpath(template).read_text("utf-8")
+    return environment.from_string(text).render(style=style, **values)
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
@@ -117,14 +124,14 @@ def _plots(
             if row["model"] == "unigram" and isinstance(row.get(name), float)
         ]
         figure = _draw(title, axis, lines, levels, logarithmic, bool(run["stamp"]))
-        plots.append(_saved(directory, name, title, figure))
+        plots.append(saved_figure(directory, name, title, figure))
     return plots
 
 
 def _fred_plots(directory: Path, run: dict[str, Any], fred: dict[str, Any]) -> list[dict[str, str]]:
     metric = "perplexity" if _is_language(run) else "loss"
     return [
-        _saved(directory, name, title, figure)
+        saved_figure(directory, name, title, figure)
         for name, title, figure in ranking_figures(fred, metric)
     ]
 
@@ -133,8 +140,8 @@ def _is_language(run: dict[str, Any]) -> bool:
     return "vocab_size" in run["config"].get("model", {})
 
 
-def _saved(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
-    """Writes a figure as PNG and returns it as a data URI."""
+def saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
+    """Writes a figure as `name`.png; returns it as a data URI with its name and title."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     directory.mkdir(exist_ok=True)

@@ -1,0 +1,228 @@
+"""Carries out a study: its runs side by side in one directory, and one page that compares them.
+
+    config.yaml                  the resolved config
+    runs/NAME/                   a run like any other, with a report of its own
+    ledger.jsonl, or worlds/W/   a ledger for each world: what happened to the same clients
+    study.json, pictures/        what came out; `report.html` is drawn from these
+
+Every part is written whole before the next one starts and is found again by a resumed study, which
+ends in the same bits.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.experiments import files
+from jaxpfl.experiments.config import PrivacyConfig
+from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
+from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Interrupted, Loop, Result, Tracking
+from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.study_config import GanInversionConfig, ScaledUpConfig, Study
+from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.privacy import accounting
+from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.plan import Plan
+
+RECORD = "study.json"
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """What a study came to; public.
+
+    Attributes:
+      out: its directory.
+      record: what `study.json` holds.
+      lines: the same as text, for a terminal.
+    """
+
+    out: Path
+    record: dict[str, Any]
+    lines: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.record, "out": str(self.out), "report": str(self.out / "report.html")}
+
+
+def run_study(config: Study, out: str | Path, *, shown: bool = True) -> StudyOutcome:
+    """Carries out a study in the new or empty directory `out`.
+
+    Raises:
+      InputError, BudgetExhausted, Interrupted: as `jaxpfl.run` does.
+    """
+    directory = Path(out)
+    directory.mkdir(parents=True, exist_ok=True)
+    with files.exclusive(directory):
+        path = directory / "config.yaml"
+        if path.exists():
+            raise InputError(
+                f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
+                "choose another --out"
+            )
+        carry_out = _parts(config)[0](config)
+        heading = f"# {stamp(config)}\n" if stamp(config) else ""
+        files.write_atomically(path, heading + to_yaml(config))
+        return _finish(config, carry_out(directory, shown), directory)
+
+
+def resume_study(out: str | Path, *, shown: bool = True) -> StudyOutcome:
+    """Goes on with the study in `out`, to the same final bits.
+
+    Raises:
+      InputError: `out` holds no study, or what it holds was altered.
+      CorruptFile, BudgetExhausted, Interrupted: as `jaxpfl.run` does.
+    """
+    directory = Path(out)
+    config = load(directory / "config.yaml")
+    if not dataclasses.is_dataclass(config) or not hasattr(config, "study"):
+        raise InputError(f"{directory}: holds no study")
+    with files.exclusive(directory):
+        return _finish(config, _parts(config)[0](config)(directory, shown), directory)
+
+
+def write_study_report(out: str | Path) -> Path:
+    """Draws the pictures and `report.html` of a finished study anew."""
+    from jaxpfl.experiments.study_report import write_page
+
+    directory = Path(out)
+    if not (directory / RECORD).exists():
+        raise InputError(f"{directory}: holds no finished study: there is no {RECORD}")
+    record = files.read_json(directory / RECORD)
+    config = load(directory / "config.yaml")
+    return write_page(directory, _parts(config)[1](directory, record))
+
+
+def _finish(config: Study, record: dict[str, Any], directory: Path) -> StudyOutcome:
+    record = jsonable({"study": config.study, "stamp": stamp(config), **record})
+    files.write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
+    write_study_report(directory)
+    return StudyOutcome(directory, record, _parts(config)[2](record))
+
+
+def _parts(config: Any) -> tuple[Callable, Callable, Callable]:
+    """A study's three functions: prepare (then carry out), its page, its lines of text."""
+    if isinstance(config, GanInversionConfig):
+        from jaxpfl.experiments import gan_inversion, gan_inversion_page
+
+        return gan_inversion.prepare, gan_inversion_page.page, gan_inversion_page.lines
+    from jaxpfl.experiments import oov_concatenation, oov_concatenation_page
+
+    return oov_concatenation.prepare, oov_concatenation_page.page, oov_concatenation_page.lines
+
+
+def stamp(config: Study) -> str:
+    """What every artefact of a study without privacy says; "" for a private one."""
+    privacy = config.privacy if isinstance(config, GanInversionConfig) else config.words.privacy
+    if not privacy.private:
+        return NOT_PRIVATE
+    return REPRODUCIBLE if config.run.reproducible_noise else ""
+
+
+def train(
+    config: Study,
+    algorithm: Algorithm,
+    population: Population,
+    *,
+    name: str,
+    label: str,
+    directory: Path,
+    ledger: Path,
+    budget: Budget | None,
+    tracking: Tracking,
+) -> Result:
+    """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
+
+    Every run has a noise key of its own. Its population keeps the fingerprint of the clients it
+    was derived from, so that all runs of a world are charged to one ledger.
+    """
+    folder = directory / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    loop = Loop(
+        algorithm,
+        population,
+        directory=folder,
+        ledger=ledger,
+        budget=budget,
+        seed=config.run.seed,
+        # Two runs of one seed must not share their noise, not even a reproducible one.
+        reproducible_noise=config.run.reproducible_noise,
+        noise_purpose=label,
+        tracking=tracking,
+        resume=(folder / "run.json").exists(),
+        config={**to_mapping(config), "run name": name},
+        label=label,
+        resumed_as=directory,
+    )
+    try:
+        result = loop.run()
+    except (BudgetExhausted, Interrupted):
+        write_report(folder)
+        raise
+    write_report(folder)
+    return result
+
+
+def budget_of(privacy: PrivacyConfig) -> Budget | None:
+    """The hard limit on a world's ledger that `budget_epsilon` sets."""
+    if privacy.budget_epsilon is None or privacy.delta is None:
+        return None
+    return Budget(privacy.budget_epsilon, privacy.delta)
+
+
+def together(ledger: Path, delta: float | None) -> dict[str, Any]:
+    """What all releases of one world cost: epsilon, statement, releases by label."""
+    if delta is None:
+        return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
+    summary = Ledger.read(ledger).summary(delta)
+    words = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
+    return {
+        "epsilon": summary["epsilon"],
+        "statement": (
+            f"(epsilon = {accounting.rounded_up(summary['epsilon'])}, delta = {delta:g}), unit = "
+            f"{summary['unit']}, adjacency = {words[summary['adjacency']]} {summary['unit']}, "
+            f"accountant = {summary['accountant'].upper()}"
+        ),
+        "labels": summary["labels"],
+    }
+
+
+def at_scale(scaled_up: ScaledUpConfig | None, plans: Mapping[str, Plan]) -> dict[str, Any] | None:
+    """What these plans would cost on a larger population, with the same noise of the mean.
+
+    Source: Augenstein et al. 2020, "Privacy at scale": k times the clients a round need k times
+    the noise multiplier.
+
+    Raises:
+      InputError: the larger population's cohort is not larger.
+    """
+    if scaled_up is None:
+        return None
+    found = {}
+    for name, plan in plans.items():
+        factor = scaled_up.clients_per_round / plan.clients_per_round
+        if factor < 1 or scaled_up.population < plan.population:
+            raise InputError(
+                f"scaled_up has {scaled_up.population} clients and {scaled_up.clients_per_round} "
+                f"a round, expected at least the {plan.population} and {plan.clients_per_round} "
+                "of the run"
+            )
+        larger = dataclasses.replace(
+            plan,
+            population=scaled_up.population,
+            clients_per_round=scaled_up.clients_per_round,
+            noise_multiplier=plan.noise_multiplier * factor,
+            delta=scaled_up.delta,
+        )
+        found[name] = {
+            "noise_multiplier": larger.noise_multiplier,
+            "epsilon": larger.epsilon(),
+            "statement": larger.statement(),
+        }
+    return {**dataclasses.asdict(scaled_up), "runs": found}
