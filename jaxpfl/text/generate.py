@@ -1,7 +1,9 @@
-"""Sentences drawn from a language model, on the device, by ancestral sampling."""
+"""Sequences drawn from a recurrent language model, on the device, by ancestral sampling."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,15 @@ import numpy as np
 from jax import Array, lax
 
 from jaxpfl.checks import positive, positive_int
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
-_BATCH = 64
+_LOGITS = 2**18
+"""Logits of one step, in all sequences that run at a time: what fits in a processor's cache."""
+
+_REQUESTS = 8192
+"""Sequences of one call on the device; fixed, so that there is one program for any number."""
 
 
 class Recurrent(Protocol):
@@ -26,6 +33,34 @@ class Recurrent(Protocol):
     def step(self, params: Params, tokens_B: Array, carry: Any) -> tuple[Array, Any]: ...
 
 
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids that frame a sequence; padding is 0.
+
+    Attributes:
+      start: what a model reads first. Never drawn.
+      end: what it draws last.
+      never: further ids that are never drawn.
+    """
+
+    start: int
+    end: int
+    never: tuple[int, ...] = (PAD,)
+
+    def banned(self, vocab_size: int) -> np.ndarray:
+        """Which ids are never drawn: bool [vocab_size]."""
+        for name, token in (("start", self.start), ("end", self.end)):
+            if not 0 <= token < vocab_size:
+                raise InputError(
+                    f"{name} must be an id of the model, 0 .. {vocab_size - 1}, found {token}"
+                )
+        return np.isin(np.arange(vocab_size), (PAD, self.start, *self.never))
+
+
+WORD_IDS = SpecialIds(start=BOS, end=EOS)
+"""Of a model of sentences, sequences of a `Vocabulary`'s words."""
+
+
 def sample_tokens(
     model: Recurrent,
     params: Params,
@@ -33,51 +68,133 @@ def sample_tokens(
     *,
     max_tokens: int = 20,
     temperature: float = 1.0,
+    ids: SpecialIds = WORD_IDS,
+    progress: bool = False,
 ) -> np.ndarray:
-    """Token ids int32 [N, max_tokens]: what follows bos, up to and with eos, then padding.
+    """Token ids int32 [N, max_tokens]: what follows the start, up to and with the end, padded by 0.
 
-    Each request has its own typed key, and token t is drawn with `fold_in(key, t)` in a batch of
-    fixed size: a request gives the same tokens whatever else is asked for. Padding and
-    beginning of sentence are never drawn. Logits are divided by `temperature`.
+    Each request has its own typed key, and token t is drawn with `fold_in(key, t)` from the softmax
+    of the logits, divided by `temperature`, over the ids that can be drawn: a request gives the
+    same tokens whatever else is asked for. (Rounding apart: should two draws be tied to the last
+    bit.)
+
+    A fixed number of sequences runs at a time, and one that has ended makes room for the next: the
+    device works on what was asked for, in memory that does not grow with N.
+
+    Args:
+      progress: show a bar on stderr.
     """
     positive_int("max_tokens", max_tokens)
     positive("temperature", temperature)
     number = keys_N.shape[0]
+    banned_V = jnp.asarray(ids.banned(model.vocab_size))
     scale = np.float32(temperature)
-    parts = []
-    for start in range(0, number, _BATCH):
-        # Repeating requests to fill the batch keeps one compiled program for any number.
-        rows = np.minimum(np.arange(start, start + _BATCH), number - 1)
-        parts.append(np.asarray(_sample(model, max_tokens, params, keys_N[rows], scale)))
-    if not parts:
-        return np.zeros((0, max_tokens), np.int32)
-    return np.concatenate(parts)[:number]
+    tokens_NxT = np.zeros((number, max_tokens), np.int32)
+    for start in _steps(range(0, number, _REQUESTS), "Sampling", progress):
+        # Repeating requests to fill the array keeps one compiled program for any number.
+        rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
+        count = min(number - start, _REQUESTS)
+        drawn_RxT = _sample(
+            model, max_tokens, ids, params, keys_N[rows], np.int32(count), banned_V, scale
+        )
+        tokens_NxT[start : start + count] = np.asarray(drawn_RxT)[:count]
+    return tokens_NxT
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+class _Slots(NamedTuple):
+    """Sequences that run at a time.
+
+    Attributes:
+      request_S: int32, which request a slot works on; at least `count` where on none.
+      place_S: int32, tokens drawn so far.
+      token_S: int32, the last one.
+      carry: the model's state.
+      waiting: int32, the first request that no slot has begun.
+      drawn_RxT: int32, the tokens of all requests.
+    """
+
+    request_S: Array
+    place_S: Array
+    token_S: Array
+    carry: Any
+    waiting: Array
+    drawn_RxT: Array
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _sample(
-    model: Recurrent, max_tokens: int, params: Params, keys_B: Array, temperature: Array
+    model: Recurrent,
+    max_tokens: int,
+    ids: SpecialIds,
+    params: Params,
+    keys_R: Array,
+    count: Array,
+    banned_V: Array,
+    temperature: Array,
 ) -> Array:
-    batch = keys_B.shape[0]
-    # Ids that are never drawn.
-    banned_V = jnp.isin(jnp.arange(model.vocab_size), jnp.array([PAD, BOS]))
+    requests = keys_R.shape[0]
+    slots = slots_of(model)
+    initial = model.initial_carry(slots)
 
-    def step(state: tuple[Array, Array, Any], t: Array) -> tuple[tuple[Array, Array, Any], Array]:
-        tokens_B, done_B, carry = state
-        logits_BxV, carry = model.step(params, tokens_B, carry)
-        logits_BxV = jnp.where(banned_V[None, :], -jnp.inf, logits_BxV / temperature)
-        step_keys_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, t)
-        drawn_B = jax.vmap(jax.random.categorical)(step_keys_B, logits_BxV).astype(jnp.int32)
-        drawn_B = jnp.where(done_B, PAD, drawn_B)
-        return (drawn_B, jnp.logical_or(done_B, drawn_B == EOS), carry), drawn_B
+    def step(state: _Slots) -> _Slots:
+        logits_SxV, carry = model.step(params, state.token_S, state.carry)
+        logits_SxV = jnp.where(banned_V[None, :], -jnp.inf, logits_SxV / temperature)
+        # An idle slot draws for the last request, and what it draws is dropped.
+        keys_S = jax.vmap(jax.random.fold_in)(keys_R[state.request_S], state.place_S)
+        drawn_S = jax.vmap(jax.random.categorical)(keys_S, logits_SxV).astype(jnp.int32)
+        busy_S = state.request_S < count
+        row_S = jnp.where(busy_S, state.request_S, requests)
+        drawn_RxT = state.drawn_RxT.at[row_S, state.place_S].set(drawn_S, mode="drop")
 
-    start = (
-        jnp.full(batch, BOS, jnp.int32),
-        jnp.zeros(batch, bool),
-        model.initial_carry(batch),
+        ended_S = jnp.logical_or(drawn_S == ids.end, state.place_S == max_tokens - 1)
+        ended_S = jnp.logical_and(ended_S, busy_S)
+        turn_S = jnp.cumsum(ended_S, dtype=jnp.int32)
+        request_S = jnp.where(ended_S, state.waiting + turn_S - 1, state.request_S)
+
+        def fresh(new: Array, old: Array) -> Array:
+            return jnp.where(ended_S.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return _Slots(
+            request_S=request_S,
+            place_S=jnp.where(ended_S, 0, jnp.minimum(state.place_S + 1, max_tokens - 1)),
+            token_S=jnp.where(ended_S, ids.start, drawn_S),
+            carry=jax.tree.map(fresh, initial, carry),
+            waiting=state.waiting + turn_S[-1],
+            drawn_RxT=drawn_RxT,
+        )
+
+    start = _Slots(
+        request_S=jnp.arange(slots, dtype=jnp.int32),
+        place_S=jnp.zeros(slots, jnp.int32),
+        token_S=jnp.full(slots, ids.start, jnp.int32),
+        carry=initial,
+        waiting=jnp.int32(slots),
+        drawn_RxT=jnp.full((requests, max_tokens), PAD, jnp.int32),
     )
-    tokens_TxB = lax.scan(step, start, jnp.arange(max_tokens))[1]
-    return tokens_TxB.T
+    return lax.while_loop(lambda state: jnp.any(state.request_S < count), step, start).drawn_RxT
+
+
+def slots_of(model: Recurrent) -> int:
+    """How many sequences run at a time: a function of the model, so that its program is one."""
+    fitting = max(_LOGITS // model.vocab_size, 64)
+    return min(1 << (fitting.bit_length() - 1), 1024)
+
+
+def _steps(starts: range, label: str, shown: bool) -> Iterator[int]:
+    """The starts, with a bar on stderr if it is to be shown."""
+    if not shown:
+        yield from starts
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(starts, description=label, console=Console(stderr=True), transient=True)
+
+
+def request_keys(key: Array, number: int) -> Array:
+    """The keys of requests 0 .. number - 1: request i has `fold_in(key, i)`."""
+    positive_int("number", number)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
 
 
 def generate(
@@ -89,11 +206,15 @@ def generate(
     *,
     max_tokens: int = 20,
     temperature: float = 1.0,
+    progress: bool = False,
 ) -> list[str]:
     """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
-    positive_int("number", number)
-    keys_N = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
     tokens_NxT = sample_tokens(
-        model, params, keys_N, max_tokens=max_tokens, temperature=temperature
+        model,
+        params,
+        request_keys(key, number),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        progress=progress,
     )
     return [vocabulary.decode(row) for row in tokens_NxT]
