@@ -107,6 +107,12 @@ def test_a_truncated_or_altered_file_is_refused(path):
     uncompressed.write_bytes(altered)
     with pytest.raises(CorruptFile, match="plain.npz, array 'images'"):
         read_arrays(uncompressed, client="writer")
+    for garbage in (b"", b"no array at all", b"\x93NUMPY\x01\x00\x04\x00{12}"):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in GOOD:
+                archive.writestr(f"{name}.npy", garbage)
+        with pytest.raises(CorruptFile, match="drawings.npz, array 'writer'"):
+            read_arrays(path, client="writer")
     path.write_bytes(b"\x93NUMPY no archive")
     with pytest.raises(CorruptFile, match="no .npz archive"):
         read_arrays(path, client="writer")

@@ -125,10 +125,7 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
         if archive.getinfo(entry).file_size != header_bytes + claimed:
             raise CorruptFile(f"{path}, array {name!r}: its length is not that of its shape")
         with archive.open(entry) as file:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-            # The checksum is compared at the end of the file, which an array may stop short of.
-            file.read()
-            return array
+            return np.lib.format.read_array(file, allow_pickle=False)
     except InputError:
         raise
     except (zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:

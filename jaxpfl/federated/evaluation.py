@@ -1,0 +1,80 @@
+"""What a device computes of a public model on its own examples; the results are PRIVATE.
+
+In a deployment every client runs this on itself and nothing leaves it but through the door: as a
+selection of examples to train on (`data.selection`), or summed up with noise
+(`algorithms.federated_metrics`).
+"""
+
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+
+
+class Classifier(Protocol):
+    """A hashable classifier of images."""
+
+    def logits(self, params: Params, image_BxHxWxC: jax.Array) -> jax.Array:
+        """Float [B, classes]."""
+        ...
+
+
+def correct_examples(
+    model: Classifier,
+    params: Params,
+    population: Population,
+    *,
+    inputs: str = "image",
+    label: str = "label",
+    batch_size: int = 256,
+) -> np.ndarray:
+    """Whether the model's most likely class is the label's, bool [examples]. PRIVATE.
+
+    A tie goes to the lowest class. An example with logits that are not finite is incorrect.
+
+    Args:
+      model: e.g. a `models.CNN`.
+      params: its parameters; public, as is the model.
+      population: with the columns `inputs` [H, W, C] and `label`, whole numbers.
+      batch_size: examples per dispatch; a device's memory is that of one batch.
+
+    Raises:
+      InputError: a column is missing or of another kind.
+    """
+    batch_size = checks.positive_int("batch_size", batch_size)
+    for name in (inputs, label):
+        if not isinstance(population.columns.get(name), np.ndarray):
+            raise InputError(
+                f"correct_examples needs a column {name!r} of numbers, found "
+                f"{', '.join(population.columns)}"
+            )
+    images, labels = population.columns[inputs], population.columns[label]
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise InputError(f"column {label!r} must hold whole numbers, found {labels.dtype}")
+    pending = []
+    for start in range(0, len(labels), batch_size):
+        image_BxHxWxC = images[start : start + batch_size]
+        missing = batch_size - len(image_BxHxWxC)
+        if missing:
+            padding = ((0, missing), *[(0, 0)] * (images.ndim - 1))
+            image_BxHxWxC = np.pad(image_BxHxWxC, padding)
+        pending.append(_most_likely(model, params, image_BxHxWxC))
+    if not pending:
+        return np.zeros(0, bool)
+    classes = np.concatenate([np.asarray(batch) for batch in pending])[: len(labels)]
+    return classes == labels
+
+
+@partial(jax.jit, static_argnums=0)
+def _most_likely(model: Classifier, params: Params, image_BxHxWxC: Any) -> jax.Array:
+    """The class of each image, int32 [B]; -1 where the logits are not finite."""
+    logits_BxV = model.logits(params, image_BxHxWxC)
+    finite_B = jnp.all(jnp.isfinite(logits_BxV), axis=1)
+    return jnp.where(finite_B, jnp.argmax(logits_BxV, axis=1).astype(jnp.int32), jnp.int32(-1))

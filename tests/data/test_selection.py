@@ -1,0 +1,196 @@
+"""Criteria T1 to T6 against plain loops, and what a selection keeps to itself."""
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import Population, from_clients
+from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.selection import (
+    classified_examples,
+    examples_of_users,
+    random_examples,
+    select,
+    unlabelled_examples,
+    unlike_public,
+    user_accuracies,
+)
+from jaxpfl.errors import InputError
+from tests.data.populations import SECRET
+
+SIZES = [4, 0, 10, 5, 1, 7]
+TOTAL = sum(SIZES)
+WRONG_NUMBERS = [-0.1, 1.1, float("nan"), float("inf"), "0.5", True]
+
+
+def clients() -> Population:
+    return from_clients(
+        {
+            f"{SECRET} {k}": {
+                "x": np.arange(size) + 100.0 * k,
+                "label": np.arange(size, dtype=np.int32),
+            }
+            for k, size in enumerate(SIZES)
+        }
+    )
+
+
+def outcomes() -> np.ndarray:
+    return np.random.default_rng(3).uniform(size=TOTAL) < 0.5
+
+
+def by_client(population: Population, values) -> list[list]:
+    edges = population.offsets
+    return [list(values[edges[k] : edges[k + 1]]) for k in range(len(population))]
+
+
+def test_a_selection_keeps_every_client_and_the_fingerprint():
+    population, kept = clients(), outcomes()
+    chosen = select(population, kept)
+    assert len(chosen) == len(population) and chosen.fingerprint == population.fingerprint
+    assert chosen.client_ids.equals(population.client_ids)
+    np.testing.assert_array_equal(chosen.columns["x"], population.columns["x"][kept])
+    nobody = select(population, np.zeros(TOTAL, bool))
+    assert len(nobody) == len(population) and nobody.num_examples == 0
+
+
+@pytest.mark.parametrize("at_least", [1, 2, 3, 5, 100])
+def test_clients_below_the_minimum_keep_none(at_least):
+    population, kept = clients(), outcomes()
+    chosen = select(population, kept, at_least)
+    counts = [sum(mine) for mine in by_client(population, kept)]
+    assert 0 < sum(count < 3 for count in counts) < len(counts)
+    expected = [count if count >= at_least else 0 for count in counts]
+    assert chosen.sizes().tolist() == expected
+    for wrong in (0, 1.5, True, float("nan")):
+        with pytest.raises(InputError, match="at_least must"):
+            select(population, kept, wrong)
+
+
+def test_nothing_shown_tells_how_many_match():
+    """The size of a subpopulation is private: two selections of it look the same."""
+    population = clients()
+    few, many = (select(population, np.arange(TOTAL) < count) for count in (3, 21))
+    assert repr(few) == repr(many) == repr(population)
+    spec = CohortSpec(batch_size=2, max_examples=4, clients_per_bucket=2)
+    for selection in (few, many):
+        cohort = Cohort(selection, np.arange(6), spec, seed=0, round=0)
+        # Everyone drawn is there, match or not.
+        found = [client for b in cohort for client in b.client[b.weight > 0].tolist()]
+        assert sorted(found) == list(range(6))
+        with pytest.raises(InputError) as raised:
+            select(selection, np.ones(TOTAL, bool))
+        assert str(raised.value) == "kept must have one value an example, found another number"
+
+
+def test_random_examples_are_a_share_that_depends_on_nobody_else():
+    population = clients()
+    big = from_clients({f"c{k}": {"x": np.arange(10)} for k in range(1_000)})
+    kept = random_examples(big, 0.3, seed=0)
+    # Binomial: five standard deviations.
+    assert abs(kept.sum() - 3_000) < 5 * (10_000 * 0.3 * 0.7) ** 0.5
+    assert 0.2 < np.mean(kept == random_examples(big, 0.3, seed=1)) < 0.7
+    alone = random_examples(big.select([7]), 0.3, seed=0)
+    np.testing.assert_array_equal(alone, kept[70:80])
+    assert random_examples(population, 1, seed=0).all()
+    assert not random_examples(population, 0.0, seed=0).any()
+    for wrong in WRONG_NUMBERS:
+        with pytest.raises(InputError, match="fraction must"):
+            random_examples(population, wrong, seed=0)
+
+
+@pytest.mark.parametrize("outcome", ["correct", "incorrect"])
+@pytest.mark.parametrize("at_least", [1, 3, 5])
+def test_classified_examples_are_those_of_clients_with_enough(outcome, at_least):
+    population, correct = clients(), outcomes()
+    expected = []
+    for mine in by_client(population, correct):
+        wanted = [hit == (outcome == "correct") for hit in mine]
+        expected += [w and sum(wanted) >= at_least for w in wanted]
+    found = classified_examples(population, correct, outcome, at_least)
+    assert found.dtype == bool and found.tolist() == expected
+    with pytest.raises(InputError, match="'correct', 'incorrect'"):
+        classified_examples(population, correct, "wrong")
+
+
+def test_users_are_selected_by_accuracy_strictly_and_never_without_examples():
+    population = from_clients({str(k): {"x": np.zeros(n)} for k, n in enumerate([4, 0, 4, 4, 2])})
+    # Accuracies 0.5, none, 0.75, 1 and 0.
+    correct = np.array([1, 1, 0, 0] + [1, 1, 1, 0] + [1, 1, 1, 1] + [0, 0], bool)
+    accuracies = user_accuracies(population, correct)
+    np.testing.assert_array_equal(accuracies, np.array([0.5, np.nan, 0.75, 1, 0]))
+
+    def users(**threshold) -> list[int]:
+        kept = examples_of_users(population, correct, **threshold)
+        sizes = select(population, kept).sizes()
+        assert set(zip(sizes, population.sizes(), strict=True)) <= {
+            (4, 4),
+            (2, 2),
+            (0, 4),
+            (0, 2),
+            (0, 0),
+        }
+        return np.flatnonzero(sizes).tolist()
+
+    assert users(below=0.5) == [4]
+    assert users(below=0.75) == [0, 4]
+    assert users(below=0) == []
+    assert users(below=1.0) == [0, 2, 4]
+    assert users(above=0.5) == [2, 3]
+    assert users(above=0.75) == [3]
+    assert users(above=1.0) == []
+    assert users(above=0) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", WRONG_NUMBERS)
+def test_wrong_thresholds_are_refused(wrong):
+    """TRUST 9"""
+    population, correct = clients(), outcomes()
+    for side in ("below", "above"):
+        with pytest.raises(InputError, match=f"{side} must"):
+            examples_of_users(population, correct, **{side: wrong})
+    if wrong not in (-0.1, 1.1, True):
+        with pytest.raises(InputError, match="threshold must"):
+            unlike_public(population, np.zeros(TOTAL), wrong)
+    for sides in ({}, {"below": 0.1, "above": 0.9}):
+        with pytest.raises(InputError, match="either below or above"):
+            examples_of_users(population, correct, **sides)
+
+
+def test_unlabelled_examples_lose_their_labels_and_keep_their_ledger():
+    population = clients()
+    sample = unlabelled_examples(population, 0.5, seed=1)
+    kept = random_examples(population, 0.5, seed=1)
+    assert list(sample.columns) == ["x"] and 0 < kept.sum() < TOTAL
+    np.testing.assert_array_equal(sample.columns["x"], population.columns["x"][kept])
+    assert len(sample) == len(population) and sample.fingerprint == population.fingerprint
+    with pytest.raises(InputError, match="no column is left without x, label"):
+        unlabelled_examples(population, 0.5, seed=1, labels=("x", "label"))
+
+
+def test_unlike_public_compares_likelihoods():
+    population = from_clients({"a": {"x": np.zeros(4)}, "b": {"x": np.zeros(3)}})
+    nothing = -np.inf
+    public = np.array([-1.0, -5.0, -5.0, nothing, nothing, np.nan, -2.0])
+    private = np.array([-1.0, -1.0, -4.0, -3.0, nothing, -1.0, np.nan])
+    found = unlike_public(population, public, 2.0, private)
+    assert found.tolist() == [False, True, False, True, False, False, False]
+    found = unlike_public(population, public.astype(np.float32), -4.0)
+    assert found.tolist() == [False, True, True, True, True, False, False]
+    assert unlike_public(population, public, -5.0).tolist()[1:3] == [False, False], "strictly"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.ones(TOTAL), np.ones(TOTAL, int), np.ones((TOTAL, 1), bool), np.ones(3, bool), [SECRET]],
+)
+def test_criteria_of_another_kind_are_refused_and_no_value_is_told(wrong):
+    """TRUST 7"""
+    population = clients()
+    for use in (select, classified_examples, user_accuracies):
+        with pytest.raises(InputError, match=r"must (be booleans|have one value)") as raised:
+            use(population, wrong)
+        assert SECRET not in str(raised.value)
+    with pytest.raises(InputError, match="log_public must be floats"):
+        unlike_public(population, np.ones(TOTAL, bool), 0.0)
+    with pytest.raises(InputError, match="log_private must have one value"):
+        unlike_public(population, np.ones(TOTAL), 0.0, np.ones(2))
