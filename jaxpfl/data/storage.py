@@ -8,11 +8,12 @@ The folder is written under a temporary name and renamed, so it is whole or abse
 private: it is made with mode 0700.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,8 @@ from jaxpfl.data.columns import Column
 from jaxpfl.errors import CorruptFile, InputError
 
 _FORMAT = "jaxpfl population 1"
-_MANIFEST, _EXAMPLES, _CLIENTS = "manifest.json", "examples.arrow", "clients.arrow"
+EXAMPLES = "examples.arrow"
+_MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
 class Stored(NamedTuple):
@@ -48,6 +50,28 @@ def write(folder: Path, stored: Stored) -> None:
     Raises:
       InputError: `folder` exists.
     """
+    with new_folder(folder) as temporary:
+        arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
+        _write_table(temporary / EXAMPLES, pa.table(arrays))
+        write_clients(temporary, stored.client_ids, stored.offsets)
+        write_manifest(
+            temporary,
+            name=stored.name,
+            unit=stored.unit,
+            clients=len(stored.client_ids),
+            examples=int(stored.offsets[-1]),
+            columns={name: type_of(column) for name, column in stored.columns.items()},
+            fingerprint=stored.fingerprint,
+        )
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder under a temporary name, which is renamed when all went well, and else removed.
+
+    Raises:
+      InputError: `folder` exists.
+    """
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -55,31 +79,7 @@ def write(folder: Path, stored: Stored) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700)
     try:
-        arrays = {name: _to_arrow(column) for name, column in stored.columns.items()}
-        _write_table(temporary / _EXAMPLES, pa.table(arrays))
-        clients = {"client_id": stored.client_ids, "first": pa.array(stored.offsets[:-1])}
-        _write_table(temporary / _CLIENTS, pa.table(clients))
-        manifest = {
-            "format": _FORMAT,
-            "name": stored.name,
-            "unit": stored.unit,
-            "clients": len(stored.client_ids),
-            "examples": int(stored.offsets[-1]),
-            "columns": {name: _type_of(column) for name, column in stored.columns.items()},
-            "fingerprint": stored.fingerprint,
-            "files": {
-                name: {
-                    "bytes": (temporary / name).stat().st_size,
-                    "sha256": _sha256(temporary / name),
-                }
-                for name in (_EXAMPLES, _CLIENTS)
-            },
-        }
-        manifest["sha256"] = _own_sha256(manifest)
-        with (temporary / _MANIFEST).open("w", encoding="ascii") as file:
-            file.write(json.dumps(manifest, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -89,6 +89,50 @@ def write(folder: Path, stored: Stored) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_clients(temporary: Path, client_ids: pa.Array, offsets: np.ndarray) -> None:
+    """Writes the clients' file of a folder from `new_folder`."""
+    clients = {"client_id": client_ids, "first": pa.array(offsets[:-1])}
+    _write_table(temporary / _CLIENTS, pa.table(clients))
+
+
+def write_manifest(
+    temporary: Path,
+    *,
+    name: str,
+    unit: str,
+    clients: int,
+    examples: int,
+    columns: Mapping[str, Any],
+    fingerprint: str,
+) -> None:
+    """Writes the manifest of a folder from `new_folder`, after its other files.
+
+    Args:
+      columns: name -> `type_of`.
+    """
+    manifest = {
+        "format": _FORMAT,
+        "name": name,
+        "unit": unit,
+        "clients": clients,
+        "examples": examples,
+        "columns": dict(columns),
+        "fingerprint": fingerprint,
+        "files": {
+            file: {
+                "bytes": (temporary / file).stat().st_size,
+                "sha256": _sha256(temporary / file),
+            }
+            for file in (EXAMPLES, _CLIENTS)
+        },
+    }
+    manifest["sha256"] = _own_sha256(manifest)
+    with (temporary / _MANIFEST).open("w", encoding="ascii") as file:
+        file.write(json.dumps(manifest, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(folder: Path) -> Stored:
@@ -110,7 +154,7 @@ def read(folder: Path) -> Stored:
             raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
         if _sha256(path) != expected["sha256"]:
             raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
-    examples, clients = _map_table(folder / _EXAMPLES), _map_table(folder / _CLIENTS)
+    examples, clients = _map_table(folder / EXAMPLES), _map_table(folder / _CLIENTS)
     offsets = np.append(clients["first"].to_numpy(), np.int64(manifest["examples"]))
     columns = {
         name: _from_arrow(examples[name], type_, manifest["examples"])
@@ -143,13 +187,15 @@ def _own_sha256(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _type_of(column: Column) -> dict[str, Any]:
+def type_of(column: Column) -> dict[str, Any]:
+    """How the manifest describes a column."""
     if isinstance(column, np.ndarray):
         return {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
     return {"dtype": "text", "shape": []}
 
 
-def _to_arrow(column: Column) -> pa.Array:
+def to_arrow(column: Column) -> pa.Array:
+    """A column as it is stored."""
     if not isinstance(column, np.ndarray):
         return column
     # Arrow packs booleans into bits, which numpy cannot map.

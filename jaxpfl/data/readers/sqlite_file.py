@@ -1,0 +1,187 @@
+"""SQLite files from elsewhere: opened read-only, whole, and without trust in what they say.
+
+A file must have all the pages that its header counts, no journal beside it, texts in UTF-8, and
+the wanted tables as plain tables. A packed file is unpacked to a temporary one of mode 0600, which
+is removed in any case; its stream must be whole.
+"""
+
+import contextlib
+import errno
+import hashlib
+import lzma
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from jaxpfl.errors import CorruptFile, InputError
+
+MAX_UNPACKED_BYTES = 2**38
+MAX_IN_MEMORY_BYTES = 2**32
+MAX_VALUE_BYTES = 2**26
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_LZMA_MEMORY = 2**28
+_PIECE = 2**20
+_MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
+
+
+@contextlib.contextmanager
+def opened(
+    path: Path,
+    tables: Mapping[str, set[str]],
+    *,
+    sha256: str | None = None,
+    in_memory: bool = False,
+    folder: str | Path | None = None,
+) -> Iterator[sqlite3.Connection]:
+    """A connection to a file, that gives texts as bytes.
+
+    Args:
+      path: the file; one that ends in .lzma or .xz is unpacked.
+      tables: the columns that each table must have.
+      sha256: of the file as it is given, in hexadecimal; checked before anything is read.
+      in_memory: refuse what is too large to be read into memory.
+      folder: where the temporary file may go; by default where the system has such files.
+
+    Raises:
+      InputError: no such file or table, or the file is too large.
+      CorruptFile: the file is truncated or damaged.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file")
+    with errors_of(path), contextlib.ExitStack() as stack:
+        if sha256 is not None:
+            _check_sha256(path, sha256)
+        unpacked = path
+        if path.name.endswith((".lzma", ".xz")):
+            unpacked = stack.enter_context(_unpacked(path, folder, in_memory))
+        else:
+            _check_size(path, path.stat().st_size, in_memory)
+        _check_pages(path, unpacked)
+        connection = stack.enter_context(contextlib.closing(_connect(unpacked)))
+        for table, columns in tables.items():
+            _check_table(path, connection, table, columns)
+        yield connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    connection = sqlite3.connect(uri, uri=True)
+    # Decoded here: sqlite3's own error would show the text.
+    connection.text_factory = bytes
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
+        connection.execute(f"PRAGMA {setting}")
+    return connection
+
+
+def _check_pages(path: Path, unpacked: Path) -> None:
+    """Refuses what is no SQLite file, or not all of one."""
+    size = unpacked.stat().st_size
+    with unpacked.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
+        what = "is empty" if not size else "is not an SQLite file, or truncated"
+        raise CorruptFile(f"{path} {what}")
+    page = int.from_bytes(header[16:18], "big")
+    page = 65536 if page == 1 else page
+    pages = int.from_bytes(header[28:32], "big")
+    # Older writers leave the count of pages as it was: then these two numbers differ.
+    counted = header[24:28] == header[92:96] and pages > 0
+    if page < 512 or page & (page - 1) or size % page or (counted and size != page * pages):
+        raise CorruptFile(f"{path} has {size} bytes, its SQLite header counts {pages * page}")
+    if header[56:60] != (1).to_bytes(4, "big"):
+        raise InputError(f"{path} must hold its texts in UTF-8")
+    for journal in ("-wal", "-journal"):
+        beside = unpacked.with_name(unpacked.name + journal)
+        if beside.exists() and beside.stat().st_size:
+            raise InputError(f"{path} has unfinished writes in {beside}: open it with sqlite3 once")
+
+
+def _check_table(path: Path, connection: sqlite3.Connection, table: str, columns: set[str]) -> None:
+    query = "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?"
+    found = connection.execute(query, (table,)).fetchone()
+    if found is None:
+        raise InputError(f"{path} has no table {table!r}")
+    if not bytes(found[0] or b"").upper().startswith(b"CREATE TABLE"):
+        raise InputError(f"{path}: {table!r} is not a plain table")
+    rows = connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
+    held = {name.decode("utf-8", "replace") for (name,) in rows}
+    for column in sorted(columns - held):
+        raise InputError(f"{path}: table {table!r} has no column {column!r}")
+    # The order of the examples: a column of that name would hide it, some tables have none.
+    without = "WITHOUT ROWID" in bytes(found[0]).decode("utf-8", "replace").upper()
+    if without or held & {"rowid", "_rowid_", "oid"}:
+        raise InputError(f"{path}: table {table!r} must have SQLite's own rowid")
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected.lower():
+        raise CorruptFile(f"{path} has the SHA-256 {found}, expected {expected}")
+
+
+def _check_size(path: Path, size: int, in_memory: bool) -> None:
+    if in_memory and size > MAX_IN_MEMORY_BYTES:
+        raise InputError(
+            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, unpacked: too much for memory; "
+            "write it to a folder once, with `jaxpfl convert SOURCE FOLDER`, and open that"
+        )
+    if size > MAX_UNPACKED_BYTES:
+        raise InputError(
+            f"{path} has more than {MAX_UNPACKED_BYTES} bytes, unpacked: the most that is allowed"
+        )
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterator[Path]:
+    """The path of a temporary file with what `path` holds."""
+    temporary = Path(tempfile.mkdtemp(prefix=".tff-", dir=folder))
+    try:
+        target = temporary / "unpacked.sqlite"
+        with path.open("rb") as packed, open(target, "wb", opener=_private) as file:
+            unpacker = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
+            written, piece = 0, b""
+            while not unpacker.eof:
+                if unpacker.needs_input and not (piece := packed.read(_PIECE)):
+                    raise CorruptFile(f"{path} is truncated: its LZMA stream has no end")
+                content = unpacker.decompress(piece, _PIECE)
+                piece = b""
+                written += len(content)
+                _check_size(path, written, in_memory)
+                file.write(content)
+            if unpacker.unused_data or packed.read(1):
+                raise CorruptFile(f"{path} has more bytes behind the end of its LZMA stream")
+        yield target
+    except lzma.LZMAError:
+        raise CorruptFile(f"{path} is damaged, or no LZMA stream that 256 MiB can unpack") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def errors_of(path: Path) -> Iterator[None]:
+    """SQLite's errors as ours; theirs may show values."""
+    try:
+        yield
+    except sqlite3.DataError:
+        raise InputError(f"{path} has a row longer than {MAX_VALUE_BYTES} bytes") from None
+    except sqlite3.DatabaseError as error:
+        code = machine_error(error)
+        if code is not None:
+            raise OSError(code, os.strerror(code), str(path)) from None
+        raise CorruptFile(f"{path} is damaged: SQLite cannot read all of its pages") from None
+
+
+def machine_error(error: sqlite3.DatabaseError) -> int | None:
+    """The errno of a full disk or a failing one; None where the file is at fault."""
+    return _MACHINE_ERRORS.get((getattr(error, "sqlite_errorcode", None) or 0) & 0xFF)

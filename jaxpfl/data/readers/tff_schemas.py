@@ -1,0 +1,121 @@
+"""What the examples of TensorFlow Federated's data sets hold.
+
+Names, types and shapes are those that the loaders of tensorflow-federated 0.87 give
+(tff.simulation.datasets); files store neither shapes nor widths. `raw` columns are exactly these.
+The `canonical` ones are what this library's models read:
+
+| data set | canonical columns |
+|---|---|
+| emnist | image float32 [28, 28, 1], 0 = paper (the file has 1 = paper), label int32 |
+| cifar100 | image uint8 [32, 32, 3], label int32, coarse_label int32 |
+| celeba | image uint8 [84, 84, 3], 40 attributes bool |
+| shakespeare | text (the file's snippets) |
+| stackoverflow | text (the file's tokens), and the others as they are |
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from jaxpfl.data.columns import Column
+from jaxpfl.data.readers.example_proto import Feature
+
+Columns = dict[str, Column]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the examples of one data set hold.
+
+    Attributes:
+      features: name -> dtype and shape, in the order in which TFF gives them.
+      unit: what a client is, in words.
+      canonical: from the features' columns to those that models read.
+    """
+
+    features: dict[str, Feature]
+    unit: str
+    canonical: Callable[[Columns], Columns]
+
+
+def _emnist(columns: Columns) -> Columns:
+    image = np.float32(1) - columns["pixels"][..., None]
+    return {"image": image, "label": columns["label"]}
+
+
+def _cifar100(columns: Columns) -> Columns:
+    labels = {name: columns[name].astype(np.int32) for name in ("label", "coarse_label")}
+    return {"image": columns["image"], **labels}
+
+
+def _celeba(columns: Columns) -> Columns:
+    attributes = {name: column for name, column in columns.items() if name != "image"}
+    return {"image": columns["image"].astype(np.uint8), **attributes}
+
+
+def _shakespeare(columns: Columns) -> Columns:
+    return {"text": columns["snippets"]}
+
+
+def _stackoverflow(columns: Columns) -> Columns:
+    others = {name: column for name, column in columns.items() if name != "tokens"}
+    return {"text": columns["tokens"], **others}
+
+
+# fmt: off
+_ATTRIBUTES = (
+    "five_o_clock_shadow", "arched_eyebrows", "attractive", "bags_under_eyes", "bald", "bangs",
+    "big_lips", "big_nose", "black_hair", "blond_hair", "blurry", "brown_hair",
+    "bushy_eyebrows", "chubby", "double_chin", "eyeglasses", "goatee", "gray_hair",
+    "heavy_makeup", "high_cheekbones", "male", "mouth_slightly_open", "mustache", "narrow_eyes",
+    "no_beard", "oval_face", "pale_skin", "pointy_nose", "receding_hairline", "rosy_cheeks",
+    "sideburns", "smiling", "straight_hair", "wavy_hair", "wearing_earrings", "wearing_hat",
+    "wearing_lipstick", "wearing_necklace", "wearing_necktie", "young",
+)
+# fmt: on
+
+_TEXT, _INT64 = Feature("text"), Feature("int64")
+
+SCHEMAS = MappingProxyType(
+    {
+        "celeba": Schema(
+            dict(
+                sorted(
+                    {
+                        # TFF hands the pixels on as they are stored; they lie in 0 .. 255.
+                        "image": Feature("int64", (84, 84, 3)),
+                        **dict.fromkeys(_ATTRIBUTES, Feature("bool")),
+                    }.items()
+                )
+            ),
+            "celebrity",
+            _celeba,
+        ),
+        "cifar100": Schema(
+            {"coarse_label": _INT64, "image": Feature("uint8", (32, 32, 3)), "label": _INT64},
+            "dealt share of CIFAR-100",
+            _cifar100,
+        ),
+        "emnist": Schema(
+            {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))},
+            "writer",
+            _emnist,
+        ),
+        "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
+        "stackoverflow": Schema(
+            {
+                "creation_date": _TEXT,
+                "score": _INT64,
+                "tags": _TEXT,
+                "title": _TEXT,
+                "tokens": _TEXT,
+                "type": _TEXT,
+            },
+            "user of Stack Overflow",
+            _stackoverflow,
+        ),
+    }
+)
+"""By the names under which `data.open` knows them."""
