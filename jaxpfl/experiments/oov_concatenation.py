@@ -1,0 +1,226 @@
+"""The study of joined words: federated language models show a tokenizer's bug.
+
+Source: Augenstein et al. 2020, section 5 and appendix B. In a share of the sentences the first two
+words become one, which is out of vocabulary. Two models are trained under differential privacy:
+
+    words        over whole sentences: WHERE in a sentence words are out of vocabulary
+    characters   over the clients' out-of-vocabulary words alone: WHICH words those are
+
+Each share of the bug is a WORLD of its own: the same clients, another history. A world's two
+models are charged to one ledger and have one epsilon together; worlds are never added up, since
+only one of them happens to anybody. Everything drawn from the finished models is post-processing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.data import open as open_population
+from jaxpfl.data.corruptions import concatenate_first_words
+from jaxpfl.data.population import Population
+from jaxpfl.experiments import files, studies
+from jaxpfl.experiments.build import build_cohort, build_model, build_optimizer, build_plan
+from jaxpfl.experiments.candidates import open_public
+from jaxpfl.experiments.config import PrivacyConfig, TrainingConfig
+from jaxpfl.experiments.loop import Result, Tracking
+from jaxpfl.experiments.study_config import OovConcatenationConfig
+from jaxpfl.experiments.texts import public_vocabulary
+from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.characters import char_lm, log_prior, oov_words
+from jaxpfl.text.generate import sample_tokens
+from jaxpfl.text.oov import oov_rates
+from jaxpfl.text.top_words import top_words
+from jaxpfl.text.vocabulary import Vocabulary, with_words
+
+# Address what is drawn to be looked at; rounds have the small numbers.
+_SENTENCES, _WORDS = 2**32 - 5, 2**32 - 6
+
+
+def world_name(probability: float) -> str:
+    """0.01 -> "bug_1_percent": also the folder of the world's ledger."""
+    return f"bug_{100 * probability:g}_percent"
+
+
+def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, Any]]:
+    """Reads the clients and builds all that can be refused, before a directory is touched."""
+    clients = open_population(config.data.source)
+    if config.data.min_examples > 1:
+        clients = clients.with_min_examples(config.data.min_examples)
+    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    assert config.data.public is not None
+    public = open_public(config.data.public, parts["public"])
+    vocabulary = public_vocabulary(public, config.words.model.vocab_size)
+    study = _Study(config, with_words(parts["train"]), public, vocabulary)
+    if config.scaled_up:
+        studies.at_scale(config.scaled_up, study.plans)
+    return study.carry_out
+
+
+@dataclass(frozen=True)
+class _Study:
+    config: OovConcatenationConfig
+    clients: Population = field(repr=False)
+    public: Population = field(repr=False)
+    vocabulary: Vocabulary = field(repr=False)
+
+    @cached_property
+    def plans(self) -> dict[str, Plan]:
+        both = {"words": self.config.words, "characters": self.config.characters}
+        return {
+            name: build_plan(settings.privacy, settings.training, len(self.clients))
+            for name, settings in both.items()
+        }
+
+    @cached_property
+    def words(self) -> Algorithm:
+        settings = self.config.words
+        model = build_model(settings.model, self.vocabulary)
+        return _fed_avg(model, settings.training, self.plans["words"])
+
+    @cached_property
+    def characters(self) -> Algorithm:
+        settings = self.config.characters
+        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
+        public = oov_words(with_words(self.public), self.vocabulary, settings.model.max_bytes)
+        sizes = dataclasses.asdict(settings.model)
+        sizes.pop("max_bytes")
+        model = char_lm(**sizes, output_bias_prior=log_prior(public.columns["tokens"]))
+        return _fed_avg(model, settings.training, self.plans["characters"])
+
+    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
+        """Does what is left to do in `directory`, whose lock the caller holds."""
+        config = self.config
+        worlds = {}
+        for probability in config.bug.probabilities:
+            worlds[world_name(probability)] = self._world(probability, directory, shown)
+        return {
+            "population": self.clients.name,
+            "unit": self.clients.unit,
+            "vocabulary": {"size": len(self.vocabulary), "source": self.vocabulary.source},
+            "bug": dataclasses.asdict(config.bug),
+            "drawn": dataclasses.asdict(config.drawn),
+            "plans": {name: plan.to_dict() for name, plan in self.plans.items()},
+            "worlds": worlds,
+            "at_scale": studies.at_scale(config.scaled_up, self.plans),
+        }
+
+    def _world(self, probability: float, directory: Path, shown: bool) -> dict[str, Any]:
+        config, name = self.config, world_name(probability)
+        held = concatenate_first_words(self.clients, probability, config.bug.seed)
+        ledger = directory / "worlds" / name / "ledger.jsonl"
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        length = config.words.model.sequence_length
+        populations = {
+            "words": lambda: self.vocabulary.encode(held, length),
+            "characters": lambda: oov_words(
+                held, self.vocabulary, config.characters.model.max_bytes
+            ),
+        }
+        drawn = directory / "worlds" / name / "drawn.json"
+        results = {}
+        for kind, algorithm, privacy in (
+            ("words", self.words, config.words.privacy),
+            ("characters", self.characters, config.characters.privacy),
+        ):
+            results[kind] = self._run(
+                f"{kind}_{name}", algorithm, populations[kind](), privacy, ledger, directory, shown
+            )
+        record = {
+            "probability": probability,
+            "together": studies.together(ledger, config.words.privacy.delta),
+            "privacy": {kind: result.privacy for kind, result in results.items()},
+            **self._drawn(results, drawn, shown),
+        }
+        return jsonable(record)
+
+    def _run(
+        self,
+        name: str,
+        algorithm: Algorithm,
+        population: Population,
+        privacy: PrivacyConfig,
+        ledger: Path,
+        directory: Path,
+        shown: bool,
+    ) -> Result:
+        return studies.train(
+            self.config,
+            algorithm,
+            population,
+            name=name,
+            label=name,
+            directory=directory,
+            ledger=ledger,
+            budget=studies.budget_of(privacy),
+            tracking=Tracking(
+                evaluate_every=algorithm.plan.rounds,
+                checkpoint_every=self.config.run.checkpoint_every,
+                shown=shown,
+            ),
+        )
+
+    def _drawn(self, results: dict[str, Result], path: Path, shown: bool) -> dict[str, Any]:
+        """Sentences and words from the finished models; read where it was done, else made."""
+        of = {kind: result.metrics.get("output_hash") for kind, result in results.items()}
+        if path.exists():
+            record = files.read_json(path)
+            if record["of"] == of:
+                return record["found"]
+        settings, root = self.config.drawn, training_root(self.config.run.seed)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+            jax.random.fold_in(root, _SENTENCES), jnp.arange(settings.sentences)
+        )
+        sentences = sample_tokens(
+            self.words.model,  # pyright: ignore[reportArgumentType]
+            results["words"].params,
+            keys,
+            max_tokens=self.config.words.model.sequence_length,
+            progress=shown,
+        )
+        rates = oov_rates(sentences)
+        top = top_words(
+            self.characters.model,  # pyright: ignore[reportArgumentType]
+            results["characters"].params,
+            jax.random.fold_in(root, _WORDS),
+            number=settings.top,
+            draws=settings.words,
+            max_bytes=self.config.characters.model.max_bytes,
+            progress=shown,
+        )
+        found = jsonable(
+            {
+                "oov_by_position": rates.rate_T,
+                "standard_error": rates.standard_error_T(),
+                "oov_overall": rates.overall,
+                "top_words": [
+                    {"word": each.word, "log_probability": each.log_probability}
+                    for each in top.words
+                ],
+                "covered": top.covered,
+            }
+        )
+        text = json.dumps({"of": of, "found": found}, indent=1)
+        files.write_atomically(path, text + "\n")
+        return found
+
+
+def _fed_avg(model: Any, training: TrainingConfig, plan: Plan) -> Algorithm:
+    return fed_avg(
+        model,
+        client=build_optimizer(training.client),
+        server=build_optimizer(training.server),
+        plan=plan,
+        cohort=build_cohort(training),
+        chunk=training.chunk,
+    )

@@ -1,0 +1,68 @@
+"""What the pictures of studies share: axes in our style, and grids of images."""
+
+from typing import Any
+
+import numpy as np
+
+INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
+COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
+
+
+def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool = False) -> Any:
+    """One set of axes on a figure of its own; `stamped` writes NOT PRIVATE across it."""
+    # The object API: pyplot would keep every figure and choose a window system.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
+    found = figure.add_subplot()
+    found.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    found.grid(True, color="#e5e7eb", linewidth=0.8)
+    found.set_axisbelow(True)
+    found.spines[["top", "right"]].set_visible(False)
+    found.tick_params(colors=INK, labelsize=9)
+    if stamped:
+        found.text(
+            0.5, 0.5, "NOT PRIVATE", transform=found.transAxes, ha="center", va="center",
+            rotation=18, fontsize=30, fontweight="bold", color=RED, alpha=0.14,
+        )  # fmt: skip
+    return found
+
+
+def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: bool = False) -> Any:
+    """Grids of `side` x `side` images in rows and columns, each with a title.
+
+    Args:
+      blocks: rows of (title, uint8 images [N, H, W, C]); 0 = paper, shown white.
+    """
+    from matplotlib.figure import Figure
+
+    rows, columns = len(blocks), max(len(row) for row in blocks)
+    figure = Figure(figsize=(4.2 * columns, 4.5 * rows), dpi=120, layout="constrained")
+    for row, contents in enumerate(blocks):
+        for column, (title, images) in enumerate(contents):
+            panel = figure.add_subplot(rows, columns, row * columns + column + 1)
+            mosaic = _mosaic(images[: side * side], side)
+            if mosaic.shape[-1] == 1:
+                panel.imshow(mosaic[..., 0], cmap="gray_r", vmin=0, vmax=255)
+            else:
+                panel.imshow(mosaic)
+            panel.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+            panel.set_axis_off()
+    if stamped:
+        figure.text(
+            0.5, 0.5, "NOT PRIVATE", ha="center", va="center", rotation=18, fontsize=44,
+            fontweight="bold", color=RED, alpha=0.25,
+        )  # fmt: skip
+    return figure
+
+
+def _mosaic(images_NxHxWxC: np.ndarray, side: int) -> np.ndarray:
+    """Images side by side with a grey line between them: uint8 [rows, columns, C]."""
+    count, height, width, channels = images_NxHxWxC.shape
+    rows = -(-count // side)
+    canvas = np.full((rows, side, height + 2, width + 2, channels), 128, np.uint8)
+    for index, image in enumerate(images_NxHxWxC):
+        canvas[index // side, index % side, 1:-1, 1:-1] = image
+    return canvas.transpose(0, 2, 1, 3, 4).reshape(
+        rows * (height + 2), side * (width + 2), channels
+    )
