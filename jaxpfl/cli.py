@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("directory", metavar="DIR", type=Path)
     report = command("report", _report, "Write a run's report.html and its plots anew.")
     report.add_argument("directory", metavar="DIR", type=Path)
+    convert = command("convert", _convert, "Write clients' data to a folder that opens at once.")
+    convert.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
+    convert.add_argument("out", metavar="OUT", type=Path, help="a new folder; it is private")
     budget = command("budget", _budget, "Say what the releases in a ledger have cost together.")
     budget.add_argument("ledger", metavar="LEDGER", type=Path)
     budget.add_argument("--delta", type=float, required=True)
@@ -265,6 +268,13 @@ def _report(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
 
     path = write_report(arguments.directory)
     return {"report": str(path), "text": str(path)}
+
+
+def _convert(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.convert import convert
+
+    record = convert(arguments.source, arguments.out)
+    return {**record, "text": f"{record['clients']} clients written to {record['out']}"}
 
 
 def _budget(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:

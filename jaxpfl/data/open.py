@@ -12,16 +12,22 @@
                                            with ?split=sentences or ?split=lines
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
                                            ?split=...&min_examples=5
-    FOLDER                                 what Population.save wrote
+    PATH.sqlite, PATH.sqlite.lzma          a data set of TensorFlow Federated; with ?dataset=emnist
+                                           (stackoverflow, shakespeare, cifar100, celeba), and
+                                           &split=all_train&form=raw&sha256=HEX&min_examples=5,
+                                           each optional (see `readers.tff_sqlite`)
+    FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
-A path may begin with ~ or hold $NAME, an environment variable. With `split`, an example is a
-sentence, paragraph or line of a text (see `readers.prose`), and min_examples counts these.
+A path may begin with ~ or hold $NAME, an environment variable. With `split`, an example of a text
+file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; of
+TensorFlow Federated's files it names the part to read.
 """
 
 import difflib
 import os
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -34,10 +40,14 @@ from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.data.readers.prose import PIECES
+from jaxpfl.data.readers.tff_schemas import SCHEMAS
+from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
+from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
+from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
 
 _READERS = ("docstrings", "digits")
-_ENDINGS = ".jsonl, .jsonl.gz, .npz, " + ", ".join(plain_text.ENDINGS)
+_ENDINGS = ", ".join((".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS))
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -66,6 +76,23 @@ def open(source: str | Path | Population) -> Population:
     return _open_path(Path(_expand(path)), options, source)
 
 
+def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
+    """The source's population batch by batch; None if only `open` can read such a source.
+
+    Args:
+      folder: where temporary files may go.
+
+    Raises:
+      InputError, CorruptFile: as `open`, here or while the stream is read.
+    """
+    path, _, query = source.partition("?")
+    options = _parse_query(source, query)
+    if not path.endswith(_TFF_ENDINGS) or "min_examples" in options:
+        return None
+    typed = _tff_options(options, source)
+    return stream_tff(_expand(path), **typed, name=_name_of_split(source, typed), folder=folder)
+
+
 def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
     if path.is_dir() and storage.is_stored(path):
         _typed(source, options, {})
@@ -73,12 +100,14 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
     if path.is_dir():
         raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
     plain = path.name.endswith(plain_text.ENDINGS)
-    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz", ".npz")):
+    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz", ".npz", *_TFF_ENDINGS)):
         raise _unknown(source, path)
     if not path.is_file():
         raise InputError(f"source {source!r}: there is no such file")
     if path.name.endswith(".npz"):
         return _open_arrays(path, options, source)
+    if path.name.endswith(_TFF_ENDINGS):
+        return _open_tff(path, options, source)
     kinds: dict[str, Callable] = {"split": str, "min_examples": _integer}
     if not plain:
         kinds = {"client": str, "text": str, "columns": _names, **kinds}
@@ -99,6 +128,25 @@ def _open_arrays(path: Path, options: dict[str, str], source: str) -> Population
     columns = {**IMAGE_COLUMNS, **typed}
     population = read_arrays(path, client=client, columns=columns, name=source.partition("?")[0])
     return population.with_min_examples(at_least) if at_least > 1 else population
+
+
+def _open_tff(path: Path, options: dict[str, str], source: str) -> Population:
+    typed = _tff_options(options, source)
+    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
+    population = read_tff(path, **typed, name=_name_of_split(source, typed))
+    return population.with_min_examples(at_least) if at_least > 1 else population
+
+
+def _tff_options(options: dict[str, str], source: str) -> dict:
+    kinds = {**dict.fromkeys(("dataset", "split", "form", "sha256"), str), "min_examples": _integer}
+    typed = _typed(source, options, kinds)
+    checks.one_of(f"source {source!r}: dataset", typed.get("dataset"), tuple(SCHEMAS))
+    return typed
+
+
+def _name_of_split(source: str, typed: dict) -> str:
+    path = source.partition("?")[0]
+    return f"{path} [{typed['split']}]" if "split" in typed else path
 
 
 def _unknown(source: str, path: Path) -> InputError:
