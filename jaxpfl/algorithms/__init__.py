@@ -1,6 +1,7 @@
 """One file per system, each reading like its paper.
 
 fed_avg           DP-FedAvg
+fed_avg_gan       DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred              a private Frechet distance from clients' data to public corpora
 frechet           the distance itself, from moments
 gaussian_moments  moments of embeddings, streaming; mixtures in closed form
@@ -9,5 +10,15 @@ gaussian_moments  moments of embeddings, streaming; mixtures in closed form
 from jaxpfl.algorithms import frechet, fred, gaussian_moments
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import FedAvgState, fed_avg
+from jaxpfl.algorithms.fed_avg_gan import GANState, fed_avg_gan
 
-__all__ = ["Algorithm", "FedAvgState", "fed_avg", "frechet", "fred", "gaussian_moments"]
+__all__ = [
+    "Algorithm",
+    "FedAvgState",
+    "GANState",
+    "fed_avg",
+    "fed_avg_gan",
+    "frechet",
+    "fred",
+    "gaussian_moments",
+]

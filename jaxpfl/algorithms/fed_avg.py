@@ -43,7 +43,7 @@ class FedAvgState(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
-def _server_step(optimizer, params, state, release, denominator):
+def server_step(optimizer, params, state, release, denominator):
     """The server optimiser on the pseudo-gradient, minus the mean of the clients' changes."""
     pseudo_gradient = jax.tree.map(lambda leaf: -leaf / denominator, release)
     # Optax mixes integer and float types in places; its results are float32 all the same.
@@ -108,7 +108,7 @@ def fed_avg(
     )
     everywhere = NamedSharding(mesh, PartitionSpec())
     if start is not None:
-        _check_start(start, like)
+        check_start(start, like)
 
     def init(key):
         # Copied: a step donates the state's buffers, and `start` is the caller's.
@@ -117,7 +117,7 @@ def fed_avg(
 
     def step(state, cohort, keys):
         release, door_state = door(state.params, cohort, state.door, keys)
-        params, server_state, update_norm, output_hash = _server_step(
+        params, server_state, update_norm, output_hash = server_step(
             server, state.params, state.server, release, plan.denominator
         )
         metrics = {
@@ -138,7 +138,7 @@ def fed_avg(
     )
 
 
-def _check_start(start: Any, like: Any) -> None:
+def check_start(start: Any, like: Any) -> None:
     """Refuses parameters of another model."""
 
     def described(tree: Any) -> dict[str, str]:

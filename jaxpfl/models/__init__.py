@@ -10,3 +10,5 @@ from jaxpfl.models.cifg_lstm import CIFGLanguageModel as CIFGLanguageModel
 from jaxpfl.models.cnn import CNN as CNN
 from jaxpfl.models.cnn import classifier_cnn as classifier_cnn
 from jaxpfl.models.cnn import emnist_cnn as emnist_cnn
+from jaxpfl.models.gan import GAN as GAN
+from jaxpfl.models.gan import sample_images as sample_images

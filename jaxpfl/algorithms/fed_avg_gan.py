@@ -1,0 +1,289 @@
+"""DP-FedAvg-GAN: the critic learns on clients, the generator only from the critic.
+
+Source: Augenstein et al. 2020, "Generative models for effective ML on private, decentralized
+datasets", Algorithm 1.
+
+    for each round t:
+        sample a cohort                               each client with probability q
+        for each client k in the cohort:
+            delta_k = CriticTraining(critic, generator)    on its images, against drawn ones
+            delta_k = delta_k min(1, S / ||delta_k||)
+        release   = sum_k delta_k + N(0, z^2 S^2)
+        critic    = server optimiser(critic, -release / n)
+        generator = GeneratorSteps(generator, critic)      on the server, no client's data
+
+The generator meets clients' data only through the released critic, so it is post-processing and
+costs no privacy: the guarantee is that of DP-FedAvg on the critic. A client's change includes the
+moving statistics of the critic's batch normalisation, which depend on its images: they are clipped
+and noised with the rest.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl import checks
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.fed_avg import check_start, fingerprint, server_step
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.federated.accumulators import Accumulator
+from jaxpfl.federated.client import Examples
+from jaxpfl.federated.mesh import client_mesh
+from jaxpfl.federated.private_sum import DoorState, private_sum
+from jaxpfl.models.base import Model
+from jaxpfl.models.gan import GAN, to_range, with_statistics
+from jaxpfl.privacy.plan import Plan
+
+PyTree = Any
+
+# Addresses the generator's draws among a round's training keys; clients have the small numbers.
+_SERVER = 2**32 - 1
+
+
+class GANState(NamedTuple):
+    """Everything a round starts from."""
+
+    generator: PyTree
+    critic: PyTree
+    generator_optimizer: optax.OptState
+    server: optax.OptState
+    door: DoorState
+    rounds: jax.Array  # int32 scalar, rounds done
+
+
+@dataclass(frozen=True)
+class CriticTraining:
+    """A client function: trains the critic on own and drawn images and returns the change.
+
+    Each batch meets as many drawn images as it holds real ones, drawn anew by the broadcast
+    generator from the client's key. The optimiser's state starts afresh in every round. The
+    contribution is exactly 0 for a client without examples.
+
+    Attributes:
+      gan: networks and losses.
+      optimizer: any optax optimiser.
+    """
+
+    gan: GAN
+    optimizer: optax.GradientTransformation
+
+    def __call__(self, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+        """Returns critic_after - critic_before, moving statistics included.
+
+        Args:
+          broadcast: {"generator": ..., "critic": ...}, parameters.
+          examples: the client's, with a column "image".
+          key: of all that the client draws.
+        """
+        gan, critic = self.gan, broadcast["critic"]
+
+        def step(index, carry):
+            local, optimizer_state = carry
+            real = examples.mask[index]
+            image = to_range(examples.batches["image"][index], real)
+            noise_key, point_key = jax.random.split(jax.random.fold_in(key, index))
+            noise = gan.draw_noise(noise_key, real.shape[0])
+            drawn = gan.generate(broadcast["generator"], noise, real)
+            gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
+                local, drawn, image, real, point_key
+            )
+            # Optax mixes integer and float types in places; its results are float32 all the same.
+            with jax.numpy_dtype_promotion("standard"):
+                updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
+            trained = with_statistics(
+                optax.apply_updates(local, _but_statistics(updates)), statistics
+            )
+            # A step that is all padding leaves everything as it was.
+            taken = jnp.any(real)
+            return jax.tree.map(
+                lambda new, old: jnp.where(taken, new, old), (trained, new_state), carry
+            )
+
+        # A traced bound: padding steps are not run.
+        start = critic, self.optimizer.init(critic)
+        trained, _ = jax.lax.fori_loop(0, examples.steps, step, start)
+        return jax.tree.map(jnp.subtract, trained, critic)
+
+
+def _but_statistics(updates: PyTree) -> PyTree:
+    """An optimiser's updates of a critic without those of its moving statistics.
+
+    Their gradient is 0, but weight decay would move them.
+    """
+    normalisation = dict(updates["normalisation"])
+    for name in ("mean", "variance"):
+        normalisation[name] = jnp.zeros_like(normalisation[name])
+    return {**updates, "normalisation": normalisation}
+
+
+@partial(
+    jax.jit,
+    static_argnames=("gan", "optimizer", "batch"),
+    donate_argnames=("generator", "optimizer_state"),
+)
+def train_generator(
+    gan, optimizer, batch, generator, optimizer_state, critic, rounds, every, steps, key
+):
+    """The server's part of a round: trains the generator against the released critic.
+
+    A step whose loss or update is not finite is left out, so that it cannot destroy the run.
+
+    Args:
+      gan, optimizer, batch: networks, any optax optimiser, images a step; static.
+      generator, optimizer_state: donated.
+      critic: its released parameters.
+      rounds: int32 scalar, rounds done before this one.
+      every, steps: int32 scalars; in every `every`-th round there are `steps` steps, else none.
+      key: of the round's training.
+
+    Returns:
+      (generator, optimizer state, rounds + 1, mean loss of the steps taken or 0, number of steps
+      left out, uint32 [2] fingerprint of the generator).
+    """
+    rounds = rounds + 1
+    steps = jnp.where(rounds % every == 0, steps, 0)
+    key = jax.random.fold_in(key, jnp.uint32(_SERVER))
+
+    def step(index, carry):
+        generator, optimizer_state, loss_sum, left_out = carry
+        noise = gan.draw_noise(jax.random.fold_in(key, index), batch)
+        loss, gradients = jax.value_and_grad(gan.generator_loss)(generator, critic, noise)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, new_state = optimizer.update(gradients, optimizer_state, generator)
+        trained = optax.apply_updates(generator, updates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(trained))
+        generator, optimizer_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (trained, new_state),
+            (generator, optimizer_state),
+        )
+        loss_sum = loss_sum + jnp.where(finite, loss, 0.0)
+        return generator, optimizer_state, loss_sum, left_out + (~finite).astype(jnp.int32)
+
+    start = generator, optimizer_state, jnp.float32(0), jnp.int32(0)
+    generator, optimizer_state, loss_sum, left_out = jax.lax.fori_loop(0, steps, step, start)
+    taken = jnp.maximum(steps - left_out, 1).astype(jnp.float32)
+    loss = loss_sum / taken
+    return generator, optimizer_state, rounds, loss, left_out, fingerprint(generator)
+
+
+def fed_avg_gan(
+    gan: GAN,
+    *,
+    client: optax.GradientTransformation,
+    generator: optax.GradientTransformation,
+    server: optax.GradientTransformation,
+    plan: Plan,
+    cohort: CohortSpec | None = None,
+    generator_steps: int = 6,
+    generator_batch: int = 32,
+    generator_every: int = 1,
+    mesh: Mesh | None = None,
+    chunk: int | None = None,
+    accumulator: Accumulator | None = None,
+    start: Any = None,
+) -> Algorithm:
+    """Returns DP-FedAvg-GAN for `gan` under `plan`.
+
+    Args:
+      gan: what is trained.
+      client: the clients' optimiser of the critic; the paper's is `optax.sgd(5e-4)`.
+      generator: the generator's optimiser, on the server; the paper's is `optax.sgd(5e-3)`.
+      server: the server's optimiser of the critic; the paper's is `optax.sgd(1.0)`.
+      plan: privacy of the whole run.
+      cohort: how clients' images are capped and batched; default the paper's, at most 6 batches of
+        32, the last one perhaps smaller.
+      generator_steps: steps of the generator whenever it is trained.
+      generator_batch: images drawn for each of them.
+      generator_every: rounds between two trainings of the generator: more gives the critic a lead.
+      mesh, chunk, accumulator: see `federated.private_sum`.
+      start: PUBLIC parameters to start from, {"generator": ..., "critic": ...}; None draws them by
+        `gan.init`.
+
+    Raises:
+      InputError: a number is not positive and whole, or `start` is not a tree of `gan`'s
+        parameters.
+
+    Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
+    (float32, L2 norm of the critic's noisy mean update), `generator_loss` (float32, mean over the
+    round's generator steps that were taken, 0 without any), `generator_left_out` (int32, the
+    round's generator steps that were not finite and therefore not taken) and `output_hash` (uint32
+    [2], of both networks).
+    """
+    checks.positive_int("generator_steps", generator_steps)
+    checks.positive_int("generator_batch", generator_batch)
+    checks.positive_int("generator_every", generator_every)
+    mesh = client_mesh() if mesh is None else mesh
+    cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
+    like = jax.eval_shape(gan.init, jax.eval_shape(lambda: jax.random.key(0)))
+    door = private_sum(
+        CriticTraining(gan, client),
+        plan,
+        like["critic"],
+        mesh=mesh,
+        chunk=chunk,
+        accumulator=accumulator,
+    )
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    if start is not None:
+        check_start(start, like)
+
+    def init(key):
+        # Copied: a step donates the state's buffers, and `start` is the caller's.
+        params = gan.init(key) if start is None else jax.tree.map(jnp.array, start)
+        state = GANState(
+            params["generator"],
+            params["critic"],
+            generator.init(params["generator"]),
+            server.init(params["critic"]),
+            door.init(),
+            jnp.int32(0),
+        )
+        return jax.device_put(state, everywhere)
+
+    def step(state, cohort, keys):
+        release, door_state = door(params(state), cohort, state.door, keys)
+        critic, server_state, update_norm, critic_hash = server_step(
+            server, state.critic, state.server, release, plan.denominator
+        )
+        trained, optimizer_state, rounds, loss, left_out, generator_hash = train_generator(
+            gan,
+            generator,
+            generator_batch,
+            state.generator,
+            state.generator_optimizer,
+            critic,
+            state.rounds,
+            np.int32(generator_every),
+            np.int32(generator_steps),
+            keys.train,
+        )
+        metrics = {
+            "clip_norm": state.door.clip_norm,
+            "update_norm": update_norm,
+            "generator_loss": loss,
+            "generator_left_out": left_out,
+            "output_hash": critic_hash * jnp.uint32(31) + generator_hash,
+        }
+        next_state = GANState(trained, critic, optimizer_state, server_state, door_state, rounds)
+        return next_state, metrics
+
+    def params(state):
+        return {"generator": state.generator, "critic": state.critic}
+
+    return Algorithm(
+        init=init,
+        step=step,
+        params=params,
+        plan=plan,
+        cohort=cohort,
+        # What a loop over rounds asks of it: a name and the columns it reads.
+        model=cast(Model, gan),
+        shards=door.shards,
+    )

@@ -1,0 +1,375 @@
+"""A generative adversarial network for images: a generator and a critic.
+
+The networks of Augenstein et al. 2020 ("Generative models for effective ML on private,
+decentralized datasets", appendix C.2), for an image of H x W pixels and noise of size 128:
+
+    generator  dense 1024, BN, ReLU; dense H/4 x W/4 x 256, BN, ReLU; transposed convolution 64
+               (4 x 4, stride 2), BN, ReLU; the same with 32; convolution to the image's channels
+               (4 x 4), bias, tanh. Only the last layer has a bias.
+    critic     convolution 64 (4 x 4, stride 2), bias, leaky ReLU (0.01); the same with 128; dense
+               1024, BN, leaky ReLU; dense 1, bias.
+
+At 28 x 28 x 1 the generator has 13,285,217 parameters and the critic 6,556,865 trainable ones, and
+6,558,913 with the moving statistics of its batch normalisation.
+
+BN is batch normalisation with an offset and no scale, always in training mode, as the authors found
+necessary: it normalises by the statistics of the batch at hand. Its moving statistics (momentum
+0.999) enter no result. The critic's are kept among its parameters all the same, so that a client's
+update has them and what is clipped and noised is what the paper clips and noises; nothing reads the
+generator's, which no client changes, and it has none.
+
+Images are float32 in [-1, 1] within, where the data's 0 (paper) is -1 and its 1 (ink) is 1.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params, merge, split
+from jaxpfl.models.convolution import Form, convolve, upsample_convolve
+
+Loss = Literal["wasserstein_gp", "non_saturating"]
+
+MOMENTUM = 0.999
+"""Of the critic's moving statistics."""
+
+_EPSILON = 1e-3  # added to a variance before its root
+_KERNEL = 4
+_LEAK = 0.01
+_DRAWN_TOGETHER = 64
+
+Statistics = tuple[Array, Array]
+"""Mean and variance of a batch before normalisation, float32 [..., features]."""
+
+
+def normalise(x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
+    """Batch normalisation of [B, ..., F] by the statistics of the rows where `real_B` is True.
+
+    Mean and (biased) variance run over those rows and over the axes between the first and the
+    last. Other rows influence nothing, provided that they are finite. Without any real row, mean
+    and variance are 0.
+    """
+    between = tuple(range(1, x_BxF.ndim - 1))
+    pixels = int(np.prod([x_BxF.shape[axis] for axis in between], dtype=int))
+    count = jnp.maximum(jnp.sum(real_B, dtype=jnp.float32), 1.0) * jnp.float32(pixels)
+    weight = jnp.expand_dims(real_B.astype(jnp.float32), tuple(range(1, x_BxF.ndim)))
+
+    def mean_over_real(values):
+        return jnp.sum(values * weight, axis=(0, *between), keepdims=True) / count
+
+    mean = mean_over_real(x_BxF)
+    centred = x_BxF - mean
+    variance = mean_over_real(jnp.square(centred))
+    normal = centred * jax.lax.rsqrt(variance + jnp.float32(_EPSILON))
+    return normal, (mean.reshape(-1), variance.reshape(-1))
+
+
+class Layer(nnx.Module):
+    """A kernel (Glorot-uniform), and a bias that is added or an offset that follows BN."""
+
+    def __init__(self, shape: tuple[int, ...], key: Array, *, bias: bool = False):
+        self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(shape[-1], jnp.float32)) if bias else None
+
+    def shifted(self, x: Array) -> Array:
+        """`x` [..., F] plus the bias."""
+        assert self.bias is not None
+        return x + jnp.expand_dims(self.bias[...], tuple(range(x.ndim - 1)))
+
+
+class Normalisation(nnx.Module):
+    """Batch normalisation with an offset; `moving` adds the moving statistics."""
+
+    def __init__(self, features: int, *, moving: bool = False):
+        self.offset = nnx.Param(jnp.zeros(features, jnp.float32))
+        self.mean = nnx.BatchStat(jnp.zeros(features, jnp.float32)) if moving else None
+        self.variance = nnx.BatchStat(jnp.ones(features, jnp.float32)) if moving else None
+
+    def __call__(self, x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
+        normal, statistics = normalise(x_BxF, real_B)
+        return normal + jnp.expand_dims(self.offset[...], tuple(range(x_BxF.ndim - 1))), statistics
+
+
+class Generator(nnx.Module):
+    """From noise [B, Z] to images [B, H, W, C] in [-1, 1]."""
+
+    def __init__(self, config: "GAN", key: Array):
+        height, width, channels = config.image_shape
+        self.form: Form = config.form
+        self.small = (height // 4, width // 4, config.scaled(256))
+        hidden, first, second = config.scaled(1024), config.scaled(64), config.scaled(32)
+        keys = [jax.random.fold_in(key, i) for i in range(5)]
+        window = (_KERNEL, _KERNEL)
+        self.hidden = Layer((config.noise, hidden), keys[0])
+        self.seed = Layer((hidden, self.small[0] * self.small[1] * self.small[2]), keys[1])
+        self.upsample_0 = Layer((*window, self.small[2], first), keys[2])
+        self.upsample_1 = Layer((*window, first, second), keys[3])
+        self.output = Layer((*window, second, channels), keys[4], bias=True)
+        self.normalisation_0 = Normalisation(hidden)
+        self.normalisation_1 = Normalisation(self.small[0] * self.small[1] * self.small[2])
+        self.normalisation_2 = Normalisation(first)
+        self.normalisation_3 = Normalisation(second)
+
+    def __call__(self, noise_BxZ: Array, real_B: Array) -> Array:
+        x = self._activated(self.normalisation_0, noise_BxZ @ self.hidden.kernel[...], real_B)
+        x = self._activated(self.normalisation_1, x @ self.seed.kernel[...], real_B)
+        x = x.reshape(-1, *self.small)
+        for layer, normalisation in (
+            (self.upsample_0, self.normalisation_2),
+            (self.upsample_1, self.normalisation_3),
+        ):
+            x = upsample_convolve(x, layer.kernel[...], form=self.form)
+            x = self._activated(normalisation, x, real_B)
+        x = convolve(x, self.output.kernel[...], padding="SAME", form=self.form)
+        return jnp.tanh(self.output.shifted(x))
+
+    @staticmethod
+    def _activated(normalisation: Normalisation, x: Array, real_B: Array) -> Array:
+        return jax.nn.relu(normalisation(x, real_B)[0])
+
+
+class Critic(nnx.Module):
+    """From images [G, B, H, W, C] to scores [G, B]; the G batches are normalised one by one."""
+
+    def __init__(self, config: "GAN", key: Array):
+        height, width, channels = config.image_shape
+        self.form: Form = config.form
+        first, second, hidden = config.scaled(64), config.scaled(128), config.scaled(1024)
+        keys = [jax.random.fold_in(key, i) for i in range(4)]
+        window = (_KERNEL, _KERNEL)
+        self.convolution_0 = Layer((*window, channels, first), keys[0], bias=True)
+        self.convolution_1 = Layer((*window, first, second), keys[1], bias=True)
+        self.hidden = Layer((height // 4 * (width // 4) * second, hidden), keys[2])
+        self.normalisation = Normalisation(hidden, moving=True)
+        self.output = Layer((hidden, 1), keys[3], bias=True)
+
+    def __call__(self, image_GxBxHxWxC: Array, real_B: Array) -> tuple[Array, Statistics]:
+        groups, batch = image_GxBxHxWxC.shape[:2]
+        x = image_GxBxHxWxC.reshape(groups * batch, *image_GxBxHxWxC.shape[2:])
+        for layer in (self.convolution_0, self.convolution_1):
+            x = convolve(x, layer.kernel[...], stride=2, padding="SAME", form=self.form)
+            x = jax.nn.leaky_relu(layer.shifted(x), _LEAK)
+        hidden_NxF = x.reshape(groups * batch, -1) @ self.hidden.kernel[...]
+        hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
+        # One batch after the other: mixed, the statistics would tell real from generated.
+        normal = [self.normalisation(hidden_BxF, real_B) for hidden_BxF in hidden_GxBxF]
+        x = jax.nn.leaky_relu(jnp.concatenate([values for values, _ in normal]), _LEAK)
+        score_NxO = self.output.shifted(x @ self.output.kernel[...])
+        statistics = jax.tree.map(lambda *group: jnp.stack(group), *(s for _, s in normal))
+        return score_NxO.reshape(groups, batch), statistics
+
+
+@dataclass(frozen=True)
+class GAN:
+    """Generator and critic, and their losses; batches hold "image" [B, H, W, C].
+
+    Data are uint8 (0 .. 255) or float32 (0 .. 1) with 0 = paper and 1 = ink; see `to_range`.
+
+    Attributes:
+      image_shape: (height, width, channels); height and width multiples of 4.
+      width: scales all channels and dense widths; 1 is the paper's.
+      noise: size of the generator's input.
+      loss: "wasserstein_gp" (Gulrajani et al. 2017) or "non_saturating" (Goodfellow et al. 2014).
+      gradient_penalty: weight of the gradient penalty of "wasserstein_gp".
+      weight_decay: each network's loss has half of it times the sum of the squares of that
+        network's kernels; biases, offsets and statistics are left alone.
+      form: how convolutions are computed, see `jaxpfl.models.convolution`.
+      name: public name.
+
+    Raises:
+      InputError: a size is not a positive whole number, or no multiple of 4 where it must be.
+    """
+
+    image_shape: tuple[int, int, int] = (28, 28, 1)
+    width: float = 1.0
+    noise: int = 128
+    loss: Loss = "wasserstein_gp"
+    gradient_penalty: float = 10.0
+    weight_decay: float = 2.5e-5
+    form: Form = "auto"
+    name: str = "gan"
+
+    def __post_init__(self):
+        if not isinstance(self.image_shape, tuple) or len(self.image_shape) != 3:
+            raise InputError(
+                f"image_shape must be (height, width, channels), found {self.image_shape!r}"
+            )
+        for size in self.image_shape:
+            checks.positive_int("image_shape", size)
+        if any(size % 4 for size in self.image_shape[:2]):
+            raise InputError(
+                "image_shape: height and width must be multiples of 4, found "
+                f"{self.image_shape[0]} x {self.image_shape[1]}"
+            )
+        checks.positive("width", self.width)
+        checks.positive_int("noise", self.noise)
+        checks.one_of("loss", self.loss, ("wasserstein_gp", "non_saturating"))
+        checks.non_negative("gradient_penalty", self.gradient_penalty)
+        checks.non_negative("weight_decay", self.weight_decay)
+        checks.one_of("form", self.form, ("auto", "patches", "convolution"))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("image",)
+
+    def scaled(self, features: int) -> int:
+        """The paper's number of channels or units, at this width."""
+        return max(1, round(self.width * features))
+
+    @cached_property
+    def _graphdefs(self) -> tuple[nnx.GraphDef, nnx.GraphDef]:
+        def definition(network):
+            return nnx.split(nnx.eval_shape(lambda: network(self, jax.random.key(0))))[0]
+
+        return definition(Generator), definition(Critic)
+
+    def init(self, key: Array) -> Params:
+        """{"generator": ..., "critic": ...}: Glorot-uniform kernels, all else zero or one."""
+        generator_key, critic_key = jax.random.split(key)
+        return {
+            "generator": split(Generator(self, generator_key))[1],
+            "critic": split(Critic(self, critic_key))[1],
+        }
+
+    def draw_noise(self, key: Array, batch: int) -> Array:
+        """The generator's input: standard normal, float32 [batch, noise]."""
+        return jax.random.normal(key, (batch, self.noise), jnp.float32)
+
+    def generate(self, generator: Params, noise_BxZ: Array, real_B: Array) -> Array:
+        """Images [B, H, W, C] in [-1, 1]; rows where `real_B` is False influence no other."""
+        return merge(self._graphdefs[0], generator)(noise_BxZ, real_B)
+
+    def scores(
+        self, critic: Params, image_GxBxHxWxC: Array, real_B: Array
+    ) -> tuple[Array, Statistics]:
+        """Scores [G, B] of G batches, and each batch's statistics [G, F] (mean, variance).
+
+        Args:
+          critic: its parameters.
+          image_GxBxHxWxC: float32 in [-1, 1], all of it finite.
+          real_B: bool, the rows that count, the same in each of the batches.
+        """
+        return merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
+
+    def critic_loss(
+        self, critic: Params, drawn_BxHxWxC: Array, image_BxHxWxC: Array, real_B: Array, key: Array
+    ) -> tuple[Array, Statistics]:
+        """What the critic minimises on one batch of drawn and one of real images.
+
+        "wasserstein_gp": mean D(drawn) - mean D(image) + 10 mean (||grad_x D(x)|| - 1)^2 with x a
+        point between each drawn and real image, one uniform number an example. "non_saturating":
+        mean softplus(-D(image)) + mean softplus(D(drawn)). Both plus the weight decay. Means are
+        over the rows where `real_B` is True.
+
+        Args:
+          critic: its parameters.
+          drawn_BxHxWxC: generated images in [-1, 1].
+          image_BxHxWxC: real images in [-1, 1], finite.
+          real_B: bool, the rows that count.
+          key: of the points between.
+
+        Returns:
+          The loss, and the statistics [2, F] of the drawn and of the real batch, for
+          `with_statistics`.
+        """
+        both = jnp.stack([drawn_BxHxWxC, image_BxHxWxC])
+        (drawn_B, score_B), statistics = self.scores(critic, both, real_B)
+        if self.loss == "non_saturating":
+            loss_B = jax.nn.softplus(-score_B) + jax.nn.softplus(drawn_B)
+        else:
+            share_B = jax.random.uniform(key, real_B.shape, jnp.float32)
+            share = share_B[:, None, None, None]
+            between = drawn_BxHxWxC + share * (image_BxHxWxC - drawn_BxHxWxC)
+
+            def total_score(image):
+                scores, _ = self.scores(critic, image[None], real_B)
+                return jnp.sum(jnp.where(real_B, scores[0], 0.0))
+
+            slope_B = _norm_per_example(jax.grad(total_score)(between))
+            penalty_B = jnp.float32(self.gradient_penalty) * jnp.square(slope_B - 1.0)
+            loss_B = drawn_B - score_B + penalty_B
+        return _mean_over(loss_B, real_B) + self._decay(critic), statistics
+
+    def generator_loss(self, generator: Params, critic: Params, noise_BxZ: Array) -> Array:
+        """What the generator minimises: -mean D(drawn), or mean softplus(-D(drawn)), plus decay."""
+        everyone = jnp.ones(noise_BxZ.shape[:1], bool)
+        drawn = self.generate(generator, noise_BxZ, everyone)
+        score_B = self.scores(critic, drawn[None], everyone)[0][0]
+        loss_B = jax.nn.softplus(-score_B) if self.loss == "non_saturating" else -score_B
+        return _mean_over(loss_B, everyone) + self._decay(generator)
+
+    def _decay(self, params: Params) -> Array:
+        squares = [
+            jnp.sum(jnp.square(leaf))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+            if path[-1].key == "kernel"
+        ]
+        return jnp.float32(0.5 * self.weight_decay) * sum(squares, jnp.float32(0))
+
+
+def to_range(image: Array, real_B: Array) -> Array:
+    """Data's images [B, ...] as float32 in [-1, 1]; rows where `real_B` is False become 0.
+
+    uint8 counts from 0 to 255, any other type from 0 to 1.
+    """
+    scale = 2.0 / 255.0 if image.dtype == jnp.uint8 else 2.0
+    ranged = image.astype(jnp.float32) * jnp.float32(scale) - jnp.float32(1)
+    return jnp.where(jnp.expand_dims(real_B, tuple(range(1, image.ndim))), ranged, 0.0)
+
+
+def with_statistics(critic: Params, statistics: Statistics) -> Params:
+    """The critic's parameters with their moving statistics moved by each batch's [G, F], in order.
+
+    moving = 0.999 moving + 0.001 batch, for mean and variance.
+    """
+    normalisation = dict(critic["normalisation"])
+    for name, values_GxF in zip(("mean", "variance"), statistics, strict=True):
+        for values_F in values_GxF:
+            step = jnp.float32(1 - MOMENTUM) * (values_F - normalisation[name])
+            normalisation[name] = normalisation[name] + step
+    return {**critic, "normalisation": normalisation}
+
+
+def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarray:
+    """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
+
+    Args:
+      gan: the network.
+      params: as `GAN.init` and `Algorithm.params` return them; only "generator" is read.
+      key: typed; the first images are the same whatever the number, and no image depends on more
+        than the 64 that it is drawn and normalised with.
+      number: at least 1.
+    """
+    blocks = -(-checks.positive_int("number", number) // _DRAWN_TOGETHER)
+    drawn = [
+        np.asarray(_drawn_block(gan, params["generator"], jax.random.fold_in(key, block)))
+        for block in range(blocks)
+    ]
+    return np.concatenate(drawn)[:number]
+
+
+@partial(jax.jit, static_argnames=("gan",))
+def _drawn_block(gan: GAN, generator: Params, key: Array) -> Array:
+    everyone = jnp.ones(_DRAWN_TOGETHER, bool)
+    images = gan.generate(generator, gan.draw_noise(key, _DRAWN_TOGETHER), everyone)
+    return (images + 1.0) / 2.0
+
+
+def _mean_over(values_B: Array, real_B: Array) -> Array:
+    count = jnp.maximum(jnp.sum(real_B, dtype=jnp.float32), 1.0)
+    return jnp.sum(jnp.where(real_B, values_B, 0.0)) / count
+
+
+def _norm_per_example(x_BxHxWxC: Array) -> Array:
+    """L2 norm [B] whose gradient at 0 is 0: that of a batch of one, which BN makes constant."""
+    square_B = jnp.sum(jnp.square(x_BxHxWxC), axis=(1, 2, 3))
+    positive_B = square_B > 0
+    return jnp.where(positive_B, jnp.sqrt(jnp.where(positive_B, square_B, 1.0)), 0.0)
