@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo test test-newest test-slow lint bench constraints clean
+.PHONY: help demo test test-newest test-slow lint bench tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow    the tests that take minutes"
 	@echo "make lint         ruff and pyright"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
+	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
 	@echo "make clean        remove environments and caches; runs/ stays"
 
@@ -54,6 +55,15 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.frechet
 	.venv/bin/python -m benchmarks.micro.fred_noise
 
+# TFF_FILES: sources such as "PATH.sqlite?dataset=emnist&split=all_train"; default: the fixtures,
+# and files made for it.
+tff-check: .venv/installed-dev .venv-tff/installed
+	.venv/bin/python tools/tff_check.py $(foreach source,$(TFF_FILES),"$(source)")
+
+.venv-tff/installed: tools/tff_environment.sh
+	@tools/tff_environment.sh "$(PYTHON)"
+	@touch $@
+
 # The core alone, for a user; a developer's environment contains it.
 .venv/installed: $(PINS)
 	@tools/environment.sh .venv "" "$(PYTHON)"
@@ -75,5 +85,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
