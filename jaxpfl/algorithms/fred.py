@@ -48,7 +48,7 @@ from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape
 from jaxpfl.federated.private_sum import private_sum
 from jaxpfl.privacy import accounting, confirmation
-from jaxpfl.privacy.keys import key_to_words, require_noise_key, round_keys, training_root
+from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan, Unit
 from jaxpfl.text.embed import Embedder, embedded
@@ -435,7 +435,7 @@ def private_moments(
     if ledger.unit != plan.unit:
         raise InputError(f"the ledger protects each {ledger.unit}, the plan each {plan.unit}")
     identity = _identity(clients, plan, run)
-    noise_key = _bound(noise_key, identity)
+    noise_key = bound_to(noise_key, identity)
     # With the secret key in it, this tells nothing of the data, unlike a hash of the data alone.
     charged_as = hashlib.sha256(f"{key_to_words(noise_key)}".encode()).hexdigest()[:12]
     ledger.charge(plan.event(), LABEL, run=f"{run} {charged_as}", round=0)
@@ -488,14 +488,6 @@ def _identity(clients: Population, plan: FredPlan, run: str) -> bytes:
     digest.update(np.ascontiguousarray(clients.columns["embedding"]).data)
     digest.update(clients.offsets.astype("<i8").data)
     return digest.digest()
-
-
-def _bound(noise_key: jax.Array, identity: bytes) -> jax.Array:
-    """A key of this query alone: with it in another, the difference would be free of noise."""
-    require_noise_key(noise_key)
-    for word in np.frombuffer(identity[:16], np.uint32):
-        noise_key = jax.random.fold_in(noise_key, jnp.uint32(word))
-    return noise_key
 
 
 def public_moments(

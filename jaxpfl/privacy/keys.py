@@ -65,6 +65,25 @@ def round_keys(training_root: jax.Array, noise_root: jax.Array, round: int) -> R
     )
 
 
+def bound_to(noise_root: jax.Array, identity: bytes) -> jax.Array:
+    """Returns the key of one query alone, a function of root and identity.
+
+    Were one key used for two queries of equal shape, the difference of the releases would be free
+    of noise.
+
+    Args:
+      identity: a hash of all that the query's answer follows from besides the noise; at least 16
+        bytes, of which the first 16 are used. PRIVATE where it is of private data.
+    """
+    require_noise_key(noise_root)
+    if len(identity) < 16:
+        raise InputError(f"identity must have at least 16 bytes, found {len(identity)}")
+    key = noise_root
+    for word in np.frombuffer(identity[:16], np.uint32):
+        key = jax.random.fold_in(key, jnp.uint32(word))
+    return key
+
+
 def key_to_words(key: jax.Array) -> list[int]:
     """Returns a typed threefry4x32 key as four ints, for a private file."""
     require_noise_key(key)

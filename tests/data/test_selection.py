@@ -171,7 +171,7 @@ def test_unlike_public_compares_likelihoods():
     population = from_clients({"a": {"x": np.zeros(4)}, "b": {"x": np.zeros(3)}})
     nothing = -np.inf
     public = np.array([-1.0, -5.0, -5.0, nothing, nothing, np.nan, -2.0])
-    private = np.array([-1.0, -1.0, -4.0, -3.0, nothing, -1.0, np.nan])
+    private = np.array([-1.0, -1.0, -3.0, -3.0, nothing, -1.0, np.nan])
     found = unlike_public(population, public, 2.0, private)
     assert found.tolist() == [False, True, False, True, False, False, False]
     found = unlike_public(population, public.astype(np.float32), -4.0)

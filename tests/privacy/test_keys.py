@@ -137,3 +137,20 @@ def test_noise_is_float32_for_narrow_leaves():
     noise = mechanisms.gaussian_noise_like(keys.noise_root(reproducible_seed=1), tree, 1.0)
     assert {leaf.dtype for leaf in jax.tree.leaves(noise)} == {jnp.dtype("float32")}
     assert {name: leaf.shape for name, leaf in noise.items()} == {"a": (8,), "b": (2, 3)}
+
+
+def test_the_key_of_a_query_depends_on_every_bit_of_root_and_identity():
+    identity = bytes(range(16))
+    roots = [keys.noise_root(0), keys.noise_root(1)]
+    found = {tuple(words(keys.bound_to(root, identity))) for root in roots}
+    for byte in range(16):
+        for bit in (1, 128):
+            changed = bytearray(identity)
+            changed[byte] ^= bit
+            found.add(tuple(words(keys.bound_to(roots[0], bytes(changed)))))
+    assert len(found) == 34
+    assert tuple(words(keys.bound_to(roots[0], identity + b"more"))) in found
+    with pytest.raises(InputError, match="at least 16 bytes, found 15"):
+        keys.bound_to(roots[0], identity[:15])
+    with pytest.raises(InputError, match="typed JAX key"):
+        keys.bound_to(jnp.zeros(2, jnp.uint32), identity)

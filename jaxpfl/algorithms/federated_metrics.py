@@ -1,0 +1,439 @@
+"""How well a model does on private clients, as ONE release with user-level privacy.
+
+A threshold, a model or a step chosen by private accuracies is a release of them. Here every client
+sends one vector of L2 norm at most 1, through the door, once:
+
+    sqrt(h)      one-hot of the bin that its own accuracy falls in
+    sqrt(1 - h)  for each slice, the shares of its examples that are in the slice and correct, and
+                 in it and incorrect
+
+The shares are non-negative and sum to at most 1, so their norm is at most 1 also; h, the
+histogram's share of the squared norm, decides who gets the precision. A client without examples
+sends zero. Metrics of slices are therefore means over USERS: each has the same say, however much it
+holds.
+
+Guarantee: the sum moves by at most 1 when a client is added or removed, the noise has standard
+deviation z, and so the release is a Gaussian mechanism of multiplier z. All that `Metrics` tells
+(accuracies, percentiles, their spread) is computed from it and costs nothing more.
+
+The task: Augenstein et al. 2020 ("Generative models for effective ML on private, decentralized
+datasets"), appendix C.3, sets thresholds at percentiles of user accuracy; it releases none of them
+privately. The mechanism is ours.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, NamedTuple, Self
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize
+
+from jaxpfl import checks
+from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.data.prefetch import prefetch
+from jaxpfl.errors import InputError
+from jaxpfl.federated.client import Examples
+from jaxpfl.federated.mesh import client_mesh
+from jaxpfl.federated.private_sum import private_sum
+from jaxpfl.privacy import accounting, confirmation
+from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
+
+LABEL = "federated_metrics"
+
+TWENTIETHS = tuple(i / 20 for i in range(21))
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricsPlan:
+    """What one release of metrics does and costs; every field is public.
+
+    Attributes:
+      population: N, the number of clients.
+      noise_multiplier: z.
+      delta: of the statement; below 1 / N.
+      edges: of the histogram's bins, increasing from 0 to 1. A bin holds its lower edge, the last
+        one both. Narrow bins where thresholds are expected cost little; each bin has equal noise.
+      slices: names of the slices, by number: slice 0, 1, ... of the column released by. One slice
+        holds everything.
+      histogram_share: h, of the squared norm. At 1 no slices are released, at 0 no histogram.
+      max_examples: a client with more uses a uniform subset of this many.
+      private: False only through `without_privacy`.
+
+    Raises:
+      InputError: a field is not of its kind, out of range, or contradicts another.
+    """
+
+    population: int
+    noise_multiplier: float
+    delta: float
+    edges: tuple[float, ...] = TWENTIETHS
+    slices: tuple[str, ...] = ("all",)
+    histogram_share: float = 0.5
+    max_examples: int = 1024
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("population", "max_examples"):
+            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        edges = tuple(checks.real("edges", edge) for edge in self.edges)
+        rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
+        if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rising:
+            raise InputError(f"edges must increase from 0 to 1, found {list(edges)}")
+        object.__setattr__(self, "edges", edges)
+        slices = tuple(self.slices)
+        named = all(isinstance(name, str) and name for name in slices)
+        if isinstance(self.slices, str) or not slices or not named:
+            raise InputError(f"slices must be names, at least one, found {self.slices!r}")
+        if len(set(slices)) != len(slices):
+            raise InputError("slices must have different names, found one twice")
+        object.__setattr__(self, "slices", slices)
+        checks.fraction("histogram_share", self.histogram_share)
+        self._door()  # checks noise and delta as any plan's
+
+    @classmethod
+    def calibrated(
+        cls,
+        epsilon: float,
+        delta: float,
+        population: int,
+        **settings: Any,
+    ) -> Self:
+        """Returns the plan with the least noise that is (epsilon, delta)-private.
+
+        By the exact Gaussian (Balle and Wang 2018); a second formula must confirm the epsilon.
+
+        Args:
+          settings: the other fields of the plan.
+
+        Raises:
+          InputError: as the plan.
+        """
+        target = checks.positive("epsilon", epsilon)
+        trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
+        z = accounting.smallest_noise_multiplier(
+            dp_accounting.GaussianDpEvent, target, trial.delta, "pld", "add_or_remove_one"
+        )
+        if confirmation.gaussian_epsilon(1 / z, trial.delta) > target * (1 + 1e-9):
+            raise InputError(f"the accountants disagree on epsilon = {target:g}")
+        return dataclasses.replace(trial, noise_multiplier=z)
+
+    @classmethod
+    def without_privacy(cls, population: int, **settings: Any) -> Self:
+        """Returns the same metrics without noise: NOT private, and the statement says so."""
+        return cls(
+            population=population, noise_multiplier=0.0, delta=0.0, private=False, **settings
+        )
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """By what histogram and slices are multiplied before noise of deviation z: sqrt shares."""
+        return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
+
+    def event(self) -> dp_accounting.DpEvent:
+        """Returns the event of the release."""
+        return self._door().round_event()
+
+    def epsilon(self) -> float:
+        """Returns what the release costs at `delta` (exact)."""
+        if not self.private:
+            return math.inf
+        return confirmation.gaussian_epsilon(1 / self.noise_multiplier, self.delta)
+
+    def statement(self) -> str:
+        """Returns the guarantee in one line."""
+        if not self.private:
+            return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
+        return (
+            f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
+            "unit = client, adjacency = add or remove one client, accountant = exact Gaussian"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    def _door(self) -> Plan:
+        """Everyone takes part, once, with a norm of at most 1."""
+        everyone: dict[str, Any] = {
+            "population": self.population,
+            "clients_per_round": self.population,
+            "rounds": 1,
+            "clip_norm": 1.0,
+        }
+        if not self.private:
+            if self.noise_multiplier != 0:
+                raise InputError("a plan without privacy has no noise: use without_privacy")
+            return Plan.without_privacy(**everyone)
+        return Plan(noise_multiplier=self.noise_multiplier, delta=self.delta, **everyone)
+
+
+class SliceMetric(NamedTuple):
+    """One slice, in users: each is 1 in all slices together.
+
+    Attributes:
+      correct, count: noisy; a count may be negative.
+      accuracy: correct / count, cut to 0 .. 1; NaN where the count is not above its noise.
+      noise: about the standard deviation that the noise gives to `accuracy`; NaN where that is.
+    """
+
+    correct: float
+    count: float
+    accuracy: float
+    noise: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """The released metrics; public.
+
+    Attributes:
+      plan: what was released and at which noise.
+      histogram_B: noisy number of users by accuracy, float64 [bins]; None if not released.
+      correct_J, incorrect_J: noisy sums of users' shares, float64 [slices]; None if not released.
+    """
+
+    plan: MetricsPlan
+    histogram_B: np.ndarray | None
+    correct_J: np.ndarray | None
+    incorrect_J: np.ndarray | None
+
+    @property
+    def noise(self) -> tuple[float, float]:
+        """Standard deviation of each histogram bin, and of each correct and incorrect sum."""
+        z = self.plan.noise_multiplier
+        histogram, slices = self.plan.weights
+        return (z / histogram if histogram else math.inf, z / slices if slices else math.inf)
+
+    @property
+    def slices(self) -> dict[str, SliceMetric]:
+        """Name -> the metric of that slice."""
+        correct_J, incorrect_J = self._of_slices()
+        pairs = zip(correct_J.tolist(), incorrect_J.tolist(), strict=True)
+        found = [_slice_metric(right, wrong, self.noise[1]) for right, wrong in pairs]
+        return dict(zip(self.plan.slices, found, strict=True))
+
+    def accuracy(self) -> float:
+        """The mean over users of their accuracy on examples in any slice; in 0 .. 1, or NaN."""
+        correct_J, incorrect_J = self._of_slices()
+        deviation = self.noise[1] * math.sqrt(len(correct_J))
+        return _slice_metric(float(correct_J.sum()), float(incorrect_J.sum()), deviation).accuracy
+
+    def percentile(self, percent: float) -> float:
+        """The accuracy that `percent` of the users with examples stay below; in 0 .. 1.
+
+        From the monotone cumulative nearest the noisy one in least squares, so that it never
+        falls as `percent` rises, whatever negative bins the noise has made; straight within a bin.
+        Where nobody is between two bins it is the lower one's end. Without noise it is within a
+        bin of the exact one. NaN where the noisy total is not positive.
+
+        Args:
+          percent: strictly between 0 and 100.
+        """
+        if not 0 < checks.real("percent", percent) < 100:
+            raise InputError(f"percent must lie strictly between 0 and 100, found {percent!r}")
+        if self.histogram_B is None:
+            raise InputError("no histogram was released: histogram_share is 0")
+        rising = np.asarray(optimize.isotonic_regression(np.cumsum(self.histogram_B)).x)
+        below = np.concatenate([np.zeros(1), np.maximum(rising, 0.0)])
+        wanted = percent / 100 * below[-1]
+        if not wanted > 0:
+            return math.nan
+        upper = int(np.searchsorted(below, wanted, side="left"))
+        inside = (wanted - below[upper - 1]) / (below[upper] - below[upper - 1])
+        low, high = self.plan.edges[upper - 1 : upper + 1]
+        return float(low + inside * (high - low))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the released numbers as plain values for JSON."""
+
+        def listed(array: np.ndarray | None) -> list[float] | None:
+            return None if array is None else array.tolist()
+
+        return {
+            "plan": self.plan.to_dict(),
+            "statement": self.plan.statement(),
+            "histogram": listed(self.histogram_B),
+            "correct": listed(self.correct_J),
+            "incorrect": listed(self.incorrect_J),
+        }
+
+    def _of_slices(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.correct_J is None or self.incorrect_J is None:
+            raise InputError("no slices were released: histogram_share is 1")
+        return self.correct_J, self.incorrect_J
+
+
+def release(
+    clients: Population,
+    plan: MetricsPlan,
+    *,
+    correct: Any,
+    ledger: Ledger,
+    noise_key: jax.Array,
+    slice_column: str | None = None,
+    run: str = LABEL,
+) -> Metrics:
+    """Releases the metrics of a model on all clients.
+
+    The ledger is charged before anything is released. The same release again, with the same `run`,
+    noise key, plan and data, is the same release and costs nothing more; whatever of these
+    differs, the noise is independent and it is charged.
+
+    Args:
+      clients: the clients; N of them, as the plan says.
+      plan: what is released and at which noise.
+      correct: bool [examples], of `federated.evaluation.correct_examples`. PRIVATE.
+      ledger: of these clients.
+      noise_key: of `privacy.keys.noise_root()`, kept private.
+      slice_column: a column of whole numbers, each example's slice; an example whose number names
+        no slice is in none, but counts in its client's shares. None: all are in slice 0.
+      run: names the release in the ledger.
+
+    Raises:
+      InputError: `correct` or the column is not as expected; the plan or the ledger is of another
+        population.
+      BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
+    """
+    examples = _examples(clients, correct, slice_column)
+    if plan.population != len(clients):
+        raise InputError(
+            f"the plan is for a population of {plan.population} clients, the data has another "
+            "number"
+        )
+    if ledger.population != clients.fingerprint:
+        raise InputError("the ledger is of another population than the clients evaluated")
+    if ledger.unit != "client":
+        raise InputError(f"the ledger protects each {ledger.unit}, the metrics each client")
+    noise_key = bound_to(noise_key, _identity(examples, plan, run))
+    # With the secret key in it, this tells nothing of the data, unlike a hash of the data alone.
+    charged_as = hashlib.sha256(f"{key_to_words(noise_key)}".encode()).hexdigest()[:12]
+    ledger.charge(plan.event(), LABEL, run=f"{run} {charged_as}", round=0)
+
+    bins, slices = len(plan.edges) - 1, len(plan.slices)
+    like = {
+        "histogram": jax.ShapeDtypeStruct((bins,), jnp.float32),
+        "correct": jax.ShapeDtypeStruct((slices,), jnp.float32),
+        "incorrect": jax.ShapeDtypeStruct((slices,), jnp.float32),
+    }
+    door = private_sum(
+        ClientMetrics(plan.edges, slices, plan.weights), plan._door(), like, mesh=client_mesh()
+    )
+    spec = CohortSpec(
+        batch_size=min(256, plan.max_examples),
+        max_examples=plan.max_examples,
+        clients_per_bucket=32 * door.shards,
+    )
+    # Which examples of a large client are used is secret: subsets are addressed by index, and with
+    # a public seed the removal of one client would change the others' for all to compute.
+    words = f"metrics cohort {key_to_words(noise_key)}"
+    seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
+    cohort = Cohort(
+        examples, np.arange(len(examples)), spec, seed=seed, round=0, shards=door.shards
+    )
+    keys = round_keys(training_root(0), noise_key, 0)
+    with prefetch(cohort) as buckets:
+        total, _ = door((), buckets, door.init(), keys)
+    sums = {name: np.asarray(part, np.float64) for name, part in total.items()}
+    histogram, shares = plan.weights
+    return Metrics(
+        plan,
+        sums["histogram"] / histogram if histogram else None,
+        sums["correct"] / shares if shares else None,
+        sums["incorrect"] / shares if shares else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMetrics:
+    """A client function: the vector at the head of this file.
+
+    It reads the columns "correct", bool, and "slice", int32.
+
+    Attributes:
+      edges: of the histogram's bins.
+      slices: their number.
+      weights: of histogram and slices; their squares sum to 1.
+    """
+
+    edges: tuple[float, ...]
+    slices: int
+    weights: tuple[float, float]
+
+    def __call__(self, broadcast: Any, examples: Examples, key: jax.Array) -> dict[str, jax.Array]:
+        """Returns "histogram" [bins], "correct" [slices] and "incorrect" [slices], float32."""
+        del broadcast, key  # the client has evaluated the model already, and draws nothing
+        numbers_J = jnp.arange(self.slices, dtype=jnp.int32)
+
+        def add(step, carry):
+            held, hits, correct_J, incorrect_J = carry
+            real_B = examples.mask[step]
+            correct_B = real_B & examples.batches["correct"][step]
+            here_BxJ = examples.batches["slice"][step][:, None] == numbers_J[None, :]
+            right_BxJ = here_BxJ & correct_B[:, None]
+            wrong_BxJ = here_BxJ & (real_B & ~correct_B)[:, None]
+            return (
+                held + jnp.sum(real_B, dtype=jnp.float32),
+                hits + jnp.sum(correct_B, dtype=jnp.float32),
+                correct_J + jnp.sum(right_BxJ, axis=0, dtype=jnp.float32),
+                incorrect_J + jnp.sum(wrong_BxJ, axis=0, dtype=jnp.float32),
+            )
+
+        zero_J = jnp.zeros(self.slices, jnp.float32)
+        start = (jnp.float32(0), jnp.float32(0), zero_J, zero_J)
+        held, hits, correct_J, incorrect_J = jax.lax.fori_loop(0, examples.steps, add, start)
+        divisor = jnp.maximum(held, 1)
+        inner = jnp.asarray(self.edges[1:-1], jnp.float32)
+        number = jnp.sum(hits / divisor >= inner, dtype=jnp.int32)
+        in_bin_B = (jnp.arange(len(self.edges) - 1, dtype=jnp.int32) == number) & (held > 0)
+        histogram, shares = (jnp.float32(weight) for weight in self.weights)
+        return {
+            "histogram": histogram * in_bin_B.astype(jnp.float32),
+            "correct": shares * correct_J / divisor,
+            "incorrect": shares * incorrect_J / divisor,
+        }
+
+
+def _examples(clients: Population, correct: Any, slice_column: str | None) -> Population:
+    """The clients with the columns that the client function reads."""
+    correct = np.asarray(correct)
+    if correct.dtype != bool or correct.shape != (clients.num_examples,):
+        raise InputError("correct must be one boolean an example")
+    if slice_column is None:
+        number = np.zeros(len(correct), np.int32)
+    else:
+        held = clients.columns.get(slice_column)
+        if not isinstance(held, np.ndarray) or held.dtype.kind not in "iu" or held.ndim != 1:
+            raise InputError(
+                f"slices need a column {slice_column!r} of whole numbers, one an example; the "
+                f"clients have {', '.join(clients.columns)}"
+            )
+        # What does not fit 32 bits names no slice.
+        number = np.clip(held, -1, 2**31 - 1).astype(np.int32)
+    return clients.with_columns({"correct": correct, "slice": number})
+
+
+def _identity(examples: Population, plan: MetricsPlan, run: str) -> bytes:
+    """SHA-256 of all that a release follows from, but its noise key. PRIVATE."""
+    digest = hashlib.sha256(json.dumps([run, plan.to_dict(), examples.fingerprint]).encode())
+    digest.update(examples.columns["correct"].tobytes())
+    digest.update(examples.columns["slice"].astype("<i4").tobytes())
+    digest.update(examples.offsets.astype("<i8").tobytes())
+    return digest.digest()
+
+
+def _slice_metric(correct: float, incorrect: float, deviation: float) -> SliceMetric:
+    count = correct + incorrect
+    # Both sums carry noise of this deviation, so the count carries sqrt(2) of it.
+    if not count > math.sqrt(2) * deviation:
+        return SliceMetric(correct, count, math.nan, math.nan)
+    accuracy = min(max(correct / count, 0.0), 1.0)
+    noise = deviation * math.hypot(1 - accuracy, accuracy) / count
+    return SliceMetric(correct, count, accuracy, noise)
