@@ -260,7 +260,7 @@ def test_the_noise_is_that_of_the_plan(tmp_path):
     found = measured(population, np.zeros(0, bool), plan, tmp_path)
     assert found.noise == pytest.approx((3 / math.sqrt(0.8), 3 / math.sqrt(0.2)))
     assert found.histogram_B is not None
-    # Of n values, a standard deviation is known to 1 / sqrt(2 n): five of these are 8 and 11 percent.
+    # Of n values, a deviation is known to 1 / sqrt(2 n): five of these are 8 and 11 percent.
     assert found.histogram_B.std() == pytest.approx(found.noise[0], rel=0.08)
     for sums in (found.correct_J, found.incorrect_J):
         assert sums is not None and sums.std() == pytest.approx(found.noise[1], rel=0.11)
