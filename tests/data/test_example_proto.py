@@ -1,0 +1,267 @@
+"""tf.train.Example: what an independent encoder writes is read back; damage never passes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpfl.data.readers import example_proto
+from jaxpfl.data.readers.example_proto import DefectError, ExampleDecoder, Feature
+from jaxpfl.errors import InputError
+from tests.data.tff_files import entry, example, feature, message, varint
+
+SCHEMA = {
+    "label": Feature("int32"),
+    "long": Feature("int64", (2,)),
+    "pixels": Feature("float32", (2, 2)),
+    "a_name_of_more_than_16_bytes": Feature("text"),
+    "flag": Feature("bool"),
+    "gray": Feature("uint8", (3,)),
+}
+INT64 = st.integers(-(2**63), 2**63 - 1)
+FLOAT = st.floats(width=32)
+VALUES = st.fixed_dictionaries(
+    {
+        "label": st.integers(-(2**31), 2**31 - 1).map(np.int64),
+        "long": st.lists(INT64, min_size=2, max_size=2).map(lambda v: np.array(v, np.int64)),
+        "pixels": st.lists(FLOAT, min_size=4, max_size=4).map(lambda v: np.array(v, np.float32)),
+        "a_name_of_more_than_16_bytes": st.text(max_size=200).map(
+            lambda text: text.encode("utf-8", "replace")
+        ),
+        "flag": st.integers(0, 1),
+        "gray": st.lists(st.integers(0, 255), min_size=3, max_size=3),
+    }
+)
+
+
+def check(columns, rows):
+    assert list(columns) == list(SCHEMA)
+    for name, expected in SCHEMA.items():
+        column = columns[name]
+        if expected.dtype == "text":
+            assert [text.encode() for text in column.to_pylist()] == [row[name] for row in rows]
+            continue
+        wanted = np.array([np.reshape(row[name], expected.shape) for row in rows])
+        assert column.dtype == expected.dtype
+        assert column.shape == (len(rows), *expected.shape)
+        # Bytes: NaN must stay the same NaN.
+        assert column.tobytes() == wanted.astype(expected.dtype).tobytes()
+
+
+@given(st.lists(VALUES, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_round_trip_in_any_order_of_features(rows, random):
+    decoder = ExampleDecoder(SCHEMA)
+    # One order for all, then one for each: the order is learnt, and must not be relied on.
+    for shuffled_each in (False, True):
+        names = random.sample(list(SCHEMA), len(SCHEMA))
+        messages = []
+        for row in rows:
+            if shuffled_each:
+                names = random.sample(names, len(names))
+            messages.append(example({name: row[name] for name in names}))
+        check(decoder.decode(messages), rows)
+        check(decoder.decode(messages[::-1]), rows[::-1])
+
+
+def unusual(row, random):
+    """The same message in another of the forms that the format allows."""
+    unknown = [
+        message(15, b"later"),
+        varint(8 * 14) + varint(2**63),
+        varint(8 * 13 + 5) + b"abcd",
+        varint(8 * 12 + 1) + b"abcdefgh",
+    ]
+    entries = []
+    for name, value in row.items():
+        encoded = feature(value, packed=random.random() < 0.5)
+        if random.random() < 0.3:
+            encoded = random.choice(unknown) + encoded
+        if random.random() < 0.3:
+            # One of three fields: the last counts.
+            encoded = message(1, message(1, b"other")) + message(3, b"") + encoded
+        entries.append(entry(name, encoded))
+        if random.random() < 0.3:
+            entries.append(random.choice(unknown))
+    cut = random.randint(0, len(entries))
+    parts = [message(1, b"".join(entries[:cut])), message(1, b"".join(entries[cut:]))]
+    return random.choice(unknown) + parts[0] + random.choice(unknown) + parts[1]
+
+
+@given(st.lists(VALUES, min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_every_form_that_the_format_allows(rows, random):
+    mixed = [unusual(row, random) if i % 2 == 0 else example(row) for i, row in enumerate(rows)]
+    check(ExampleDecoder(SCHEMA).decode(mixed), rows)
+
+
+def test_lists_in_several_pieces_are_merged():
+    split = message(3, message(1, varint(5))) + message(3, varint(8) + varint(-7))
+    others = {name: value for name, value in ROW.items() if name != "long"}
+    usual = b"".join(entry(name, feature(value)) for name, value in others.items())
+    columns = ExampleDecoder(SCHEMA).decode([message(1, usual + entry("long", split))])
+    assert columns["long"].tolist() == [[5, -7]]
+
+
+ROW = {
+    "label": 3,
+    "long": [-1, 2**40],
+    "pixels": np.arange(4, dtype=np.float32),
+    "a_name_of_more_than_16_bytes": b"rosebud",
+    "flag": 1,
+    "gray": [0, 127, 255],
+}
+
+
+@given(st.data())
+def test_damage_is_reported_or_changes_a_value_but_nothing_else_happens(data):
+    """Any byte changed, cut off or put in: a DefectError of that message, or whole columns."""
+    whole = example(ROW)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    how = data.draw(st.sampled_from(["change", "cut", "insert", "remove"]))
+    byte = bytes([data.draw(st.integers(0, 255))])
+    damaged = {
+        "change": whole[:at] + byte + whole[at + 1 :],
+        "cut": whole[:at],
+        "insert": whole[:at] + byte + whole[at:],
+        "remove": whole[:at] + whole[at + 1 :],
+    }[how]
+    decoder = ExampleDecoder(SCHEMA)
+    try:
+        columns = decoder.decode([whole, damaged, whole])
+    except DefectError as error:
+        assert error.index == 1
+        assert "rosebud" not in error.reason
+    else:
+        for name, column in columns.items():
+            assert len(column) == 3
+            for row in (0, 2):
+                alone = ExampleDecoder(SCHEMA).decode([whole])[name]
+                one = column[row]
+                assert one == alone[0] if name.startswith("a_name") else (one == alone[0]).all()
+
+
+def test_every_cut_is_refused():
+    whole = example(ROW)
+    decoder = ExampleDecoder(SCHEMA)
+    for length in range(len(whole)):
+        with pytest.raises(DefectError) as caught:
+            decoder.decode([whole, whole[:length]])
+        assert caught.value.index == 1
+        assert caught.value.corrupt or length == 0
+
+
+def replaced(**changes):
+    return example({**ROW, **changes})
+
+
+def without(name):
+    return example({key: value for key, value in ROW.items() if key != name})
+
+
+HUGE = varint(2**63)
+DEFECTS = {
+    "another kind": (replaced(label=np.float32([1])), '"label" holds floats, expected integers'),
+    "bytes": (replaced(label=b"rosebud"), '"label" holds bytes, expected integers'),
+    "too few": (replaced(long=[1]), '"long" does not hold the 2 integers of shape [2]'),
+    "too many": (replaced(long=[1, 2, 3]), '"long" does not hold the 2 integers'),
+    "too few floats": (replaced(pixels=np.zeros(3, np.float32)), "the 4 floats of shape [2, 2]"),
+    "no values": (replaced(long=np.zeros(0, np.int64)), '"long" does not hold'),
+    "too wide": (replaced(label=2**31), '"label" has a value that does not fit int32'),
+    "negative byte": (replaced(gray=[0, -1, 0]), '"gray" has a value that does not fit uint8'),
+    "no truth": (replaced(flag=2), '"flag" has a value that does not fit bool'),
+    "missing": (without("flag"), 'it has no feature "flag"'),
+    "extra": (replaced(rosebud=1), "a feature that is not declared"),
+    "not UTF-8": (
+        replaced(a_name_of_more_than_16_bytes=b"ok \xff"),
+        "byte 4 is not valid UTF-8",
+    ),
+    "twice": (
+        example(ROW)[:0]
+        + message(1, b"".join(entry(k, feature(v)) for k, v in [*ROW.items(), ("flag", 0)])),
+        "it has a feature twice",
+    ),
+    "no feature": (b"", "it has no feature"),
+    "length beyond the message": (b"\x0a\x7f" + bytes(5), "may be truncated"),
+    "huge length": (b"\x0a" + HUGE, "may be truncated"),
+    "endless varint": (b"\x0a" + b"\xff" * 11, "a varint of more than 64 bits"),
+    "endless value": (
+        message(1, entry("label", message(3, message(1, b"\xff" * 10 + b"\x01")))),
+        "",
+    ),
+    "65 bits": (
+        message(
+            1,
+            b"".join(entry(k, feature(v)) for k, v in ROW.items() if k != "label")
+            + entry("label", message(3, message(1, b"\xff" * 9 + b"\x02"))),
+        ),
+        '"label" has a varint of more than 64 bits',
+    ),
+    "cut varint": (
+        message(
+            1,
+            b"".join(entry(k, feature(v)) for k, v in ROW.items() if k != "label")
+            + entry("label", message(3, message(1, b"\x80"))),
+        ),
+        '"label" does not hold the 1 integers',
+    ),
+    "group": (b"\x0b\x0c", "wire type 3"),
+    "field number 0": (b"\x02\x00", "a number that cannot be"),
+    "empty feature": (message(1, entry("label", b"")), "neither bytes, floats nor integers"),
+    "two texts": (
+        message(1, entry("label", message(1, message(1, b"a") + message(1, b"b")))),
+        "does not hold one byte string",
+    ),
+    "features as a number": (b"\x08\x01", "another wire type than a message"),
+}
+
+
+@pytest.mark.parametrize("damaged, reason", DEFECTS.values(), ids=DEFECTS)
+def test_defects_say_what_is_wrong_and_no_value(damaged, reason):
+    with pytest.raises(DefectError) as caught:
+        ExampleDecoder(SCHEMA).decode([example(ROW)] * 3 + [damaged] + [example(ROW)])
+    assert caught.value.index == 3
+    assert reason in caught.value.reason
+    assert "rosebud" not in caught.value.reason
+
+
+def test_only_unusual_messages_are_parsed_one_by_one(monkeypatch):
+    def refuse(self, index, message):
+        raise AssertionError("parsed one by one")
+
+    monkeypatch.setattr(ExampleDecoder, "_rewrite", refuse)
+    decoder = ExampleDecoder(SCHEMA)
+    decoder.decode([example(ROW), example(dict(reversed(ROW.items())))])
+    with pytest.raises(AssertionError, match="one by one"):
+        decoder.decode([example(ROW, packed=False)])
+
+
+def test_long_texts_have_longer_lengths():
+    schema = {"t": Feature("text")}
+    texts = [b"x" * size for size in (0, 1, 127, 128, 16_383, 16_384, 2**21, 2**21 + 1)]
+    columns = ExampleDecoder(schema).decode([example({"t": text}) for text in texts])
+    assert [text.encode() for text in columns["t"].to_pylist()] == texts
+
+
+def test_no_messages_have_typed_columns():
+    columns = ExampleDecoder(SCHEMA).decode([])
+    assert columns["pixels"].shape == (0, 2, 2) and columns["pixels"].dtype == np.float32
+    assert columns["label"].dtype == np.int32 and len(columns["a_name_of_more_than_16_bytes"]) == 0
+
+
+@pytest.mark.parametrize(
+    "dtype, shape", [("float64", ()), ("text", (2,)), ("int32", (0,)), ("int32", (2.0,))]
+)
+def test_declarations_that_cannot_be(dtype, shape):
+    with pytest.raises(InputError):
+        Feature(dtype, shape)
+
+
+@pytest.mark.parametrize("features", [{}, {"": Feature("text")}, {"x" * 128: Feature("text")}])
+def test_schemas_that_cannot_be(features):
+    with pytest.raises(InputError):
+        ExampleDecoder(features)
+
+
+def test_the_limit_of_a_length_is_that_of_a_message():
+    from jaxpfl.data.readers.sqlite_file import MAX_VALUE_BYTES
+
+    assert 2 ** (7 * example_proto._MAX_LENGTH_BYTES) > MAX_VALUE_BYTES
