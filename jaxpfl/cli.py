@@ -90,7 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("--epsilon", type=float)
     wanted.add_argument("--noise-multiplier", type=float)
     calibrate.add_argument("--accountant", choices=("pld", "rdp"))
-    calibrate.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson")
+    calibrate.add_argument(
+        "--sampling", choices=("poisson", "fixed"), help="default: poisson, with PLD"
+    )
+    calibrate.add_argument(
+        "--as-published",
+        choices=("augenstein",),
+        metavar="PAPER",
+        help="augenstein: the epsilon in that paper's form, which is NOT valid, and the valid ones",
+    )
     fred = command(
         "fred", _fred, "Rank public corpora by a private Frechet distance to clients' data."
     )
@@ -319,6 +327,8 @@ def _fred(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
 
 
 def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    if arguments.as_published is not None:
+        return _as_published(arguments)
     from jaxpfl.privacy.plan import Plan
 
     shared: dict[str, Any] = {
@@ -328,7 +338,7 @@ def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
         "rounds": arguments.rounds,
         # The cost of a round does not depend on the clip norm: noise is relative to it.
         "clip_norm": 1.0,
-        "sampling": arguments.sampling,
+        "sampling": arguments.sampling or "poisson",
         "accountant": arguments.accountant,
     }
     if arguments.epsilon is not None:
@@ -350,3 +360,28 @@ def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
         "adjacency": plan.adjacency,
         "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
     }
+
+
+def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.noise_multiplier is None:
+        raise InputError("--as-published needs --noise-multiplier: it tells what a noise costs")
+    if arguments.accountant is not None or arguments.sampling is not None:
+        raise InputError("--as-published shows every form: give no --accountant and no --sampling")
+    from jaxpfl.privacy.published import as_published
+
+    setting = {
+        "noise_multiplier": arguments.noise_multiplier,
+        "delta": arguments.delta,
+        "rounds": arguments.rounds,
+        "population": arguments.population,
+        "clients_per_round": arguments.clients_per_round,
+    }
+    found = as_published(arguments.as_published, **setting)
+    lines = [
+        f"paper's form ({found.paper}): {found.statement()}",
+        f"valid, fixed-size rounds:     {found.fixed.statement()}",
+        f"valid, Poisson rounds:        {found.poisson.statement()}",
+    ]
+    if found.fixed.allow_large_delta is not None:
+        lines.append("delta is 1 / N, as published: a delta should be well below it")
+    return {**setting, **found.to_dict(), "text": "\n".join(lines)}

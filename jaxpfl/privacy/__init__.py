@@ -4,6 +4,7 @@ plan          the one object that fixes sampling, clipping, noise, accounting; s
 ledger        write-ahead record of every release on a population, with a hard budget
 accounting    from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation  second accountants that share no code with the first
+published     epsilons as papers print them, and why they do not hold
 events        the kinds of release, and their form in a file
 sampling      who takes part in a round
 clipping      what bounds a client's influence
