@@ -70,7 +70,11 @@ def one(**columns) -> Batch:
 NOT_FITTING = {
     "columns": ([one(x=np.zeros(1))], Batch({"y": np.zeros(1)}, [], []), "other columns"),
     "type": ([one(x=np.zeros(1))], Batch({"x": np.zeros(1, int)}, ["b"], [1]), "holds int64"),
-    "shape": ([one(x=np.zeros(1))], Batch({"x": np.zeros((1, 2))}, ["b"], [1]), "the first one float64"),
+    "shape": (
+        [one(x=np.zeros(1))],
+        Batch({"x": np.zeros((1, 2))}, ["b"], [1]),
+        "the first one float64",
+    ),
     "text": ([one(x=np.zeros(1))], Batch({"x": ["a"]}, ["b"], [1]), "holds text"),
     "sizes": ([one(x=np.zeros(1))], Batch({"x": np.zeros(1)}, ["b"], [2]), "sum to its examples"),
     "ids": ([one(x=np.zeros(1))], Batch({"x": np.zeros(1)}, ["a"], [1]), "different ids"),
