@@ -23,7 +23,7 @@ from jaxpfl.data.columns import Column, as_column, describe, text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 
-_PIECE = 2**24
+_PIECE = 2**22
 
 
 class Batch(NamedTuple):

@@ -4,6 +4,7 @@ import json
 import lzma
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,16 +74,19 @@ def test_command(plays, tmp_path, capsys):
     assert capsys.readouterr().out == f"5 clients written to {tmp_path / 'other'}\n"
 
 
+# Not getrusage: its peak begins with that of the process which started this one.
 MEASURE = """
-import resource, sys
+import pathlib, sys
 from jaxpfl.experiments.convert import convert
 convert(sys.argv[1], sys.argv[2])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """TRUST 4: ten times the clients, at most a few megabytes more."""
+    """TRUST 4: ten times the clients, a few megabytes more at most."""
     peaks = []
     for clients in (1_000, 10_000):
         # 8 KB a client: 80 MB in the larger file.
@@ -91,5 +95,5 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         command = [sys.executable, "-c", MEASURE, f"{path}?dataset=shakespeare"]
         done = subprocess.run([*command, str(tmp_path / str(clients))], capture_output=True)
         assert done.returncode == 0, done.stderr
-        peaks.append(int(done.stdout))
-    assert peaks[1] < peaks[0] + 25, f"peak memory {peaks} MB"
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] < peaks[0] + 20, f"peak memory {peaks} MB"
