@@ -1,16 +1,16 @@
 """The CIFG recurrence with projection, and its gradient.
 
-For gate inputs x (already W_x times the token's embedding, plus biases), previous output m and
-previous cell c (Greff et al. 2015; Sak et al. 2014):
+For input x, previous output m and previous cell c (Greff et al. 2015; Sak et al. 2014):
 
-    [j, f, o] = x + m W_m
+    [j, f, o] = [x, m] W + b
     F  = sigmoid(f + 1)                     (with peepholes: f + p_f * c + 1)
     c' = F * c + (1 - F) * tanh(j)
     m' = (sigmoid(o) * tanh(c')) W_P        (with peepholes: o + p_o * c')
 
 The gradient is written out because automatic differentiation of a scan adds every step's weight
 gradient to an accumulator inside the loop. Here the loop only carries the cotangents of m and c,
-and the gradients of W_m, W_P and the peepholes are one product each over all steps.
+and the gradients of W, W_P and the peepholes are one product each over all steps, as is the
+inputs' share of the gates.
 """
 
 from typing import NamedTuple
@@ -21,17 +21,33 @@ from jax import Array, lax
 
 
 class Weights(NamedTuple):
-    """What a step of the recurrence multiplies with.
+    """The parameters of a layer.
 
     Attributes:
-      recurrent: W_m [P, 3H], columns in the order j, f, o.
+      kernel: W [I + P, 3H], rows first of the input then of the output, columns j, f, o.
+      bias: b [3H].
       projection: W_P [H, P].
       peepholes: p_f and p_o [2, H], or None.
     """
 
-    recurrent: Array
+    kernel: Array
+    bias: Array
     projection: Array
     peepholes: Array | None
+
+    @property
+    def inputs(self) -> int:
+        """I."""
+        return self.kernel.shape[0] - self.projection.shape[1]
+
+    def gate_inputs(self, x_NxI: Array) -> Array:
+        """The inputs' share of the gates, and the biases, [N, 3H]."""
+        return x_NxI @ self.kernel[: self.inputs] + self.bias[None, :]
+
+    @property
+    def recurrent(self) -> Array:
+        """The outputs' share of the kernel, [P, 3H]."""
+        return self.kernel[self.inputs :]
 
 
 class Step(NamedTuple):
@@ -45,9 +61,8 @@ class Step(NamedTuple):
     expose: Array
 
 
-def step(weights: Weights, x_Bx3H: Array, m_BxP: Array, c_BxH: Array) -> Step:
-    """One step of the recurrence."""
-    gates_Bx3H = x_Bx3H + m_BxP @ weights.recurrent
+def step(weights: Weights, gates_Bx3H: Array, c_BxH: Array) -> Step:
+    """One step of the recurrence, from [x, m] W + b and the previous cell."""
     j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
     if weights.peepholes is not None:
         f_BxH = f_BxH + weights.peepholes[0][None, :] * c_BxH
@@ -62,27 +77,30 @@ def step(weights: Weights, x_Bx3H: Array, m_BxP: Array, c_BxH: Array) -> Step:
     return Step(output_BxP, cell_BxH, exposed_BxH, candidate_BxH, forget_BxH, expose_BxH)
 
 
-def _scan(x_TxBx3H: Array, weights: Weights) -> Step:
+def _scan(x_TxBxI: Array, weights: Weights) -> Step:
     def body(carry: tuple[Array, Array], x_Bx3H: Array) -> tuple[tuple[Array, Array], Step]:
-        one = step(weights, x_Bx3H, *carry)
+        m_BxP, c_BxH = carry
+        one = step(weights, x_Bx3H + m_BxP @ recurrent, c_BxH)
         return (one.output, one.cell), one
 
-    batch = x_TxBx3H.shape[1]
+    length, batch, _ = x_TxBxI.shape
     hidden, projection = weights.projection.shape
-    dtype = x_TxBx3H.dtype
+    recurrent = weights.recurrent
+    x_TxBx3H = weights.gate_inputs(_rows(x_TxBxI)).reshape(length, batch, -1)
+    dtype = x_TxBxI.dtype
     start = (jnp.zeros((batch, projection), dtype), jnp.zeros((batch, hidden), dtype))
     return lax.scan(body, start, x_TxBx3H)[1]
 
 
 @jax.custom_vjp
-def run(x_TxBx3H: Array, weights: Weights) -> Array:
+def run(x_TxBxI: Array, weights: Weights) -> Array:
     """Outputs m [T, B, P] of the recurrence from the zero state; reverse-mode differentiable."""
-    return _scan(x_TxBx3H, weights).output
+    return _scan(x_TxBxI, weights).output
 
 
-def _forward(x_TxBx3H: Array, weights: Weights) -> tuple[Array, tuple[Step, Weights]]:
-    steps = _scan(x_TxBx3H, weights)
-    return steps.output, (steps, weights)
+def _forward(x_TxBxI: Array, weights: Weights) -> tuple[Array, tuple[Array, Step, Weights]]:
+    steps = _scan(x_TxBxI, weights)
+    return steps.output, (x_TxBxI, steps, weights)
 
 
 def _before(states_TxBxK: Array) -> Array:
@@ -90,9 +108,13 @@ def _before(states_TxBxK: Array) -> Array:
     return jnp.concatenate([jnp.zeros_like(states_TxBxK[:1]), states_TxBxK[:-1]])
 
 
-def _backward(residuals: tuple[Step, Weights], dm_TxBxP: Array) -> tuple[Array, Weights]:
-    steps, weights = residuals
-    cell_before = _before(steps.cell)
+def _rows(states_TxBxK: Array) -> Array:
+    return states_TxBxK.reshape(-1, states_TxBxK.shape[-1])
+
+
+def _backward(residuals: tuple[Array, Step, Weights], dm_TxBxP: Array) -> tuple[Array, Weights]:
+    x_TxBxI, steps, weights = residuals
+    cell_before, recurrent = _before(steps.cell), weights.recurrent
 
     def body(
         carry: tuple[Array, Array], inputs: tuple[Array, Step, Array]
@@ -112,20 +134,24 @@ def _backward(residuals: tuple[Step, Weights], dm_TxBxP: Array) -> tuple[Array, 
         if weights.peepholes is not None:
             dc_BxH = dc_BxH + weights.peepholes[0][None, :] * df_BxH
         dx_Bx3H = jnp.concatenate([dj_BxH, df_BxH, do_BxH], axis=-1)
-        return (dx_Bx3H @ weights.recurrent.T, dc_BxH), (dx_Bx3H, dm_BxP)
+        return (dx_Bx3H @ recurrent.T, dc_BxH), (dx_Bx3H, dm_BxP)
 
     start = (jnp.zeros_like(dm_TxBxP[0]), jnp.zeros_like(steps.cell[0]))
     inputs = (dm_TxBxP, steps, cell_before)
     dx_TxBx3H, dm_TxBxP = lax.scan(body, start, inputs, reverse=True)[1]
-    d_recurrent = jnp.einsum("tbp,tbg->pg", _before(steps.output), dx_TxBx3H)
-    d_projection = jnp.einsum("tbh,tbp->hp", steps.exposed, dm_TxBxP)
+    dx_Nx3H = _rows(dx_TxBx3H)
+    read_NxK = _rows(jnp.concatenate([x_TxBxI, _before(steps.output)], axis=-1))
+    d_kernel = read_NxK.T @ dx_Nx3H
+    d_bias = jnp.sum(dx_Nx3H, axis=0)
+    d_projection = _rows(steps.exposed).T @ _rows(dm_TxBxP)
     d_peepholes = None
     if weights.peepholes is not None:
         _, df_TxBxH, do_TxBxH = jnp.split(dx_TxBx3H, 3, axis=-1)
         d_peepholes = jnp.stack(
             [jnp.sum(df_TxBxH * cell_before, (0, 1)), jnp.sum(do_TxBxH * steps.cell, (0, 1))]
         )
-    return dx_TxBx3H, Weights(d_recurrent, d_projection, d_peepholes)
+    dx_NxI = dx_Nx3H @ weights.kernel[: weights.inputs].T
+    return dx_NxI.reshape(x_TxBxI.shape), Weights(d_kernel, d_bias, d_projection, d_peepholes)
 
 
 run.defvjp(_forward, _backward)

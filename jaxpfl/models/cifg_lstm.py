@@ -27,6 +27,7 @@ from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.models import cifg_cell
 from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.output_layer import mean_cross_entropy
 
 PAD = 0
 """Token id of padding: never an input that matters, never a target."""
@@ -41,7 +42,6 @@ class CIFGLayer(nnx.Module):
     def __init__(self, inputs: int, hidden: int, projection: int, peepholes: bool, key: Array):
         initialise = jax.nn.initializers.glorot_uniform()
         keys = [jax.random.fold_in(key, i) for i in range(2)]
-        self.inputs = inputs
         self.kernel = nnx.Param(initialise(keys[0], (inputs + projection, 3 * hidden), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(3 * hidden, jnp.float32))
         self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
@@ -49,22 +49,17 @@ class CIFGLayer(nnx.Module):
 
     def _weights(self) -> cifg_cell.Weights:
         peepholes = None if self.peepholes is None else self.peepholes[...]
-        recurrent = self.kernel[...][self.inputs :]
-        return cifg_cell.Weights(recurrent, self.projection[...], peepholes)
-
-    def _gate_inputs(self, x_NxI: Array) -> Array:
-        return x_NxI @ self.kernel[...][: self.inputs] + self.bias[...][None, :]
+        return cifg_cell.Weights(self.kernel[...], self.bias[...], self.projection[...], peepholes)
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
-        steps, batch, inputs = x_TxBxI.shape
-        # The inputs' share of the gates is one product over all steps.
-        x_Nx3H = self._gate_inputs(x_TxBxI.reshape(steps * batch, inputs))
-        return cifg_cell.run(x_Nx3H.reshape(steps, batch, -1), self._weights())
+        return cifg_cell.run(x_TxBxI, self._weights())
 
     def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """One token: the next (output, cell)."""
-        one = cifg_cell.step(self._weights(), self._gate_inputs(x_BxI), *carry)
+        weights, (m_BxP, c_BxH) = self._weights(), carry
+        gates_Bx3H = weights.gate_inputs(x_BxI) + m_BxP @ weights.recurrent
+        one = cifg_cell.step(weights, gates_Bx3H, c_BxH)
         return one.output, one.cell
 
 
@@ -93,16 +88,22 @@ class Network(nnx.Module):
             else jnp.asarray(prior, jnp.float32)
         )
 
-    def _logits(self, m_NxP: Array) -> Array:
-        matrix_VxP = self.embedding[...] if self.output is None else self.output[...]
-        return m_NxP @ matrix_VxP.T + self.output_bias[...][None, :]
+    def output_layer(self) -> tuple[Array, Array]:
+        """Matrix [V, P] and bias [V]."""
+        matrix = self.embedding if self.output is None else self.output
+        return matrix[...], self.output_bias[...]
+
+    def logits(self, m_NxP: Array) -> Array:
+        """Logits [N, V] from the last layer's outputs."""
+        matrix_VxP, bias_V = self.output_layer()
+        return m_NxP @ matrix_VxP.T + bias_V[None, :]
 
     def __call__(self, tokens_TxB: Array) -> Array:
-        """Logits [T * B, V] of the token after each one."""
+        """The last layer's outputs [T * B, P], which predict the token after each one."""
         x_TxBxI = self.embedding[...][tokens_TxB]
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
-        return self._logits(x_TxBxI.reshape(-1, x_TxBxI.shape[-1]))
+        return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
 
     def step(self, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         x_BxI = self.embedding[...][tokens_B]
@@ -111,7 +112,7 @@ class Network(nnx.Module):
             state = getattr(self, f"layer_{i}").step(x_BxI, carry[i])
             x_BxI = state[0]
             states.append(state)
-        return self._logits(x_BxI), tuple(states)
+        return self.logits(x_BxI), tuple(states)
 
 
 @dataclass(frozen=True)
@@ -175,20 +176,29 @@ class CIFGLanguageModel:
 
     def logits(self, params: Params, tokens_BxL: Array) -> Array:
         """Float32 logits [B, L, V] of the token that follows each given one."""
-        logits_NxV = merge(self._graphdef, params)(tokens_BxL.T)
+        network = merge(self._graphdef, params)
+        logits_NxV = network.logits(network(tokens_BxL.T))
         length, batch = tokens_BxL.shape[1], tokens_BxL.shape[0]
         return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
-        tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
-        targets_N = tokens_TxB[1:].reshape(-1)
-        logits_NxV = merge(self._graphdef, params)(tokens_TxB[:-1])
-        return masked_loss(logits_NxV, targets_N, targets_N != PAD)
+        network, m_NxP, targets_N = self._read(params, batch, mask)
+        real_N = targets_N != PAD
+        loss = mean_cross_entropy(m_NxP, *network.output_layer(), targets_N, real_N)
+        # Training does not use the metrics, and XLA then leaves out their logits.
+        return loss, masked_loss(network.logits(m_NxP), targets_N, real_N)[1]
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """Sums of loss, correct predictions and targets."""
-        return self.loss(params, batch, mask)[1]
+        network, m_NxP, targets_N = self._read(params, batch, mask)
+        return masked_loss(network.logits(m_NxP), targets_N, targets_N != PAD)[1]
+
+    def _read(self, params: Params, batch: Batch, mask: Array) -> tuple[Network, Array, Array]:
+        """The network, its last layer's outputs [N, P] and the targets [N], PAD where masked."""
+        tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
+        network = merge(self._graphdef, params)
+        return network, network(tokens_TxB[:-1]), tokens_TxB[1:].reshape(-1)
 
     def initial_carry(self, batch: int) -> Carry:
         """The state before the first token of `batch` sequences."""
