@@ -1,13 +1,14 @@
 """One file per system, each reading like its paper.
 
-fed_avg           DP-FedAvg
-fed_avg_gan       DP-FedAvg-GAN: a critic on clients, a generator on the server
-fred              a private Frechet distance from clients' data to public corpora
-frechet           the distance itself, from moments
-gaussian_moments  moments of embeddings, streaming; mixtures in closed form
+fed_avg            DP-FedAvg
+fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
+fred               a private Frechet distance from clients' data to public corpora
+frechet            the distance itself, from moments
+federated_metrics  accuracies of slices and of users, released with privacy
+gaussian_moments   moments of embeddings, streaming; mixtures in closed form
 """
 
-from jaxpfl.algorithms import frechet, fred, gaussian_moments
+from jaxpfl.algorithms import federated_metrics, frechet, fred, gaussian_moments
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import FedAvgState, fed_avg
 from jaxpfl.algorithms.fed_avg_gan import GANState, fed_avg_gan
@@ -18,6 +19,7 @@ __all__ = [
     "GANState",
     "fed_avg",
     "fed_avg_gan",
+    "federated_metrics",
     "frechet",
     "fred",
     "gaussian_moments",

@@ -3,6 +3,7 @@
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
+from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
 from jaxpfl.federated.optimizers import optimizer
@@ -19,6 +20,7 @@ __all__ = [
     "FixedPoint",
     "LocalTraining",
     "client_mesh",
+    "correct_examples",
     "next_clip_norm",
     "optimizer",
     "private_sum",

@@ -294,6 +294,9 @@ def test_percentiles_never_fall_whatever_the_noise():
         if counts.sum() <= 0 and np.isnan(found).all():
             continue
         assert np.all(np.diff(found) >= 0) and found[0] >= 0 and found[-1] <= 1
+    # The cumulative 4, 2, 10 falls: the nearest that does not is 3, 3, 10.
+    assert of_histogram([4, -2, 8]).percentile(20) == pytest.approx(2 / 3 / 3)
+    assert of_histogram([4, -2, 8]).percentile(65) == pytest.approx((2 + 3.5 / 7) / 3)
     # A dip is no reason to lose the users on either side of it.
     assert of_histogram([10, -2, 2, 10]).percentile(75) > 0.75
     assert math.isnan(of_histogram([-1, -2]).percentile(50))
