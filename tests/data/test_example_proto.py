@@ -94,11 +94,12 @@ def test_every_form_that_the_format_allows(rows, random):
 
 
 def test_lists_in_several_pieces_are_merged():
-    split = message(3, message(1, varint(5))) + message(3, varint(8) + varint(-7))
+    five, minus_seven = message(1, varint(5)), varint(8) + varint(-7)
     others = {name: value for name, value in ROW.items() if name != "long"}
     usual = b"".join(entry(name, feature(value)) for name, value in others.items())
-    columns = ExampleDecoder(SCHEMA).decode([message(1, usual + entry("long", split))])
-    assert columns["long"].tolist() == [[5, -7]]
+    for split in (message(3, five) + message(3, minus_seven), message(3, five + minus_seven)):
+        columns = ExampleDecoder(SCHEMA).decode([message(1, usual + entry("long", split))])
+        assert columns["long"].tolist() == [[5, -7]]
 
 
 ROW = {
@@ -178,6 +179,24 @@ DEFECTS = {
         example(ROW)[:0]
         + message(1, b"".join(entry(k, feature(v)) for k, v in [*ROW.items(), ("flag", 0)])),
         "it has a feature twice",
+    ),
+    "twice, instead of another": (
+        message(
+            1,
+            b"".join(
+                entry("flag" if k == "label" else k, feature(v))
+                for k, v in {**ROW, "label": 1}.items()
+            ),
+        ),
+        "it has a feature twice",
+    ),
+    "two texts of a text": (
+        message(
+            1,
+            b"".join(entry(k, feature(v)) for k, v in ROW.items() if not isinstance(v, bytes))
+            + entry("a_name_of_more_than_16_bytes", message(1, 2 * message(1, b"a"))),
+        ),
+        "does not hold one byte string",
     ),
     "no feature": (b"", "it has no feature"),
     "length beyond the message": (b"\x0a\x7f" + bytes(5), "may be truncated"),
