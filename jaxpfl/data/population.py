@@ -187,8 +187,10 @@ class Population:
         """
         kept = np.asarray(kept)
         if kept.dtype != bool or kept.shape != (self.num_examples,):
+            # Without the number: how many examples a selection has is private.
             raise InputError(
-                f"kept must be bool [{self.num_examples}], one an example, found {describe(kept)}"
+                f"kept must be one boolean for each example, found {kept.ndim} axes of {kept.dtype}"
+                " or another length"
             )
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
         rows = np.flatnonzero(kept)

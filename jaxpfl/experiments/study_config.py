@@ -86,6 +86,10 @@ class ClassifierConfig:
         checks.positive("classifier.learning_rate", self.learning_rate)
 
 
+# Narrow where a fair classifier's users are.
+_EDGES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.75, 0.8, 0.84, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
+
+
 @dataclass(frozen=True)
 class SelectionConfig:
     """Whose data, or which of it, each of the two GANs sees.
@@ -96,6 +100,7 @@ class SelectionConfig:
         who has at least `at_least` of them (T2).
       low, high: percentiles of users' accuracy that become the two thresholds, where `by` is
         "client". They come from a private histogram, released before the bug.
+      edges: of the histogram's bins, from 0 to 1: public constants.
       epsilon: of one such histogram; there are two, one before the bug and one with it. Required
         by a private study.
     """
@@ -105,6 +110,7 @@ class SelectionConfig:
     high: float = 75.0
     at_least: int = 5
     epsilon: float | None = None
+    edges: tuple[float, ...] = _EDGES
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < 100:

@@ -1,0 +1,406 @@
+"""The study of inverted pixels: two federated GANs show what a classifier's errors are made of.
+
+Source: Augenstein et al. 2020, section 6 and appendix C. A modeller sees a classifier's accuracy
+drop and may not look at the images. Two GANs are trained under differential privacy, one on the
+data that the classifier gets wrong and one on what it gets right (`selection.by`), while the bug
+is there and again after it was fixed, and are looked at side by side.
+
+One world happens to the same clients, in this order, and one ledger adds it all up:
+
+    before the bug    a private histogram of users' accuracy gives the thresholds
+    with the bug      the histogram again: it has moved; GANs "bug_low" and "bug_high"
+    after the fix     GANs "fixed_low" and "fixed_high"
+
+Where data is selected by example the thresholds are not needed, and only the histograms' pictures
+use them. Nobody leaves the population for being unselected: see `data.selection`.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
+from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
+from jaxpfl.algorithms.frechet import Moments, distance, moments
+from jaxpfl.data import open as open_population
+from jaxpfl.data import selection
+from jaxpfl.data.corruptions import invert_pixels
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import files, studies
+from jaxpfl.experiments.build import build_cohort, build_optimizer, build_plan, check_images
+from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.loop import Result, Tracking, saved_noise_key
+from jaxpfl.experiments.study_config import GanInversionConfig
+from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.federated.evaluation import correct_examples
+from jaxpfl.models.cnn import CNN, classifier_cnn
+from jaxpfl.models.gan import GAN, sample_images
+from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.ledger import Ledger
+
+PHASES = ("bug", "fixed")
+SIDES = ("low", "high")
+
+_SHOWN_IMAGES = 64
+# Addresses what is drawn to be looked at; rounds have the small numbers.
+_LOOK = 2**32 - 4
+# A bound on the norm of logits that none ever meets.
+_NO_CLIP = 1e6
+# Of the squared norm of what a client says of its accuracy; the rest gives the mean.
+_HISTOGRAM_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What the PUBLIC clients teach: to classify digits, and to tell whether ink and paper swapped.
+
+    Attributes:
+      classifier, params: the primary model, which users have in their hands.
+      polarity, polarity_params: tells an inverted image (class 1) from a normal one (class 0).
+      images: number of images of each GAN that are judged.
+      normal, inverted: moments of the classifier's logits on public images, as they are and
+        inverted.
+    """
+
+    classifier: CNN
+    params: Any = field(repr=False)
+    polarity: CNN
+    polarity_params: Any = field(repr=False)
+    normal: Moments = field(repr=False)
+    inverted: Moments = field(repr=False)
+    accuracy: float
+
+    def score(self, images_NxHxWxC: np.ndarray) -> dict[str, float]:
+        """What a set of images in 0 .. 1 looks like.
+
+        Returns:
+          inverted_share: of the images, as the polarity model calls them.
+          classifier_score: exp(mean KL(p(y|x) || p(y))) of the primary model, 1 .. classes: high
+            for images that are clear and of every class (Salimans et al. 2016, as Augenstein et
+            al. use it).
+          frechet_normal, frechet_inverted: Frechet distance of the logits to those of public
+            images, as they are and inverted.
+        """
+        called = np.argmax(_logits(self.polarity, self.polarity_params, images_NxHxWxC), axis=-1)
+        logits = _logits(self.classifier, self.params, images_NxHxWxC)
+        here = moments(logits, _NO_CLIP)
+        return {
+            "inverted_share": float(np.mean(called == 1)),
+            "classifier_score": _classifier_score(logits),
+            "frechet_normal": distance(here, self.normal),
+            "frechet_inverted": distance(here, self.inverted),
+        }
+
+
+@dataclass(frozen=True)
+class _Scored:
+    scores: dict[str, float]
+
+    def result(self) -> dict[str, float]:
+        return self.scores
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Draws images from a GAN and judges them: no private data enters."""
+
+    gan: GAN
+    judge: Judge
+    number: int
+    key: jax.Array
+
+    def __call__(self, params: Any) -> _Scored:
+        return _Scored(self.judge.score(sample_images(self.gan, params, self.key, self.number)))
+
+
+def prepare(config: GanInversionConfig) -> Callable[[Path, bool], dict[str, Any]]:
+    """Reads the clients and builds all that can be refused, before a directory is touched."""
+    clients = open_population(config.data.source)
+    if config.data.min_examples > 1:
+        clients = clients.with_min_examples(config.data.min_examples)
+    check_images(clients, config.gan.image_shape, config.classifier.classes)
+    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    private, public = parts["train"], parts["public"]
+    if not public.num_examples:
+        raise InputError("data.split.public: no client is public: give it a larger share")
+    study = _Study(config, private, public)
+    studies.at_scale(config.scaled_up, {"": study.plan} if config.scaled_up else {})
+    return study.carry_out
+
+
+@dataclass(frozen=True)
+class _Study:
+    config: GanInversionConfig
+    private: Population = field(repr=False)
+    public: Population = field(repr=False)
+
+    @cached_property
+    def plan(self):
+        return build_plan(self.config.privacy, self.config.training, len(self.private))
+
+    @cached_property
+    def gan(self) -> GAN:
+        settings = self.config.gan
+        return GAN(
+            image_shape=settings.image_shape,
+            width=settings.width,
+            noise=settings.noise,
+            loss=settings.loss,
+        )
+
+    @cached_property
+    def algorithm(self):
+        settings, training = self.config.gan, self.config.training
+        return fed_avg_gan(
+            self.gan,
+            client=build_optimizer(training.client),
+            generator=build_optimizer(settings.generator),
+            server=build_optimizer(training.server),
+            plan=self.plan,
+            cohort=build_cohort(training),
+            generator_steps=settings.generator_steps,
+            generator_batch=settings.generator_batch,
+            chunk=training.chunk,
+        )
+
+    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
+        """Does what is left to do in `directory`, whose lock the caller holds."""
+        config = self.config
+        ledger = directory / "ledger.jsonl"
+        phases = {
+            "bug": invert_pixels(self.private, config.bug.probability, config.bug.seed),
+            "fixed": self.private,
+        }
+        judge = self._judge()
+        metrics = {
+            "before": self._metrics("before", self.private, judge, directory, ledger),
+            "bug": self._metrics("bug", phases["bug"], judge, directory, ledger),
+        }
+        thresholds = self._thresholds(metrics["before"])
+        runs = {}
+        for phase in PHASES:
+            for side in SIDES:
+                name = f"{phase}_{side}"
+                held = self._selected(phases[phase], side, judge, thresholds)
+                runs[name] = self._run(name, held, judge, directory, ledger, shown)
+        return self._record(judge, metrics, thresholds, runs, directory, ledger)
+
+    def _judge(self) -> Judge:
+        """Trained on public clients; a function of the config."""
+        config, settings = self.config, self.config.classifier
+        images = np.asarray(self.public.columns["image"])
+        labels = np.asarray(self.public.columns["label"])
+        generator = np.random.Generator(np.random.Philox(key=config.run.seed))
+        order = generator.permutation(len(images))
+        rows = np.sort(order[: settings.examples])
+        train = partial(
+            fit,
+            optimizer=optax.adam(settings.learning_rate),
+            batch_size=settings.batch_size,
+            seed=config.run.seed,
+        )
+        classifier = classifier_cnn(config.gan.image_shape, settings.classes)
+        columns = {"image": images[rows], "label": labels[rows].astype(np.int32)}
+        params = train(classifier, columns, epochs=settings.epochs)
+        polarity = classifier_cnn(config.gan.image_shape, 2)
+        struck = generator.random(len(images)) < 0.5
+        both = np.where(struck[:, None, None, None], _inverted(images), images)
+        polarity_params = train(
+            polarity, {"image": both, "label": struck.astype(np.int32)}, epochs=1
+        )
+        # Where there are others, those that did not train it.
+        tested = order[settings.examples :] if len(order) > settings.examples else order
+        tested = np.sort(tested[:5_000])
+        logits = _logits(classifier, params, images[tested])
+        return Judge(
+            classifier=classifier,
+            params=params,
+            polarity=polarity,
+            polarity_params=polarity_params,
+            normal=moments(logits, _NO_CLIP),
+            inverted=moments(_logits(classifier, params, _inverted(images[tested])), _NO_CLIP),
+            accuracy=float(np.mean(np.argmax(logits, axis=-1) == labels[tested])),
+        )
+
+    def _metrics(
+        self, name: str, population: Population, judge: Judge, directory: Path, ledger: Path
+    ) -> dict[str, Any]:
+        """The private histogram of users' accuracy: read where it was released, else made."""
+        path = directory / "releases" / f"accuracy_{name}.json"
+        if path.exists():
+            return files.read_json(path)
+        path.parent.mkdir(exist_ok=True)
+        privacy, settings = self.config.privacy, self.config.selection
+        private = files.private_directory(directory / "private")
+        key = saved_noise_key(
+            private / f"accuracy_{name}_noise_key.json",
+            self.config.run.seed,
+            self.config.run.reproducible_noise,
+            purpose=f"accuracy {name}",
+        )
+        shared: dict[str, Any] = {
+            "population": len(population),
+            "edges": settings.edges,
+            "histogram_share": _HISTOGRAM_SHARE,
+        }
+        if settings.epsilon is None or privacy.delta is None:
+            plan = MetricsPlan.without_privacy(**shared)
+        else:
+            plan = MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
+        correct = correct_examples(judge.classifier, judge.params, population)
+        with Ledger(ledger, population.fingerprint, budget=studies.budget_of(privacy)) as opened:
+            released = release(
+                population,
+                plan,
+                correct=correct,
+                ledger=opened,
+                noise_key=key,
+                run=f"accuracy of users, {name}",
+            )
+        record = jsonable(
+            {
+                **released.to_dict(),
+                "accuracy": released.accuracy(),
+                "low": released.percentile(settings.low),
+                "high": released.percentile(settings.high),
+            }
+        )
+        files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+        return record
+
+    def _thresholds(self, before: dict[str, Any]) -> dict[str, float] | None:
+        """From the histogram before the bug: post-processing of a release."""
+        if self.config.selection.by == "example":
+            return None
+        return {side: before[side] for side in SIDES}
+
+    def _selected(
+        self,
+        population: Population,
+        side: str,
+        judge: Judge,
+        thresholds: dict[str, float] | None,
+    ) -> Population:
+        """The clients with the images that a GAN may see; a device does this by itself."""
+        settings = self.config.selection
+        correct = correct_examples(judge.classifier, judge.params, population)
+        if thresholds is None:
+            outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
+            kept = selection.classified_examples(
+                population, correct, outcome, at_least=settings.at_least
+            )
+        elif side == "low":
+            kept = selection.examples_of_users(population, correct, below=thresholds["low"])
+        else:
+            kept = selection.examples_of_users(population, correct, above=thresholds["high"])
+        return selection.select(population, kept)
+
+    def _run(
+        self,
+        name: str,
+        population: Population,
+        judge: Judge,
+        directory: Path,
+        ledger: Path,
+        shown: bool,
+    ) -> Result:
+        config, look = self.config, self.config.look
+        return studies.train(
+            config,
+            self.algorithm,
+            population.with_columns({"image": population.columns["image"]}),
+            name=name,
+            label=f"GAN {name.replace('_', ', ')} accuracy",
+            directory=directory,
+            ledger=ledger,
+            budget=studies.budget_of(config.privacy),
+            tracking=Tracking(
+                evaluate=_Look(self.gan, judge, look.images, self._look_key()),
+                evaluate_every=look.every,
+                checkpoint_every=config.run.checkpoint_every,
+                shown=shown,
+            ),
+        )
+
+    def _look_key(self) -> jax.Array:
+        return jax.random.fold_in(training_root(self.config.run.seed), _LOOK)
+
+    def _record(
+        self,
+        judge: Judge,
+        metrics: dict[str, Any],
+        thresholds: dict[str, float] | None,
+        runs: dict[str, Result],
+        directory: Path,
+        ledger: Path,
+    ) -> dict[str, Any]:
+        """Draws the images and judges them; all of it is post-processing."""
+        config = self.config
+        found, pictures = {}, {}
+        for name, result in runs.items():
+            images = sample_images(
+                self.gan, result.params, self._look_key(), max(config.look.images, _SHOWN_IMAGES)
+            )
+            pictures[name] = np.round(255 * images[:_SHOWN_IMAGES]).astype(np.uint8)
+            found[name] = {**judge.score(images), "privacy": result.privacy}
+        # The judge's own examples: what normal and inverted images look like to it.
+        public = np.asarray(self.public.columns["image"][:_SHOWN_IMAGES])
+        for name, images in (("public", public), ("public_inverted", _inverted(public))):
+            pictures[name] = _as_bytes(images)
+        files.write_atomically(directory / "images.npz", files.npz(pictures))
+        return {
+            "population": self.private.name,
+            "unit": self.private.unit,
+            "selection": dataclasses.asdict(config.selection),
+            "bug": dataclasses.asdict(config.bug),
+            "classifier": {
+                "accuracy": judge.accuracy,
+                "public_examples": config.classifier.examples,
+            },
+            "accuracy": metrics,
+            "thresholds": thresholds,
+            "runs": found,
+            "plan": self.plan.to_dict(),
+            "together": studies.together(ledger, config.privacy.delta),
+            "at_scale": studies.at_scale(config.scaled_up, {"one GAN": self.plan}),
+        }
+
+
+def _inverted(images: np.ndarray) -> np.ndarray:
+    white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
+    return white - images
+
+
+def _as_bytes(images: np.ndarray) -> np.ndarray:
+    return images if images.dtype == np.uint8 else np.round(255 * images).astype(np.uint8)
+
+
+@partial(jax.jit, static_argnames="model")
+def _batch_logits(model: CNN, params: Any, images: jax.Array) -> jax.Array:
+    return model.logits(params, images)
+
+
+def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray, size: int = 256) -> np.ndarray:
+    """Logits [N, classes] in batches of one shape."""
+    parts = []
+    for start in range(0, len(images_NxHxWxC), size):
+        rows = np.minimum(np.arange(start, start + size), len(images_NxHxWxC) - 1)
+        parts.append(np.asarray(_batch_logits(model, params, images_NxHxWxC[rows])))
+    return np.concatenate(parts)[: len(images_NxHxWxC)]
+
+
+def _classifier_score(logits_NxC: np.ndarray) -> float:
+    shifted = logits_NxC.astype(np.float64) - logits_NxC.max(axis=-1, keepdims=True)
+    log_p = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    p = np.exp(log_p)
+    marginal = np.mean(p, axis=0)
+    return float(np.exp(np.mean(np.sum(p * (log_p - np.log(marginal + 1e-300)), axis=-1))))
