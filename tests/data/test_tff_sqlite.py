@@ -378,6 +378,17 @@ def test_defects_are_named_by_file_client_and_row(after, kind, what, tmp_path):
     assert SECRET not in repr(caught.value.__context__ or "").replace(str(path), "")
 
 
+@pytest.mark.parametrize("size", [1, 250, 2**22])
+def test_rows_are_named_in_batches_of_any_size(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", size)
+    monkeypatch.setattr(tff_sqlite, "_FETCHED", 1)
+    for rowid, client in ((1, 2), (3, 2), (5, 3), (6, 0), (9, 0)):
+        bad = [(BAD_BLOB.replace("5", str(rowid)), (row(1)[:-3],))]
+        path = write_file(tmp_path / f"{rowid}.sqlite", clients(FOUR), after=bad)
+        with pytest.raises(CorruptFile, match=f"client {client}, row {rowid}: "):
+            read(path)
+
+
 def test_tables_of_other_kinds_are_refused(tmp_path):
     key = ", PRIMARY KEY (client_id)) WITHOUT ROWID"
     tables = (EXAMPLES.replace(" NOT NULL)", " NOT NULL" + key), METADATA)
