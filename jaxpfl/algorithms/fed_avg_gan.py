@@ -82,16 +82,18 @@ class CriticTraining:
           key: of all that the client draws.
         """
         gan, critic = self.gan, broadcast["critic"]
+        key = _drawing_key(key)
 
         def step(index, carry):
             local, optimizer_state = carry
             real = examples.mask[index]
             image = to_range(examples.batches["image"][index], real)
-            noise_key, point_key = jax.random.split(jax.random.fold_in(key, index))
-            noise = gan.draw_noise(noise_key, real.shape[0])
-            drawn = gan.generate(broadcast["generator"], noise, real)
+            noise_key, share_key = jax.random.split(jax.random.fold_in(key, index))
+            noise_BxZ = gan.draw_noise(noise_key, real.shape[0])
+            share_B = jax.random.uniform(share_key, real.shape, jnp.float32)
+            drawn = gan.generate(broadcast["generator"], noise_BxZ, real)
             gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
-                local, drawn, image, real, point_key
+                local, drawn, image, real, share_B
             )
             # Optax mixes integer and float types in places; its results are float32 all the same.
             with jax.numpy_dtype_promotion("standard"):
@@ -109,6 +111,15 @@ class CriticTraining:
         start = critic, self.optimizer.init(critic)
         trained, _ = jax.lax.fori_loop(0, examples.steps, step, start)
         return jax.tree.map(jnp.subtract, trained, critic)
+
+
+def _drawing_key(key: jax.Array) -> jax.Array:
+    """A key of threefry2x32, drawn from a round's threefry4x32 key, for draws within loops.
+
+    JAX lowers only the former to a loop. The latter's some hundred operations XLA's CPU backend
+    repeats in every patch that is cut from what the draws enter, and compiles for minutes.
+    """
+    return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
 
 
 def _but_statistics(updates: PyTree) -> PyTree:
@@ -148,7 +159,7 @@ def train_generator(
     """
     rounds = rounds + 1
     steps = jnp.where(rounds % every == 0, steps, 0)
-    key = jax.random.fold_in(key, jnp.uint32(_SERVER))
+    key = _drawing_key(jax.random.fold_in(key, jnp.uint32(_SERVER)))
 
     def step(index, carry):
         generator, optimizer_state, loss_sum, left_out = carry

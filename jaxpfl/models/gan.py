@@ -260,7 +260,12 @@ class GAN:
         return merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
 
     def critic_loss(
-        self, critic: Params, drawn_BxHxWxC: Array, image_BxHxWxC: Array, real_B: Array, key: Array
+        self,
+        critic: Params,
+        drawn_BxHxWxC: Array,
+        image_BxHxWxC: Array,
+        real_B: Array,
+        share_B: Array,
     ) -> tuple[Array, Statistics]:
         """What the critic minimises on one batch of drawn and one of real images.
 
@@ -274,7 +279,7 @@ class GAN:
           drawn_BxHxWxC: generated images in [-1, 1].
           image_BxHxWxC: real images in [-1, 1], finite.
           real_B: bool, the rows that count.
-          key: of the points between.
+          share_B: uniform in [0, 1), how far each point between lies towards the real image.
 
         Returns:
           The loss, and the statistics [2, F] of the drawn and of the real batch, for
@@ -285,7 +290,6 @@ class GAN:
         if self.loss == "non_saturating":
             loss_B = jax.nn.softplus(-score_B) + jax.nn.softplus(drawn_B)
         else:
-            share_B = jax.random.uniform(key, real_B.shape, jnp.float32)
             share = share_B[:, None, None, None]
             between = drawn_BxHxWxC + share * (image_BxHxWxC - drawn_BxHxWxC)
 
