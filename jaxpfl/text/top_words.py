@@ -15,6 +15,7 @@ Source: Augenstein et al. 2020, Equation 1, Section 5 and Appendix B.2.
 """
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,7 +60,8 @@ class TopWords:
     """The most probable words that were drawn.
 
     Attributes:
-      words: by falling probability; ties by their bytes.
+      words: by falling probability; ties by their bytes. Those excluded are not here, but in all
+        that follows.
       drawn: sequences drawn.
       complete: those that were words: not empty, and ended within the cap.
       distinct: different words among them.
@@ -96,6 +98,7 @@ def top_words(
     number: int = 20,
     draws: int = 100_000,
     max_bytes: int = MAX_BYTES,
+    excluding: Container[str] = (),
     progress: bool = False,
 ) -> TopWords:
     """The `number` most probable words among `draws` drawn ones; fewer, if fewer were drawn.
@@ -103,6 +106,8 @@ def top_words(
     Args:
       model: of 258 symbols, see `jaxpfl.text.characters`.
       max_bytes: words of more bytes are none.
+      excluding: words that are left out of `TopWords.words`, such as a `Vocabulary`: a model of
+        words out of it gives some of those in it a share all the same, which is its error.
       progress: show a bar on stderr.
 
     A word of probability p is missed with probability (1 - p)^draws: 5e-5 for p = 1e-4 and 100,000
@@ -125,11 +130,14 @@ def top_words(
     distinct_DxT, draws_D = np.unique(complete_CxT, axis=0, return_counts=True)
     log_D = log_probabilities(model, params, distinct_DxT)
     # `unique` sorts by bytes, with the end after all of them; a stable sort keeps that for ties.
-    best = np.argsort(-log_D, kind="stable")[:number]
     found = []
-    for i in best:
+    for i in np.argsort(-log_D, kind="stable"):
         raw = complete_word(distinct_DxT[i]) or b""
+        if raw.decode("utf-8", "surrogateescape") in excluding:
+            continue
         found.append(ScoredWord(show(raw), raw, float(log_D[i]), int(draws_D[i])))
+        if len(found) == number:
+            break
     return TopWords(
         words=tuple(found),
         drawn=draws,

@@ -105,6 +105,15 @@ def test_words_are_drawn_as_often_as_they_are_probable(params, enumerated):
     assert statistic < len(frequent) + 5 * math.sqrt(2 * len(frequent))
 
 
+def test_excluded_words_make_room_for_the_next(params):
+    key = jax.random.key(0)
+    top = top_words(MODEL, params, key, number=8, draws=4_000, max_bytes=CAP)
+    excluding = {top.words[0].word, top.words[2].word}
+    rest = top_words(MODEL, params, key, number=6, draws=4_000, max_bytes=CAP, excluding=excluding)
+    assert list(rest.words) == [word for word in top.words if word.word not in excluding]
+    assert (rest.distinct, rest.covered) == (top.distinct, top.covered)
+
+
 def test_invalid_utf8_is_a_word_that_shows_its_bytes(params):
     top = top_words(MODEL, params, jax.random.key(4), number=1000, draws=4_000, max_bytes=CAP)
     shown = {word.raw: word.word for word in top.words}
