@@ -6,6 +6,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.models import CIFGLanguageModel
 from jaxpfl.text import Vocabulary, generate, sample_tokens
+from jaxpfl.text.generate import SpecialIds, slots_of
 from jaxpfl.text.vocabulary import BOS, EOS, PAD
 
 VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
@@ -27,6 +28,36 @@ def test_a_request_gives_the_same_tokens_in_any_company(params):
         some = sample_tokens(MODEL, params, keys(70)[np.array(rows)], max_tokens=6)
         np.testing.assert_array_equal(some, many[rows])
     assert len({row.tobytes() for row in many}) > 20
+
+
+def test_a_sequence_that_ended_makes_room_for_the_next(params):
+    """More requests than run at a time, and than one call on the device takes."""
+    number = 8_300
+    assert slots_of(MODEL) < number
+    many = sample_tokens(MODEL, params, keys(number), max_tokens=6)
+    rows = np.array([0, 1, 1_500, 8_191, 8_192, 8_299])
+    some = sample_tokens(MODEL, params, keys(number)[rows], max_tokens=6)
+    np.testing.assert_array_equal(some, many[rows])
+    assert (many[:, 0] != PAD).all()
+
+
+def test_special_ids_must_be_the_models(params):
+    with pytest.raises(InputError, match="end must be an id of the model"):
+        sample_tokens(MODEL, params, keys(1), ids=SpecialIds(start=1, end=len(VOCABULARY)))
+    with pytest.raises(InputError, match="start must be an id of the model"):
+        sample_tokens(MODEL, params, keys(1), ids=SpecialIds(start=-1, end=2))
+
+
+def test_further_ids_are_never_drawn(params):
+    ids = SpecialIds(start=BOS, end=EOS, never=(4, 5))
+    drawn = sample_tokens(MODEL, params, keys(500), max_tokens=6, ids=ids)
+    assert not {BOS, 4, 5} & set(drawn.reshape(-1).tolist())
+
+
+def test_a_bar_changes_no_token(params, capsys):
+    shown = sample_tokens(MODEL, params, keys(5), max_tokens=6, progress=True)
+    np.testing.assert_array_equal(shown, sample_tokens(MODEL, params, keys(5), max_tokens=6))
+    assert capsys.readouterr().out == ""
 
 
 def test_sentences_end_at_end_of_sentence(params):
