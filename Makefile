@@ -54,6 +54,7 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.embed
 	.venv/bin/python -m benchmarks.micro.frechet
 	.venv/bin/python -m benchmarks.micro.fred_noise
+	.venv/bin/python -m benchmarks.micro.tff
 
 # TFF_FILES: sources such as "PATH.sqlite?dataset=emnist&split=all_train"; default: the fixtures,
 # and files made for it.

@@ -4,11 +4,15 @@ A folder is mapped into memory (see `data.storage`), so a population may be larg
 TensorFlow Federated's files are converted as they are read, in memory that does not grow with them.
 """
 
+import contextlib
 import functools
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,36 @@ def convert(source: str, out: str | Path, *, shown: bool = True) -> dict[str, An
     Raises:
       InputError: the folder exists, or the source is not valid.
       CorruptFile: the source is truncated or damaged.
+      Terminated: SIGTERM came; like SIGINT it leaves nothing behind.
     """
-    out = Path(out)
+    with _terminable():
+        return _convert(source, Path(out), shown)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+    number = signal.SIGTERM
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM as an exception: private data must not stay in a half-made folder."""
+
+    def end(*_: object) -> None:
+        raise Terminated("ended by SIGTERM")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _convert(source: str, out: Path, shown: bool) -> dict[str, Any]:
     if out.exists():
         raise InputError(f"{out} exists already; choose another folder")
     out.parent.mkdir(parents=True, exist_ok=True)

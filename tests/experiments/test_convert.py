@@ -2,8 +2,11 @@
 
 import json
 import lzma
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,25 @@ def test_what_fails_leaves_nothing(plays, tmp_path):
     with pytest.raises(InputError, match="exists already"):
         convert("digits", tmp_path)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(number, plays, tmp_path, capsys, monkeypatch):
+    packed = tmp_path / "plays.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plays.read_bytes(), lzma.FORMAT_ALONE))
+    before, seen = set(tmp_path.iterdir()), []
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(folder, opened):
+        seen.extend(set(tmp_path.iterdir()) - before)
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("jaxpfl.data.stream._copy", interrupted)
+    code = main(["convert", f"{packed}?dataset=shakespeare", str(tmp_path / "out")])
+    assert code == 128 + number
+    assert len(seen) == 2 and set(tmp_path.iterdir()) == before
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_command(plays, tmp_path, capsys):
