@@ -174,7 +174,11 @@ def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) ->
             for i, rows in enumerate(tokens)
         }
     )
-    public = {"population": 100 * clients, "clients_per_round": clients, "rounds": 100}
+    public: dict[str, Any] = {
+        "population": 100 * clients,
+        "clients_per_round": clients,
+        "rounds": 100,
+    }
     if noisy:
         plan = jp.Plan(**public, clip_norm=CLIP_NORM, noise_multiplier=NOISE, delta=1e-7)
     else:
@@ -221,6 +225,7 @@ def check(name: str, found: float, expected: float, tolerance: float) -> None:
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(config.devices)
     import jax
+    import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     from benchmarks.micro.model_step import gigaflops
@@ -235,7 +240,7 @@ def main(config: Config) -> list[dict]:
     tokens = tokens.astype(np.int32)
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
 
-    first = model.loss(params, {"tokens": tokens[0, 0]}, np.ones(BATCH, bool))[0]
+    first = model.loss(params, {"tokens": tokens[0, 0]}, jnp.ones(BATCH, bool))[0]
     everything = client_mesh()
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
     quiet = ours(params, tokens, everything, 0, noisy=False)()[1]
