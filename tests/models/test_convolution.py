@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.models.convolution import convolve, max_pool, resolve
+from jaxpfl.models.convolution import convolve, max_pool, resolve, upsample_convolve
 
 SHAPES = [
     # image, kernel, stride, padding
@@ -66,3 +66,35 @@ def test_auto_follows_the_backend():
 def test_max_pool_drops_an_odd_edge():
     x = jnp.arange(5 * 4, dtype=jnp.float32).reshape(1, 5, 4, 1)
     assert max_pool(x)[0, :, :, 0].tolist() == [[5.0, 7.0], [13.0, 15.0]]
+
+
+def test_transposed_convolution_is_the_sum_it_claims():
+    """Every input pixel lays its kernel, turned around, on the output at twice its place."""
+    rng = np.random.default_rng(3)
+    x, k = rng.normal(size=(2, 3, 2, 3)), rng.normal(size=(4, 4, 3, 2))
+    expected = np.zeros((2, 6 + 2, 4 + 2, 2))
+    for row in range(3):
+        for column in range(2):
+            laid = np.einsum("bc,ijco->bijo", x[:, row, column], k[::-1, ::-1])
+            expected[:, 2 * row : 2 * row + 4, 2 * column : 2 * column + 4] += laid
+    expected = expected[:, 1:-1, 1:-1]
+    for form in ("patches", "convolution"):
+        got = upsample_convolve(jnp.asarray(x, jnp.float32), jnp.asarray(k, jnp.float32), form=form)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_forms_of_the_transposed_convolution_give_the_same_gradients_of_both_orders():
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(2, 3, 4, 3)), jnp.float32)
+    k = jnp.asarray(rng.normal(size=(4, 4, 3, 2)), jnp.float32)
+
+    def penalty(x, k, form):
+        def total(x):
+            return jnp.sum(jnp.tanh(upsample_convolve(x, k, form=form)))
+
+        return jnp.sum(jnp.square(jax.grad(total)(x)))
+
+    first, second = (jax.grad(penalty, (0, 1))(x, k, form) for form in ("patches", "convolution"))
+    for got, expected in zip(first, second, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+        assert np.abs(expected).max() > 0.1
