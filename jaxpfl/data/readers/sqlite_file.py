@@ -71,11 +71,15 @@ def opened(
 def _connect(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True)
-    # Decoded here: sqlite3's own error would show the text.
-    connection.text_factory = bytes
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
-    for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
-        connection.execute(f"PRAGMA {setting}")
+    try:
+        # Decoded by the readers: sqlite3's own error would show the text.
+        connection.text_factory = bytes
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+        for setting in ("trusted_schema = OFF", "query_only = ON", "cache_size = -8192"):
+            connection.execute(f"PRAGMA {setting}")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
