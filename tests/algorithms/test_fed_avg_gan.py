@@ -18,7 +18,7 @@ from jaxpfl.models import GAN
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
 GAN_4 = GAN((4, 4, 1), width=0.02, noise=4)
-SIZES = (1, 7, 4, 0, 12, 3)
+SIZES = (4, 7, 4, 0, 12, 3)
 CLIP = 0.05
 RATE = 0.01
 CLIENT, GENERATOR, SERVER = optax.sgd(RATE), optax.sgd(0.02), optax.sgd(1.0)
@@ -82,7 +82,7 @@ def client_by_hand(params, bucket, slot, key):
     start = critic
     words = jax.random.bits(jax.random.fold_in(key, bucket.client[slot]), (2,), jnp.uint32)
     draws = jax.random.wrap_key_data(words, impl="threefry2x32")
-    slope = jax.jit(jax.grad(GAN_4.critic_loss, has_aux=True))
+    slope, generate = jax.jit(jax.grad(GAN_4.critic_loss, has_aux=True)), jax.jit(GAN_4.generate)
     for step in range(bucket.mask.shape[1]):
         rows = bucket.mask[slot, step]
         if not rows.any():
@@ -93,7 +93,7 @@ def client_by_hand(params, bucket, slot, key):
         image = bucket.batches["image"][slot, step][rows].astype(np.float32)
         image = image / np.float32(127.5) - np.float32(1)
         everyone = np.ones(rows.sum(), bool)
-        drawn = GAN_4.generate(params["generator"], z, everyone)
+        drawn = generate(params["generator"], z, everyone)
         gradient, (mean, variance) = slope(critic, drawn, image, everyone, share)
         critic = jax.tree.map(lambda p, g: p - np.float32(RATE) * np.asarray(g), critic, gradient)
         moving = critic["normalisation"]
@@ -145,7 +145,9 @@ def test_a_round_is_what_a_plain_loop_gives():
     assert metrics["generator_left_out"] == 0
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(1, 4), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("devices", "chunk"), [(1, 4), (2, 1), pytest.param(2, 2, marks=pytest.mark.slow)]
+)
 def test_layout_does_not_change_the_training(devices, chunk):
     """vmap = loop, 2 devices = 1."""
     reference, _ = run(algorithm(mesh=client_mesh(1), chunk=1))
@@ -187,7 +189,8 @@ def test_removing_any_client_moves_the_sum_by_at_most_the_clip_norm():
         less = released([client for client in range(5) if client != removed])
         moved = norm(jax.tree.map(lambda a, b: np.float64(a) - b, everyone, less))
         assert moved <= CLIP * (1 + 1e-5)
-        assert (moved == 0) == (removed in (2, 3))  # what is not finite counts as zero
+        # What is not finite counts as zero; another packing rounds otherwise.
+        assert (moved < 1e-6 * CLIP) == (removed in (2, 3))
     alone = released([1])
     assert np.abs(alone["normalisation"]["variance"]).max() > 0  # clipped with the rest
     np.testing.assert_allclose(norm(alone), CLIP, rtol=1e-5)
