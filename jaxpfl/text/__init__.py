@@ -4,7 +4,6 @@ from jaxpfl.text.baselines import UnigramBaseline as UnigramBaseline
 from jaxpfl.text.baselines import unigram_baseline as unigram_baseline
 from jaxpfl.text.characters import char_lm as char_lm
 from jaxpfl.text.characters import oov_words as oov_words
-from jaxpfl.text.faults import public_words as public_words
 from jaxpfl.text.generate import generate as generate
 from jaxpfl.text.generate import sample_tokens as sample_tokens
 from jaxpfl.text.oov import OOVRates as OOVRates
