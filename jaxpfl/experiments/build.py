@@ -1,6 +1,7 @@
 """From a config to what it describes: clients, vocabulary, plan, model, algorithm."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.candidates import Candidates, open_public
 from jaxpfl.experiments.config import (
     Config,
+    DataConfig,
     ImageModelConfig,
     LanguageModelConfig,
     OptimizerConfig,
@@ -72,13 +74,7 @@ def build(config: Config) -> Experiment:
     Raises:
       InputError: a source cannot be read, or its parts do not fit together.
     """
-    clients = open_population(config.data.source)
-    if config.data.min_examples > 1:
-        clients = clients.with_min_examples(config.data.min_examples)
-    if not len(clients):
-        raise InputError(
-            f"data.source: no client has data.min_examples = {config.data.min_examples} examples"
-        )
+    clients = read_clients(config.data)
     if isinstance(config.model, ImageModelConfig):
         check_images(clients, config.model.image_shape, config.model.classes)
     # Split as they were read: the fingerprint, and so the ledger, is of the data, whatever is
@@ -107,6 +103,29 @@ def build(config: Config) -> Experiment:
         fred=fred,
         algorithm=_algorithm(config, model, plan),
     )
+
+
+def read_clients(config: DataConfig) -> Population:
+    """The clients of a section `data`, before they are split.
+
+    Raises:
+      InputError: the source cannot be read, or nobody has enough examples.
+    """
+    clients = open_population(config.source)
+    if config.min_examples > 1:
+        clients = clients.with_min_examples(config.min_examples)
+    if not len(clients):
+        raise InputError(
+            f"data.source: no client has data.min_examples = {config.min_examples} examples"
+        )
+    if config.remove is not None:
+        if "text" not in clients.columns:
+            found = ", ".join(sorted(clients.columns))
+            raise InputError(f"data.remove needs a column 'text' in data.source, found {found}")
+        pattern = re.compile(config.remove)
+        texts = [pattern.sub("", text) for text in clients.columns["text"].to_pylist()]
+        clients = clients.with_columns({**clients.columns, "text": texts})
+    return clients
 
 
 def _vocabulary(config: Config, candidates: Candidates | None, public: Population) -> Vocabulary:

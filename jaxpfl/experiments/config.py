@@ -5,6 +5,7 @@ keys and anything computed from them never become fields.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,16 +44,27 @@ class DataConfig:
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
     With `public: null` the vocabulary comes from `fred.candidates`, which are public too.
+
+    Attributes:
+      remove: a regular expression; what it matches in a text of `source` is removed, such as the
+        masks that an anonymiser left. Public, and applied to each text alone.
     """
 
     source: str
     public: str | None = None
+    remove: str | None = None
     min_examples: int = 1
     split: SplitConfig = SplitConfig()
     split_seed: int = 0
 
     def __post_init__(self) -> None:
         checks.positive_int("data.min_examples", self.min_examples)
+        try:
+            re.compile(self.remove or "")
+        except re.error as error:
+            raise InputError(
+                f"data.remove must be a regular expression, found {self.remove!r}: {error}"
+            ) from None
         checks.non_negative_int("data.split_seed", self.split_seed)
 
 

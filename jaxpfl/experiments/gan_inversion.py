@@ -27,16 +27,22 @@ import jax
 import numpy as np
 import optax
 
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
 from jaxpfl.algorithms.frechet import Moments, distance, moments
-from jaxpfl.data import open as open_population
 from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
-from jaxpfl.experiments.build import build_cohort, build_optimizer, build_plan, check_images
+from jaxpfl.experiments.build import (
+    build_cohort,
+    build_optimizer,
+    build_plan,
+    check_images,
+    read_clients,
+)
 from jaxpfl.experiments.central import fit
 from jaxpfl.experiments.loop import Result, Tracking, saved_noise_key
 from jaxpfl.experiments.study_config import GanInversionConfig
@@ -46,6 +52,7 @@ from jaxpfl.models.cnn import CNN, classifier_cnn
 from jaxpfl.models.gan import GAN, sample_images
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
 
 PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
@@ -124,16 +131,15 @@ class _Look:
 
 def prepare(config: GanInversionConfig) -> Callable[[Path, bool], dict[str, Any]]:
     """Reads the clients and builds all that can be refused, before a directory is touched."""
-    clients = open_population(config.data.source)
-    if config.data.min_examples > 1:
-        clients = clients.with_min_examples(config.data.min_examples)
+    clients = read_clients(config.data)
     check_images(clients, config.gan.image_shape, config.classifier.classes)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     private, public = parts["train"], parts["public"]
     if not public.num_examples:
         raise InputError("data.split.public: no client is public: give it a larger share")
     study = _Study(config, private, public)
-    studies.at_scale(config.scaled_up, {"": study.plan} if config.scaled_up else {})
+    if config.scaled_up is not None:
+        studies.at_scale(config.scaled_up, {"": study.plan(1.0)})
     return study.carry_out
 
 
@@ -143,9 +149,16 @@ class _Study:
     private: Population = field(repr=False)
     public: Population = field(repr=False)
 
-    @cached_property
-    def plan(self):
-        return build_plan(self.config.privacy, self.config.training, len(self.private))
+    def plan(self, share: float) -> Plan:
+        """So many clients a round that `training.clients_per_round` of them match.
+
+        Args:
+          share: of clients who match; PUBLIC, from a release.
+        """
+        training = self.config.training
+        sampled = min(len(self.private), round(training.clients_per_round / share))
+        sampled_training = dataclasses.replace(training, clients_per_round=sampled)
+        return build_plan(self.config.privacy, sampled_training, len(self.private))
 
     @cached_property
     def gan(self) -> GAN:
@@ -157,15 +170,18 @@ class _Study:
             loss=settings.loss,
         )
 
-    @cached_property
-    def algorithm(self):
+    def algorithm(self, share: float) -> Algorithm:
+        """For a selection that a public `share` of the clients matches."""
         settings, training = self.config.gan, self.config.training
+        server = training.server
+        # The sum is divided by all who were sampled: this makes it the mean of those who match.
+        server = dataclasses.replace(server, learning_rate=server.learning_rate / share)
         return fed_avg_gan(
             self.gan,
             client=build_optimizer(training.client),
             generator=build_optimizer(settings.generator),
-            server=build_optimizer(training.server),
-            plan=self.plan,
+            server=build_optimizer(server),
+            plan=self.plan(share),
             cohort=build_cohort(training),
             generator_steps=settings.generator_steps,
             generator_batch=settings.generator_batch,
@@ -186,13 +202,17 @@ class _Study:
             "bug": self._metrics("bug", phases["bug"], judge, directory, ledger),
         }
         thresholds = self._thresholds(metrics["before"])
-        runs = {}
+        runs, shares = {}, {}
         for phase in PHASES:
             for side in SIDES:
                 name = f"{phase}_{side}"
                 held = self._selected(phases[phase], side, judge, thresholds)
-                runs[name] = self._run(name, held, judge, directory, ledger, shown)
-        return self._record(judge, metrics, thresholds, runs, directory, ledger)
+                # After the fix the clients are as they were before the bug.
+                known = metrics["bug" if phase == "bug" else "before"]
+                shares[name] = _share(known, side, thresholds)
+                algorithm = self.algorithm(shares[name])
+                runs[name] = self._run(name, algorithm, held, judge, directory, ledger, shown)
+        return self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
 
     def _judge(self) -> Judge:
         """Trained on public clients; a function of the config."""
@@ -307,6 +327,7 @@ class _Study:
     def _run(
         self,
         name: str,
+        algorithm: Algorithm,
         population: Population,
         judge: Judge,
         directory: Path,
@@ -316,7 +337,7 @@ class _Study:
         config, look = self.config, self.config.look
         return studies.train(
             config,
-            self.algorithm,
+            algorithm,
             population.with_columns({"image": population.columns["image"]}),
             name=name,
             label=f"GAN {name.replace('_', ', ')} accuracy",
@@ -340,6 +361,7 @@ class _Study:
         metrics: dict[str, Any],
         thresholds: dict[str, float] | None,
         runs: dict[str, Result],
+        shares: dict[str, float],
         directory: Path,
         ledger: Path,
     ) -> dict[str, Any]:
@@ -351,7 +373,14 @@ class _Study:
                 self.gan, result.params, self._look_key(), max(config.look.images, _SHOWN_IMAGES)
             )
             pictures[name] = np.round(255 * images[:_SHOWN_IMAGES]).astype(np.uint8)
-            found[name] = {**judge.score(images), "privacy": result.privacy}
+            plan = self.plan(shares[name])
+            found[name] = {
+                **judge.score(images),
+                "share": shares[name],
+                "privacy": result.privacy,
+                "epsilon": plan.epsilon(),
+                "plan": plan.to_dict(),
+            }
         # The judge's own examples: what normal and inverted images look like to it.
         public = np.asarray(self.public.columns["image"][:_SHOWN_IMAGES])
         for name, images in (("public", public), ("public_inverted", _inverted(public))):
@@ -369,10 +398,25 @@ class _Study:
             "accuracy": metrics,
             "thresholds": thresholds,
             "runs": found,
-            "plan": self.plan.to_dict(),
+            "selected_per_round": config.training.clients_per_round,
             "together": studies.together(ledger, config.privacy.delta),
-            "at_scale": studies.at_scale(config.scaled_up, {"one GAN": self.plan}),
+            "at_scale": studies.at_scale(
+                config.scaled_up, {name: self.plan(share) for name, share in shares.items()}
+            ),
         }
+
+
+def _share(released: dict[str, Any], side: str, thresholds: dict[str, float] | None) -> float:
+    """How many clients match, as a private histogram says: post-processing, public.
+
+    At least a twentieth, so that noise cannot ask for everyone.
+    """
+    if thresholds is None:
+        return 1.0
+    counts = np.maximum(np.asarray(released["histogram"]), 0.0)
+    below = np.concatenate([np.zeros(1), np.cumsum(counts)])
+    under = float(np.interp(thresholds[side], released["plan"]["edges"], below)) / below[-1]
+    return float(np.clip(under if side == "low" else 1.0 - under, 0.05, 1.0))
 
 
 def _inverted(images: np.ndarray) -> np.ndarray:

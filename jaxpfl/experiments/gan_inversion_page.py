@@ -33,16 +33,19 @@ def lines(record: dict[str, Any]) -> list[str]:
 def _privacy(record: dict[str, Any]) -> list[str]:
     if record["stamp"]:
         return [record["stamp"]]
+    dearest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
     found = [
         f"everything together: {record['together']['statement']}",
-        f"one GAN: {record['runs']['bug_low']['privacy']}",
+        f"the dearest GAN alone: {record['runs'][dearest]['privacy']}",
     ]
     scale = record["at_scale"]
     if scale:
-        found.append(
-            f"one GAN with the same noise of the mean at {scale['population']:,} clients and "
-            f"{scale['clients_per_round']:,} a round: {scale['runs']['one GAN']['statement']}"
-        )
+        run = scale["runs"][dearest]
+        found += [
+            f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
+            f"{run['clients_per_round']:,} a round: {run['statement']}",
+            f"all four GANs there: {scale['together']['statement']}",
+        ]
     return found
 
 
@@ -107,10 +110,10 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
-    plan = record["plan"]
+    plan = record["runs"]["bug_low"]["plan"]
     return [
         (f"{plan['rounds']}", "rounds for each GAN"),
-        (f"{plan['clients_per_round']}", "clients a round, selected or not (planned)"),
+        (f"{record['selected_per_round']}", "selected clients a round (expected)"),
         (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
         (f"{plan['clip_norm']:g}", "clip norm"),
         (f"{100 * record['classifier']['accuracy']:.1f} %", "classifier's accuracy on public data"),

@@ -21,15 +21,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg import fed_avg
-from jaxpfl.data import open as open_population
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
-from jaxpfl.experiments.build import build_cohort, build_model, build_optimizer, build_plan
+from jaxpfl.experiments.build import (
+    build_cohort,
+    build_model,
+    build_optimizer,
+    build_plan,
+    read_clients,
+)
 from jaxpfl.experiments.candidates import open_public
+from jaxpfl.experiments.central import fit
 from jaxpfl.experiments.config import PrivacyConfig, TrainingConfig
 from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.study_config import OovConcatenationConfig
@@ -45,6 +53,7 @@ from jaxpfl.text.vocabulary import Vocabulary, with_words
 
 # Address what is drawn to be looked at; rounds have the small numbers.
 _SENTENCES, _WORDS = 2**32 - 5, 2**32 - 6
+_PREFINETUNE_BATCH = 128
 
 
 def world_name(probability: float) -> str:
@@ -54,9 +63,7 @@ def world_name(probability: float) -> str:
 
 def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, Any]]:
     """Reads the clients and builds all that can be refused, before a directory is touched."""
-    clients = open_population(config.data.source)
-    if config.data.min_examples > 1:
-        clients = clients.with_min_examples(config.data.min_examples)
+    clients = read_clients(config.data)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     assert config.data.public is not None
     public = open_public(config.data.public, parts["public"])
@@ -91,12 +98,32 @@ class _Study:
     @cached_property
     def characters(self) -> Algorithm:
         settings = self.config.characters
-        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
-        public = oov_words(with_words(self.public), self.vocabulary, settings.model.max_bytes)
         sizes = dataclasses.asdict(settings.model)
         sizes.pop("max_bytes")
-        model = char_lm(**sizes, output_bias_prior=log_prior(public.columns["tokens"]))
-        return _fed_avg(model, settings.training, self.plans["characters"])
+        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
+        tokens = self._public_words.columns["tokens"]
+        model = char_lm(**sizes, output_bias_prior=log_prior(tokens))
+        start = None
+        if settings.prefinetune_epochs:
+            start = fit(
+                model,
+                {"tokens": tokens},
+                optimizer=optax.adam(settings.prefinetune_learning_rate),
+                epochs=settings.prefinetune_epochs,
+                batch_size=_PREFINETUNE_BATCH,
+                seed=self.config.run.seed,
+            )
+        return _fed_avg(model, settings.training, self.plans["characters"], start)
+
+    @cached_property
+    def _public_words(self) -> Population:
+        max_bytes = self.config.characters.model.max_bytes
+        found = oov_words(with_words(self.public), self.vocabulary, max_bytes)
+        if not found.num_examples:
+            raise InputError(
+                "data.public has no word out of words.model.vocab_size: make the vocabulary smaller"
+            )
+        return found
 
     def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
         """Does what is left to do in `directory`, whose lock the caller holds."""
@@ -196,6 +223,8 @@ class _Study:
             number=settings.top,
             draws=settings.words,
             max_bytes=self.config.characters.model.max_bytes,
+            # The model gives words that are in the vocabulary a share, too: its error.
+            excluding=self.vocabulary,
             progress=shown,
         )
         found = jsonable(
@@ -215,7 +244,7 @@ class _Study:
         return found
 
 
-def _fed_avg(model: Any, training: TrainingConfig, plan: Plan) -> Algorithm:
+def _fed_avg(model: Any, training: TrainingConfig, plan: Plan, start: Any = None) -> Algorithm:
     return fed_avg(
         model,
         client=build_optimizer(training.client),
@@ -223,4 +252,5 @@ def _fed_avg(model: Any, training: TrainingConfig, plan: Plan) -> Algorithm:
         plan=plan,
         cohort=build_cohort(training),
         chunk=training.chunk,
+        start=start,
     )

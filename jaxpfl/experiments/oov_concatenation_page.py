@@ -36,9 +36,10 @@ def _privacy(record: dict[str, Any]) -> list[str]:
     if scale:
         found += [
             f"the model of {name} with the same noise of the mean at {scale['population']:,} "
-            f"clients and {scale['clients_per_round']:,} a round: {run['statement']}"
+            f"clients and {run['clients_per_round']:,} a round: {run['statement']}"
             for name, run in scale["runs"].items()
         ]
+        found.append(f"both models together there: {scale['together']['statement']}")
     return found
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import ComposedDpEvent
+
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
@@ -136,6 +138,7 @@ def train(
     ledger: Path,
     budget: Budget | None,
     tracking: Tracking,
+    start: str | None = None,
 ) -> Result:
     """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
 
@@ -158,6 +161,7 @@ def train(
         resume=(folder / "run.json").exists(),
         config={**to_mapping(config), "run name": name},
         label=label,
+        start=start,
         resumed_as=directory,
     )
     try:
@@ -194,35 +198,50 @@ def together(ledger: Path, delta: float | None) -> dict[str, Any]:
 
 
 def at_scale(scaled_up: ScaledUpConfig | None, plans: Mapping[str, Plan]) -> dict[str, Any] | None:
-    """What these plans would cost on a larger population, with the same noise of the mean.
+    """What these plans would cost, alone and together, on more clients with the same mean's noise.
 
     Source: Augenstein et al. 2020, "Privacy at scale": k times the clients a round need k times
     the noise multiplier.
 
     Raises:
-      InputError: the larger population's cohort is not larger.
+      InputError: the larger population is not large enough.
     """
     if scaled_up is None:
         return None
-    found = {}
+    found: dict[str, Any] = {}
+    larger_plans = []
     for name, plan in plans.items():
-        factor = scaled_up.clients_per_round / plan.clients_per_round
-        if factor < 1 or scaled_up.population < plan.population:
+        clients_per_round = round(scaled_up.factor * plan.clients_per_round)
+        if scaled_up.population < max(plan.population, clients_per_round):
             raise InputError(
-                f"scaled_up has {scaled_up.population} clients and {scaled_up.clients_per_round} "
-                f"a round, expected at least the {plan.population} and {plan.clients_per_round} "
-                "of the run"
+                f"scaled_up.population is {scaled_up.population}, expected at least the "
+                f"{plan.population} clients of the run and the {clients_per_round} a round that "
+                "scaled_up.factor asks for"
             )
         larger = dataclasses.replace(
             plan,
             population=scaled_up.population,
-            clients_per_round=scaled_up.clients_per_round,
-            noise_multiplier=plan.noise_multiplier * factor,
+            clients_per_round=clients_per_round,
+            noise_multiplier=plan.noise_multiplier * scaled_up.factor,
             delta=scaled_up.delta,
         )
+        larger_plans.append(larger)
         found[name] = {
+            "clients_per_round": clients_per_round,
             "noise_multiplier": larger.noise_multiplier,
             "epsilon": larger.epsilon(),
             "statement": larger.statement(),
         }
-    return {**dataclasses.asdict(scaled_up), "runs": found}
+    everything = ComposedDpEvent([plan.event() for plan in larger_plans])
+    epsilon = accounting.epsilon(everything, scaled_up.delta, "pld", "add_or_remove_one")
+    return {
+        **dataclasses.asdict(scaled_up),
+        "runs": found,
+        "together": {
+            "epsilon": epsilon,
+            "statement": (
+                f"(epsilon = {accounting.rounded_up(epsilon)}, delta = {scaled_up.delta:g}), "
+                "unit = client, adjacency = add or remove one client, accountant = PLD"
+            ),
+        },
+    }

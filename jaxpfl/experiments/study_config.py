@@ -24,18 +24,19 @@ from jaxpfl.experiments.config import (
 class ScaledUpConfig:
     """A larger population on which the noise of the MEAN would be the same.
 
-    With k times as many clients a round, the noise multiplier is k times as large while the noise
-    of the mean stays: what was learned here would be learned there, at a far smaller epsilon
-    (Augenstein et al. 2020, "Privacy at scale"). The report prints both.
+    With `factor` times as many clients a round, the noise multiplier is that many times as large
+    while the noise of the mean stays: what was learned here would be learned there, at a far
+    smaller epsilon (Augenstein et al. 2020, "Privacy at scale"). The report prints both.
     """
 
+    factor: float
     population: int
-    clients_per_round: int
     delta: float
 
     def __post_init__(self) -> None:
-        for name in ("population", "clients_per_round"):
-            checks.positive_int(f"scaled_up.{name}", getattr(self, name))
+        if not checks.positive("scaled_up.factor", self.factor) >= 1:
+            raise InputError(f"scaled_up.factor must be at least 1, found {self.factor:g}")
+        checks.positive_int("scaled_up.population", self.population)
         checks.open_fraction("scaled_up.delta", self.delta)
 
 
@@ -149,7 +150,12 @@ class LookConfig:
 
 @dataclass(frozen=True)
 class GanInversionConfig:
-    """Two federated GANs, on data that a classifier gets wrong and right, show inverted pixels."""
+    """Two federated GANs, on data that a classifier gets wrong and right, show inverted pixels.
+
+    `training.clients_per_round` counts the SELECTED clients that are wanted in a round. So many
+    more are sampled as the share of clients who match asks for, and the server's rate rises with
+    that; the share is known from the private histograms (or, by example, taken as 1).
+    """
 
     study: Literal["gan_inversion"]
     data: DataConfig
@@ -209,11 +215,21 @@ class WordsConfig:
 
 @dataclass(frozen=True)
 class CharactersConfig:
-    """The character-level model, trained on out-of-vocabulary words alone: it shows WHICH."""
+    """The character-level model, trained on out-of-vocabulary words alone: it shows WHICH.
+
+    `prefinetune_epochs` over the PUBLIC corpus's own out-of-vocabulary words come first, which
+    teach the model how words are spelt; 0 starts from letter frequencies.
+    """
 
     privacy: PrivacyConfig
     training: TrainingConfig
     model: CharacterModelConfig = CharacterModelConfig()
+    prefinetune_epochs: int = 0
+    prefinetune_learning_rate: float = 0.003
+
+    def __post_init__(self) -> None:
+        checks.non_negative_int("characters.prefinetune_epochs", self.prefinetune_epochs)
+        checks.positive("characters.prefinetune_learning_rate", self.prefinetune_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -264,6 +280,8 @@ class OovConcatenationConfig:
             raise InputError(
                 "data.public is required, found none: the vocabulary must come from a public corpus"
             )
+        if self.data.public == PUBLIC_PART and not self.data.split.public:
+            raise InputError(f"data.split.public must be positive where {PUBLIC_PART!r} is used")
         both = self.words.privacy, self.characters.privacy
         if both[0].private != both[1].private:
             raise InputError("words.privacy and characters.privacy must both be private or not")

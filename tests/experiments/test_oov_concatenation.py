@@ -28,9 +28,10 @@ characters:
   privacy: {{epsilon: 5.0, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 10.0}}
   training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
              clients_per_bucket: 8}}
+  prefinetune_epochs: 1
 bug: {{probabilities: [0.0, 1.0]}}
 drawn: {{sentences: 100, words: 200, top: 5}}
-scaled_up: {{population: 1000000, clients_per_round: 800, delta: 1e-7}}
+scaled_up: {{population: 1000000, factor: 100, delta: 1e-7}}
 run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
 """
 
@@ -40,7 +41,7 @@ def config_path(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("oov")
     # Half of the clients' words are out of the public vocabulary.
     write_lines(folder / "clients.jsonl", NEAR + FAR, 60, 3, "canarytext{}")
-    write_lines(folder / "public.jsonl", NEAR, 30, 4)
+    write_lines(folder / "public.jsonl", NEAR, 30, 4, "publicword{}")
     path = folder / "oov.yaml"
     path.write_text(STUDY.format(folder=folder))
     return path
@@ -177,7 +178,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         population=1_000, clients_per_round=10, rounds=100, clip_norm=0.1,
         noise_multiplier=0.01, delta=1e-4,
     )  # fmt: skip
-    larger = ScaledUpConfig(population=2_000_000, clients_per_round=1_000, delta=1e-8)
+    larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
     found = studies.at_scale(larger, {"a": plan})["runs"]["a"]
     assert found["noise_multiplier"] == pytest.approx(1.0)
     expected = Plan(
@@ -185,8 +186,8 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         noise_multiplier=1.0, delta=1e-8,
     )  # fmt: skip
     assert found["epsilon"] == expected.epsilon()
-    smaller = ScaledUpConfig(population=1_000, clients_per_round=9, delta=1e-4)
-    with pytest.raises(InputError, match="expected at least the 1000 and 10"):
+    smaller = ScaledUpConfig(factor=100, population=999, delta=1e-4)
+    with pytest.raises(InputError, match="the 1000 clients of the run and the 1000 a round"):
         studies.at_scale(smaller, {"a": plan})
 
 
@@ -197,13 +198,16 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "must lie in [0, 1]"),
         ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.1]", "must differ"),
         ("probabilities: [0.0, 1.0] -> probabilities: []", "must be a list"),
+        ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
+        ("{folder}/public.jsonl -> split:public", "data.split.public must be positive"),
+        ("data: {source -> data: {remove: '(', source", "data.remove must be a regular expression"),
         ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
         ("epsilon: 5.0, delta -> ledger: x, epsilon: 5.0, delta", "ledger must be absent"),
         ("devices: 2 -> also_without_privacy: true", "is not for studies"),
     ],
 )
 def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, message):
-    before, after = change.split(" -> ")
+    before, after = change.replace("{folder}", str(config_path.parent)).split(" -> ")
     text = config_path.read_text()
     assert before in text
     path = tmp_path / "bad.yaml"

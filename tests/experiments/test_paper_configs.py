@@ -1,0 +1,92 @@
+"""The papers' experiments at full size: every config is valid, and runs on small files of TFF."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.experiments import config_file, studies
+from jaxpfl.models import count_parameters
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def fixtures(data_folder) -> Path:
+    folder = data_folder.parent / "fixtures" / "tff"
+    if not folder.is_dir():
+        pytest.skip("the files written by TensorFlow Federated are not beside JAXPFL_DATA")
+    return folder
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_is_valid_and_says_how_it_is_run(path):
+    config = config_file.load(path)
+    assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
+    head = path.read_text().split("\n\n")[0]
+    for word in ("Command:", "Expected:"):
+        assert word in head, f"{path.name} does not say {word}"
+
+
+def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatch):
+    """One round of each GAN, on two writers; at the paper's width nothing but time would differ."""
+    monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
+    config = config_file.load(
+        ROOT / "configs" / "emnist_gan_inversion.yaml",
+        [
+            "--data.source", "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist",
+            "--data.split.train", "0.5", "--data.split.public", "0.5", "--data.split-seed", "0",
+            "--gan.width", "0.03125", "--gan.generator-steps", "1", "--look.images", "64",
+            "--training.rounds", "1", "--training.clients-per-round", "1",
+            "--training.batch-size", "4", "--training.max-examples", "8",
+            "--classifier.epochs", "1",
+            "--training.clients-per-bucket", "2",
+        ],
+    )  # fmt: skip
+    outcome = studies.run_study(config, tmp_path / "study", shown=False)
+    assert set(outcome.record["runs"]) == {"bug_low", "bug_high", "fixed_low", "fixed_high"}
+    # 100 times the clients a round: 100 times the noise.
+    scale = outcome.record["at_scale"]["runs"]["bug_low"]
+    assert scale["noise_multiplier"] == pytest.approx(1.0)
+    assert (tmp_path / "study" / "pictures" / "gans.png").stat().st_size > 10_000
+
+
+def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
+    source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
+    config = config_file.load(
+        ROOT / "configs" / "stackoverflow_oov_concatenation.yaml",
+        [
+            "--data.source", source, "--data.public", source,
+            "--words.model.vocab-size", "8", "--words.model.hidden", "8",
+            "--characters.model.hidden", "8", "--characters.model.layers", "1",
+            *(f"--{kind}.training.{name}" if value is None else value
+              for kind in ("words", "characters")
+              for name, number in (("rounds", "1"), ("clients-per-round", "2"))
+              for value in (None, number)),
+            "--bug.probabilities", "0.0", "1.0",
+            "--drawn.sentences", "64", "--drawn.words", "64", "--drawn.top", "3",
+        ],
+    )  # fmt: skip
+    outcome = studies.run_study(config, tmp_path / "study", shown=False)
+    worlds = outcome.record["worlds"]
+    assert list(worlds) == ["bug_0_percent", "bug_100_percent"]
+    assert all(world["together"]["epsilon"] > 0 for world in worlds.values())
+
+
+def test_the_language_models_at_full_size_have_the_papers_parameters():
+    import jax
+
+    from jaxpfl.experiments.build import build_model
+    from jaxpfl.text.characters import char_lm
+
+    config = config_file.load(ROOT / "configs" / "stackoverflow_oov_concatenation.yaml")
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    sizes = {
+        name: getattr(config.characters.model, name)
+        for name in ("embedding", "hidden", "projection", "layers")
+    }
+    assert count_parameters(jax.eval_shape(char_lm(**sizes).init, key)) == 756_738
+    words = build_model(config.words.model, None)
+    # 1,422,250 and the four special tokens: a row of the embedding and a bias each.
+    assert count_parameters(jax.eval_shape(words.init, key)) == 1_422_250 + 4 * 97
