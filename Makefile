@@ -55,6 +55,8 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.frechet
 	.venv/bin/python -m benchmarks.micro.fred_noise
 	.venv/bin/python -m benchmarks.micro.tff
+	.venv/bin/python -m benchmarks.macro.gan_round
+	.venv/bin/python -m benchmarks.macro.word_lm
 
 # TFF_FILES: sources such as "PATH.sqlite?dataset=emnist&split=all_train"; default: the fixtures,
 # and files made for it.

@@ -26,7 +26,7 @@ exit codes:
   1    a fault of the program or the machine (a full disk, for one)
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
-  130  interrupted by SIGINT; 143: by SIGTERM. The run was saved: `jaxpfl resume DIR`
+  130  interrupted by SIGINT; 143: by SIGTERM. A run was saved: `jaxpfl resume DIR`
 """
 
 

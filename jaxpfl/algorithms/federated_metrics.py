@@ -334,7 +334,7 @@ def release(
     # Which examples of a large client are used is secret: subsets are addressed by index, and with
     # a public seed the removal of one client would change the others' for all to compute.
     words = f"metrics cohort {key_to_words(noise_key)}"
-    seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
+    seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:16], "big")
     cohort = Cohort(
         examples, np.arange(len(examples)), spec, seed=seed, round=0, shards=door.shards
     )

@@ -595,7 +595,7 @@ class _Query:
         # Which examples of a client are used is secret: subsets are addressed by index, and with a
         # public seed the removal of one client would change the others' for all to compute.
         words = f"fred cohort {key_to_words(self.noise_key)}"
-        seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "big")
+        seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:16], "big")
         return Cohort(population, everyone, spec, seed=seed, round=index, shards=shards)
 
 

@@ -19,10 +19,11 @@ applies it to its own data, with public constants. `select` then gives the popul
 Who is selected is private, and so is how many are. Therefore nobody leaves the population: a client
 without a match stays, with no examples, and contributes exactly 0. Cohorts are drawn from the whole
 public N and sums are divided by a public constant, so that noise, denominators, epsilon and printed
-sizes are the same however many match. Sampling from the matching clients alone, or dividing by
-their number, would publish that number, and charge an epsilon for it that nobody knows. The price:
-updates are diluted by the share that matches, and adaptive clipping, which follows a quantile of
-ALL clients drawn, falls towards the zeros of those without a match: use a constant clip norm.
+sizes tell nothing of how many match; a cohort may be planned by a RELEASED estimate of it. Sampling
+from the matching clients alone, or dividing by their number, would publish that number, and charge
+an epsilon for it that nobody knows. The price: updates are diluted by the share that matches, and
+adaptive clipping, which follows a quantile of ALL clients drawn, falls towards the zeros of those
+without a match: use a constant clip norm.
 
 Thresholds are public constants. One that is computed from private accuracies, such as a percentile
 of them, is itself a release: make it by `algorithms.federated_metrics` and pay for it.

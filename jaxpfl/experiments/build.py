@@ -14,6 +14,7 @@ from jaxpfl.algorithms.fed_avg import fed_avg
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.data import open as open_population
 from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.candidates import Candidates, open_public
@@ -80,6 +81,7 @@ def build(config: Config) -> Experiment:
     # Split as they were read: the fingerprint, and so the ledger, is of the data, whatever is
     # computed from it.
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     sources, public = parts["train"], parts["public"]
     candidates = Candidates(config, public) if config.prefinetune is not None else None
     vocabulary = None
@@ -118,14 +120,22 @@ def read_clients(config: DataConfig) -> Population:
         raise InputError(
             f"data.source: no client has data.min_examples = {config.min_examples} examples"
         )
-    if config.remove is not None:
-        if "text" not in clients.columns:
-            found = ", ".join(sorted(clients.columns))
-            raise InputError(f"data.remove needs a column 'text' in data.source, found {found}")
-        pattern = re.compile(config.remove)
-        texts = [pattern.sub("", text) for text in clients.columns["text"].to_pylist()]
-        clients = clients.with_columns({**clients.columns, "text": texts})
     return clients
+
+
+def cleaned(part: Population, config: DataConfig) -> Population:
+    """A part of the clients without what `data.remove` matches.
+
+    After the split: the fingerprint, and so the ledger, stays that of the data as it was read.
+    """
+    if config.remove is None:
+        return part
+    if "text" not in part.columns:
+        found = ", ".join(sorted(part.columns))
+        raise InputError(f"data.remove needs a column 'text' in data.source, found {found}")
+    pattern = re.compile(config.remove)
+    texts = [pattern.sub("", text) for text in part.columns["text"].to_pylist()]
+    return part.with_columns({**part.columns, "text": text_array(texts)})
 
 
 def _vocabulary(config: Config, candidates: Candidates | None, public: Population) -> Vocabulary:

@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
@@ -64,6 +65,9 @@ _LOOK = 2**32 - 4
 _NO_CLIP = 1e6
 # Of the squared norm of what a client says of its accuracy; the rest gives the mean.
 _HISTOGRAM_SHARE = 0.8
+_LEAST_SHARE = 0.05
+# The histograms that a phase's GANs depend on; the last says how many match.
+_KNOWN = {"bug": ("before", "bug"), "fixed": ("before",)}
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ def prepare(config: GanInversionConfig) -> Callable[[Path, bool], dict[str, Any]
         raise InputError("data.split.public: no client is public: give it a larger share")
     study = _Study(config, private, public)
     if config.scaled_up is not None:
-        studies.at_scale(config.scaled_up, {"": study.plan(1.0)})
+        for share in (1.0, _LEAST_SHARE):
+            studies.at_scale(config.scaled_up, {"": study.plan(share)})
     return study.carry_out
 
 
@@ -192,106 +197,138 @@ class _Study:
         """Does what is left to do in `directory`, whose lock the caller holds."""
         config = self.config
         ledger = directory / "ledger.jsonl"
+        if config.privacy.ledger is not None:
+            ledger = Path(config.privacy.ledger)
         phases = {
             "bug": invert_pixels(self.private, config.bug.probability, config.bug.seed),
             "fixed": self.private,
         }
-        judge = self._judge()
-        metrics = {
-            "before": self._metrics("before", self.private, judge, directory, ledger),
-            "bug": self._metrics("bug", phases["bug"], judge, directory, ledger),
-        }
-        thresholds = self._thresholds(metrics["before"])
+        judge, judged_by = self._judge(directory)
+        before = self._metrics("before", self.private, judge, directory, ledger)
+        # Checked before the next release is paid for.
+        thresholds = self._thresholds(before)
+        during = self._metrics("bug", phases["bug"], judge, directory, ledger)
+        metrics = {"before": before, "bug": during}
         runs, shares = {}, {}
         for phase in PHASES:
             for side in SIDES:
                 name = f"{phase}_{side}"
                 held = self._selected(phases[phase], side, judge, thresholds)
                 # After the fix the clients are as they were before the bug.
-                known = metrics["bug" if phase == "bug" else "before"]
-                shares[name] = _share(known, side, thresholds)
-                algorithm = self.algorithm(shares[name])
-                runs[name] = self._run(name, algorithm, held, judge, directory, ledger, shown)
+                shares[name] = _share(metrics[_KNOWN[phase][-1]], side, thresholds)
+                runs[name] = self._run(
+                    name, shares[name], held, judge, judged_by, directory, ledger, shown
+                )
         return self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
 
-    def _judge(self) -> Judge:
-        """Trained on public clients; a function of the config."""
+    def _histograms_behind(self, name: str) -> list[float]:
+        """Noise multipliers of the histograms that a GAN depends on: none by example."""
+        if self.config.selection.by == "example" or not self.config.privacy.private:
+            return []
+        return [self._metrics_plan.noise_multiplier] * len(_KNOWN[name.partition("_")[0]])
+
+    @cached_property
+    def _metrics_plan(self) -> MetricsPlan:
+        privacy, settings = self.config.privacy, self.config.selection
+        shared: dict[str, Any] = {
+            "population": len(self.private),
+            "edges": settings.edges,
+            "histogram_share": _HISTOGRAM_SHARE,
+        }
+        if settings.epsilon is None or privacy.delta is None:
+            return MetricsPlan.without_privacy(**shared)
+        return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
+
+    def _judge(self, directory: Path) -> tuple[Judge, str]:
+        """Trained once, on public clients; with what identifies it."""
         config, settings = self.config, self.config.classifier
         images = np.asarray(self.public.columns["image"])
         labels = np.asarray(self.public.columns["label"])
         generator = np.random.Generator(np.random.Philox(key=config.run.seed))
         order = generator.permutation(len(images))
         rows = np.sort(order[: settings.examples])
-        train = partial(
-            fit,
-            optimizer=optax.adam(settings.learning_rate),
-            batch_size=settings.batch_size,
-            seed=config.run.seed,
-        )
-        classifier = classifier_cnn(config.gan.image_shape, settings.classes)
-        columns = {"image": images[rows], "label": labels[rows].astype(np.int32)}
-        params = train(classifier, columns, epochs=settings.epochs)
-        polarity = classifier_cnn(config.gan.image_shape, 2)
         struck = generator.random(len(images)) < 0.5
         both = np.where(struck[:, None, None, None], _inverted(images), images)
-        polarity_params = train(
-            polarity, {"image": both, "label": struck.astype(np.int32)}, epochs=1
-        )
+        columns = {
+            "classifier": {"image": images[rows], "label": labels[rows].astype(np.int32)},
+            "polarity": {"image": both, "label": struck.astype(np.int32)},
+        }
+        models = {
+            "classifier": classifier_cnn(config.gan.image_shape, settings.classes),
+            "polarity": classifier_cnn(config.gan.image_shape, 2),
+        }
+        epochs = {"classifier": settings.epochs, "polarity": 1}
+        params, digests = {}, []
+        for name, model in models.items():
+            train = partial(
+                fit,
+                model,
+                columns[name],
+                optimizer=optax.adam(settings.learning_rate),
+                epochs=epochs[name],
+                batch_size=settings.batch_size,
+                seed=config.run.seed,
+            )
+            like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+            path = directory / "judge" / f"{name}.npz"
+            params[name], digest = studies.kept(path, train, like)
+            digests.append(digest)
         # Where there are others, those that did not train it.
         tested = order[settings.examples :] if len(order) > settings.examples else order
         tested = np.sort(tested[:5_000])
-        logits = _logits(classifier, params, images[tested])
-        return Judge(
+        classifier = models["classifier"]
+        logits = _logits(classifier, params["classifier"], images[tested])
+        upside_down = _logits(classifier, params["classifier"], _inverted(images[tested]))
+        judge = Judge(
             classifier=classifier,
-            params=params,
-            polarity=polarity,
-            polarity_params=polarity_params,
+            params=params["classifier"],
+            polarity=models["polarity"],
+            polarity_params=params["polarity"],
             normal=moments(logits, _NO_CLIP),
-            inverted=moments(_logits(classifier, params, _inverted(images[tested])), _NO_CLIP),
+            inverted=moments(upside_down, _NO_CLIP),
             accuracy=float(np.mean(np.argmax(logits, axis=-1) == labels[tested])),
         )
+        return judge, " ".join(digests)
 
     def _metrics(
         self, name: str, population: Population, judge: Judge, directory: Path, ledger: Path
     ) -> dict[str, Any]:
         """The private histogram of users' accuracy: read where it was released, else made."""
         path = directory / "releases" / f"accuracy_{name}.json"
-        if path.exists():
-            return files.read_json(path)
         path.parent.mkdir(exist_ok=True)
-        privacy, settings = self.config.privacy, self.config.selection
-        private = files.private_directory(directory / "private")
-        key = saved_noise_key(
-            private / f"accuracy_{name}_noise_key.json",
-            self.config.run.seed,
-            self.config.run.reproducible_noise,
-            purpose=f"accuracy {name}",
-        )
-        shared: dict[str, Any] = {
-            "population": len(population),
-            "edges": settings.edges,
-            "histogram_share": _HISTOGRAM_SHARE,
-        }
-        if settings.epsilon is None or privacy.delta is None:
-            plan = MetricsPlan.without_privacy(**shared)
-        else:
-            plan = MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
-        correct = correct_examples(judge.classifier, judge.params, population)
-        with Ledger(ledger, population.fingerprint, budget=studies.budget_of(privacy)) as opened:
+        plan, settings = self._metrics_plan, self.config.selection
+        budget = studies.budget_of(self.config.privacy)
+        with Ledger(ledger, population.fingerprint, budget=budget) as opened:
+            if path.exists():
+                record = files.read_json(path)
+                # A ledger cut off after the release would be charged too little.
+                opened.verify(record["ledger_head"])
+                if record["plan"] != jsonable(plan.to_dict()):
+                    raise InputError(f"{path}: is of another plan than the config's")
+                return record
+            key = saved_noise_key(
+                files.private_directory(directory / "private") / f"accuracy_{name}_noise_key.json",
+                self.config.run.seed,
+                self.config.run.reproducible_noise,
+                purpose=f"accuracy {name}",
+            )
             released = release(
                 population,
                 plan,
-                correct=correct,
+                correct=correct_examples(judge.classifier, judge.params, population),
                 ledger=opened,
                 noise_key=key,
                 run=f"accuracy of users, {name}",
             )
+            head = opened.head
         record = jsonable(
             {
+                "stamp": studies.stamp(self.config),
                 **released.to_dict(),
                 "accuracy": released.accuracy(),
                 "low": released.percentile(settings.low),
                 "high": released.percentile(settings.high),
+                "ledger_head": head,
             }
         )
         files.write_atomically(path, json.dumps(record, indent=1) + "\n")
@@ -301,7 +338,13 @@ class _Study:
         """From the histogram before the bug: post-processing of a release."""
         if self.config.selection.by == "example":
             return None
-        return {side: before[side] for side in SIDES}
+        found = {side: before[side] for side in SIDES}
+        if None in found.values():
+            raise InputError(
+                "the private histogram of users' accuracy is all noise: too few clients for "
+                f"selection.epsilon = {self.config.selection.epsilon:g}"
+            )
+        return found
 
     def _selected(
         self,
@@ -327,17 +370,19 @@ class _Study:
     def _run(
         self,
         name: str,
-        algorithm: Algorithm,
+        share: float,
         population: Population,
         judge: Judge,
+        judged_by: str,
         directory: Path,
         ledger: Path,
         shown: bool,
     ) -> Result:
         config, look = self.config, self.config.look
+        histograms: list[DpEvent] = [GaussianDpEvent(z) for z in self._histograms_behind(name)]
         return studies.train(
             config,
-            algorithm,
+            self.algorithm(share),
             population.with_columns({"image": population.columns["image"]}),
             name=name,
             label=f"GAN {name.replace('_', ', ')} accuracy",
@@ -350,6 +395,9 @@ class _Study:
                 checkpoint_every=config.run.checkpoint_every,
                 shown=shown,
             ),
+            start=judged_by,
+            before=ComposedDpEvent(histograms) if histograms else None,
+            before_what="the histograms of users' accuracy behind it",
         )
 
     def _look_key(self) -> jax.Array:
@@ -378,7 +426,7 @@ class _Study:
                 **judge.score(images),
                 "share": shares[name],
                 "privacy": result.privacy,
-                "epsilon": plan.epsilon(),
+                "epsilon": result.metrics["epsilon"],
                 "plan": plan.to_dict(),
             }
         # The judge's own examples: what normal and inverted images look like to it.
@@ -391,17 +439,16 @@ class _Study:
             "unit": self.private.unit,
             "selection": dataclasses.asdict(config.selection),
             "bug": dataclasses.asdict(config.bug),
-            "classifier": {
-                "accuracy": judge.accuracy,
-                "public_examples": config.classifier.examples,
-            },
+            "classifier": {"accuracy": judge.accuracy},
             "accuracy": metrics,
             "thresholds": thresholds,
             "runs": found,
             "selected_per_round": config.training.clients_per_round,
-            "together": studies.together(ledger, config.privacy.delta),
+            "together": studies.together([ledger], config.privacy.delta, studies.stamp(config)),
             "at_scale": studies.at_scale(
-                config.scaled_up, {name: self.plan(share) for name, share in shares.items()}
+                config.scaled_up,
+                {name: self.plan(share) for name, share in shares.items()},
+                {name: self._histograms_behind(name) for name in shares},
             ),
         }
 
@@ -409,14 +456,16 @@ class _Study:
 def _share(released: dict[str, Any], side: str, thresholds: dict[str, float] | None) -> float:
     """How many clients match, as a private histogram says: post-processing, public.
 
-    At least a twentieth, so that noise cannot ask for everyone.
+    Within bounds, so that noise cannot ask for everyone. By example nearly everyone matches.
     """
     if thresholds is None:
         return 1.0
     counts = np.maximum(np.asarray(released["histogram"]), 0.0)
+    if not counts.sum() > 0:
+        return _LEAST_SHARE
     below = np.concatenate([np.zeros(1), np.cumsum(counts)])
     under = float(np.interp(thresholds[side], released["plan"]["edges"], below)) / below[-1]
-    return float(np.clip(under if side == "low" else 1.0 - under, 0.05, 1.0))
+    return float(np.clip(under if side == "low" else 1.0 - under, _LEAST_SHARE, 1.0))
 
 
 def _inverted(images: np.ndarray) -> np.ndarray:

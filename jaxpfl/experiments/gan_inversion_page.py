@@ -31,12 +31,12 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def _privacy(record: dict[str, Any]) -> list[str]:
-    if record["stamp"]:
+    if record["together"]["epsilon"] is None:
         return [record["stamp"]]
     dearest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
     found = [
         f"everything together: {record['together']['statement']}",
-        f"the dearest GAN alone: {record['runs'][dearest]['privacy']}",
+        f"the dearest GAN: {record['runs'][dearest]['privacy']}",
     ]
     scale = record["at_scale"]
     if scale:
@@ -44,7 +44,7 @@ def _privacy(record: dict[str, Any]) -> list[str]:
         found += [
             f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
             f"{run['clients_per_round']:,} a round: {run['statement']}",
-            f"all four GANs there: {scale['together']['statement']}",
+            f"everything together there: {scale['together']['statement']}",
         ]
     return found
 
@@ -113,7 +113,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     plan = record["runs"]["bug_low"]["plan"]
     return [
         (f"{plan['rounds']}", "rounds for each GAN"),
-        (f"{record['selected_per_round']}", "selected clients a round (expected)"),
+        (f"{record['selected_per_round']}", "clients a round who match (planned)"),
         (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
         (f"{plan['clip_norm']:g}", "clip norm"),
         (f"{100 * record['classifier']['accuracy']:.1f} %", "classifier's accuracy on public data"),

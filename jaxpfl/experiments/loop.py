@@ -126,6 +126,7 @@ class Loop:
       label: what the ledger's entries are called.
       before: what the run released on the same clients before its rounds, and charged; epsilons
         and statements are those of everything together.
+      before_what: names that, in statements.
       start: identifies the parameters that the run starts from, part of the run's identity; None
         for the model's own.
       note: a sentence that everything the run writes about its privacy ends with.
@@ -151,6 +152,7 @@ class Loop:
         config: Mapping[str, Any],
         label: str = "fed_avg",
         before: DpEvent | None = None,
+        before_what: str = "the choice of the corpus (FreD)",
         start: str | None = None,
         note: str = "",
         resumed_as: Path | None = None,
@@ -167,6 +169,7 @@ class Loop:
         self.seed = seed
         self.label = label
         self.before = before
+        self.before_what = before_what
         self.note = note
         self._resumed_as = directory if resumed_as is None else resumed_as
         plan = algorithm.plan
@@ -373,8 +376,9 @@ class Loop:
         shown = _flat(record)
         prefix = "NOT_PRIVATE/" if self.stamp else ""
         self._tensorboard.scalars(round, {prefix + name: value for name, value in shown.items()})
-        if record.get("epsilon") is not None:
-            self._shown["epsilon"] = f"{record['epsilon']:.2f}"
+        if record.get("epsilon") is not None and round:
+            # Of the latest evaluation, which may be some rounds ago.
+            self._shown["epsilon"] = f"{record['epsilon']:.4g} at round {round}"
         for name in ("perplexity", "accuracy"):
             if f"evaluation/{name}" in shown:
                 self._shown[name] = f"{shown[f'evaluation/{name}']:.4g}"
@@ -401,6 +405,8 @@ class Loop:
         metrics: dict[str, Any] = {}
         for round in range(done + 1):
             metrics.update(self._metrics.recorded(round) or {})
+        # Those of the last evaluation may be older than the last round.
+        metrics["epsilon"] = total.epsilon(plan, self.before, done)
         statement = self._statement(done)
         if done < plan.rounds:
             statement += f", after {done} of {plan.rounds} rounds"
@@ -422,7 +428,7 @@ class Loop:
         return Result(statement, metrics, done, self.directory, params)
 
     def _statement(self, rounds: int) -> str:
-        return total.statement(self.algorithm.plan, self.before, rounds)
+        return total.statement(self.algorithm.plan, self.before, rounds, self.before_what)
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
@@ -459,7 +465,7 @@ def _cohort_seed(seed: int, noise_key: jax.Array) -> int:
     is public.
     """
     words = key_to_words(noise_key)
-    return int.from_bytes(hashlib.sha256(f"cohorts {seed} {words}".encode()).digest()[:7], "big")
+    return int.from_bytes(hashlib.sha256(f"cohorts {seed} {words}".encode()).digest()[:16], "big")
 
 
 def saved_noise_key(

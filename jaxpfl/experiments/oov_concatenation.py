@@ -7,17 +7,20 @@ words become one, which is out of vocabulary. Two models are trained under diffe
     characters   over the clients' out-of-vocabulary words alone: WHICH words those are
 
 Each share of the bug is a WORLD of its own: the same clients, another history. A world's two
-models are charged to one ledger and have one epsilon together; worlds are never added up, since
-only one of them happens to anybody. Everything drawn from the finished models is post-processing.
+models are charged to one ledger and have one epsilon together: what a deployment, to which one
+world happens, would spend. Whoever sees several worlds of the same clients side by side has seen
+all of their releases: the page says what that costs, too. Everything drawn from the finished models
+is post-processing.
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +37,12 @@ from jaxpfl.experiments.build import (
     build_model,
     build_optimizer,
     build_plan,
+    cleaned,
     read_clients,
 )
 from jaxpfl.experiments.candidates import open_public
 from jaxpfl.experiments.central import fit
-from jaxpfl.experiments.config import PrivacyConfig, TrainingConfig
+from jaxpfl.experiments.config import TrainingConfig
 from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
@@ -46,7 +50,7 @@ from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.characters import char_lm, log_prior, oov_words
-from jaxpfl.text.generate import sample_tokens
+from jaxpfl.text.generate import Recurrent, sample_tokens
 from jaxpfl.text.oov import oov_rates
 from jaxpfl.text.top_words import top_words
 from jaxpfl.text.vocabulary import Vocabulary, with_words
@@ -65,6 +69,7 @@ def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, 
     """Reads the clients and builds all that can be refused, before a directory is touched."""
     clients = read_clients(config.data)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     assert config.data.public is not None
     public = open_public(config.data.public, parts["public"])
     vocabulary = public_vocabulary(public, config.words.model.vocab_size)
@@ -95,17 +100,20 @@ class _Study:
         model = build_model(settings.model, self.vocabulary)
         return _fed_avg(model, settings.training, self.plans["words"])
 
-    @cached_property
-    def characters(self) -> Algorithm:
+    def characters(self, directory: Path) -> tuple[Algorithm, str]:
+        """The algorithm, and what identifies its start: made once, from public words."""
         settings = self.config.characters
         sizes = dataclasses.asdict(settings.model)
         sizes.pop("max_bytes")
         # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
         tokens = self._public_words.columns["tokens"]
         model = char_lm(**sizes, output_bias_prior=log_prior(tokens))
-        start = None
-        if settings.prefinetune_epochs:
-            start = fit(
+        like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+
+        def start() -> Any:
+            if not settings.prefinetune_epochs:
+                return model.init(jax.random.key(self.config.run.seed))
+            return fit(
                 model,
                 {"tokens": tokens},
                 optimizer=optax.adam(settings.prefinetune_learning_rate),
@@ -113,7 +121,9 @@ class _Study:
                 batch_size=_PREFINETUNE_BATCH,
                 seed=self.config.run.seed,
             )
-        return _fed_avg(model, settings.training, self.plans["characters"], start)
+
+        params, digest = studies.kept(directory / "start" / "characters.npz", start, like)
+        return _fed_avg(model, settings.training, self.plans["characters"], params), digest
 
     @cached_property
     def _public_words(self) -> Population:
@@ -128,9 +138,16 @@ class _Study:
     def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
         """Does what is left to do in `directory`, whose lock the caller holds."""
         config = self.config
-        worlds = {}
-        for probability in config.bug.probabilities:
-            worlds[world_name(probability)] = self._world(probability, directory, shown)
+        self._keep_vocabulary(directory)
+        characters, start = self.characters(directory)
+        both = {
+            "words": (self.words, self._vocabulary_digest),
+            "characters": (characters, f"{self._vocabulary_digest} {start}"),
+        }
+        worlds = {
+            world_name(probability): self._world(probability, both, directory, shown)
+            for probability in config.bug.probabilities
+        }
         return {
             "population": self.clients.name,
             "unit": self.clients.unit,
@@ -139,65 +156,80 @@ class _Study:
             "drawn": dataclasses.asdict(config.drawn),
             "plans": {name: plan.to_dict() for name, plan in self.plans.items()},
             "worlds": worlds,
+            # Whoever sees this page has seen every world's models, of the same clients.
+            "all_worlds": studies.together(
+                [_ledger(directory, name) for name in worlds],
+                config.words.privacy.delta,
+                studies.stamp(config),
+            ),
             "at_scale": studies.at_scale(config.scaled_up, self.plans),
         }
 
-    def _world(self, probability: float, directory: Path, shown: bool) -> dict[str, Any]:
+    @cached_property
+    def _vocabulary_digest(self) -> str:
+        return hashlib.sha256("\n".join(self.vocabulary.tokens).encode()).hexdigest()[:12]
+
+    def _keep_vocabulary(self, directory: Path) -> None:
+        """Saves it, or refuses a study that was begun with another one."""
+        path = directory / "vocabulary.json"
+        if not path.exists():
+            self.vocabulary.save(path)
+        elif Vocabulary.load(path).tokens != self.vocabulary.tokens:
+            raise InputError(f"{path}: data.public gives another vocabulary than it did before")
+
+    def _world(
+        self,
+        probability: float,
+        both: dict[str, tuple[Algorithm, str]],
+        directory: Path,
+        shown: bool,
+    ) -> dict[str, Any]:
         config, name = self.config, world_name(probability)
         held = concatenate_first_words(self.clients, probability, config.bug.seed)
-        ledger = directory / "worlds" / name / "ledger.jsonl"
+        ledger = _ledger(directory, name)
         ledger.parent.mkdir(parents=True, exist_ok=True)
-        length = config.words.model.sequence_length
+        length, max_bytes = config.words.model.sequence_length, config.characters.model.max_bytes
         populations = {
             "words": lambda: self.vocabulary.encode(held, length),
-            "characters": lambda: oov_words(
-                held, self.vocabulary, config.characters.model.max_bytes
-            ),
+            "characters": lambda: oov_words(held, self.vocabulary, max_bytes),
         }
-        drawn = directory / "worlds" / name / "drawn.json"
         results = {}
-        for kind, algorithm, privacy in (
-            ("words", self.words, config.words.privacy),
-            ("characters", self.characters, config.characters.privacy),
-        ):
-            results[kind] = self._run(
-                f"{kind}_{name}", algorithm, populations[kind](), privacy, ledger, directory, shown
+        for kind, (algorithm, start) in both.items():
+            privacy = getattr(config, kind).privacy
+            results[kind] = studies.train(
+                config,
+                algorithm,
+                populations[kind](),
+                name=f"{kind}_{name}",
+                label=f"{kind}_{name}",
+                directory=directory,
+                ledger=ledger,
+                budget=studies.budget_of(privacy),
+                tracking=Tracking(
+                    evaluate_every=config.run.checkpoint_every,
+                    checkpoint_every=config.run.checkpoint_every,
+                    shown=shown,
+                ),
+                start=start,
             )
+        found = self._drawn(results, both, ledger.with_name("drawn.json"), shown)
         record = {
             "probability": probability,
-            "together": studies.together(ledger, config.words.privacy.delta),
+            "together": studies.together(
+                [ledger], config.words.privacy.delta, studies.stamp(config)
+            ),
             "privacy": {kind: result.privacy for kind, result in results.items()},
-            **self._drawn(results, drawn, shown),
+            **found,
         }
         return jsonable(record)
 
-    def _run(
+    def _drawn(
         self,
-        name: str,
-        algorithm: Algorithm,
-        population: Population,
-        privacy: PrivacyConfig,
-        ledger: Path,
-        directory: Path,
+        results: dict[str, Result],
+        both: dict[str, tuple[Algorithm, str]],
+        path: Path,
         shown: bool,
-    ) -> Result:
-        return studies.train(
-            self.config,
-            algorithm,
-            population,
-            name=name,
-            label=name,
-            directory=directory,
-            ledger=ledger,
-            budget=studies.budget_of(privacy),
-            tracking=Tracking(
-                evaluate_every=algorithm.plan.rounds,
-                checkpoint_every=self.config.run.checkpoint_every,
-                shown=shown,
-            ),
-        )
-
-    def _drawn(self, results: dict[str, Result], path: Path, shown: bool) -> dict[str, Any]:
+    ) -> dict[str, Any]:
         """Sentences and words from the finished models; read where it was done, else made."""
         of = {kind: result.metrics.get("output_hash") for kind, result in results.items()}
         if path.exists():
@@ -209,7 +241,7 @@ class _Study:
             jax.random.fold_in(root, _SENTENCES), jnp.arange(settings.sentences)
         )
         sentences = sample_tokens(
-            self.words.model,  # pyright: ignore[reportArgumentType]
+            cast(Recurrent, both["words"][0].model),
             results["words"].params,
             keys,
             max_tokens=self.config.words.model.sequence_length,
@@ -217,7 +249,7 @@ class _Study:
         )
         rates = oov_rates(sentences)
         top = top_words(
-            self.characters.model,  # pyright: ignore[reportArgumentType]
+            cast(Recurrent, both["characters"][0].model),
             results["characters"].params,
             jax.random.fold_in(root, _WORDS),
             number=settings.top,
@@ -242,6 +274,10 @@ class _Study:
         text = json.dumps({"of": of, "found": found}, indent=1)
         files.write_atomically(path, text + "\n")
         return found
+
+
+def _ledger(directory: Path, world: str) -> Path:
+    return directory / "worlds" / world / "ledger.jsonl"
 
 
 def _fed_avg(model: Any, training: TrainingConfig, plan: Plan, start: Any = None) -> Algorithm:

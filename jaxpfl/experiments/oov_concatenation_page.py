@@ -24,11 +24,12 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def _privacy(record: dict[str, Any]) -> list[str]:
-    if record["stamp"]:
+    if record["all_worlds"]["epsilon"] is None:
         return [record["stamp"]]
     world = _dearest(record)
     found = [
-        f"both models together, in each world: {world['together']['statement']}",
+        f"both models together, in a world: {world['together']['statement']}",
+        f"all {len(record['worlds'])} worlds, as seen here: {record['all_worlds']['statement']}",
         f"the word model: {world['privacy']['words']}",
         f"the character model: {world['privacy']['characters']}",
     ]
@@ -71,9 +72,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         stamp=record["stamp"],
         privacy=_dearest(record)["together"]["statement"],
         privacy_notes=[
-            "The word model and the character model of one world together. The worlds, one for "
-            "each share of the bug, are different histories of the same clients: only one of them "
-            "happens to anybody, so they do not add up.",
+            "The word model and the character model of one world together: what a deployment, to "
+            "which one world happens, would have spent. This page shows several worlds of the same "
+            "clients, which costs more:",
             *privacy[1:],
         ],
         facts=[

@@ -11,20 +11,21 @@ ends in the same bits.
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import ComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
-from jaxpfl.experiments.config import PrivacyConfig
+from jaxpfl.experiments.config import Config, PrivacyConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
 from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Interrupted, Loop, Result, Tracking
+from jaxpfl.experiments.pipeline import load_params, save_params
 from jaxpfl.experiments.report import write_report
 from jaxpfl.experiments.study_config import GanInversionConfig, ScaledUpConfig, Study
 from jaxpfl.experiments.tracking import jsonable
@@ -83,7 +84,7 @@ def resume_study(out: str | Path, *, shown: bool = True) -> StudyOutcome:
     """
     directory = Path(out)
     config = load(directory / "config.yaml")
-    if not dataclasses.is_dataclass(config) or not hasattr(config, "study"):
+    if isinstance(config, Config):
         raise InputError(f"{directory}: holds no study")
     with files.exclusive(directory):
         return _finish(config, _parts(config)[0](config)(directory, shown), directory)
@@ -138,12 +139,20 @@ def train(
     ledger: Path,
     budget: Budget | None,
     tracking: Tracking,
-    start: str | None = None,
+    start: str,
+    before: DpEvent | None = None,
+    before_what: str = "",
 ) -> Result:
     """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
 
     Every run has a noise key of its own. Its population keeps the fingerprint of the clients it
     was derived from, so that all runs of a world are charged to one ledger.
+
+    Args:
+      start: identifies all that the run's data was selected or encoded with and its parameters
+        start from: a resumed run with another would repeat its noise on other sums.
+      before: what was released before and the run depends on; its epsilons include it.
+      before_what: names that.
     """
     folder = directory / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,6 +171,8 @@ def train(
         config={**to_mapping(config), "run name": name},
         label=label,
         start=start,
+        before=before,
+        before_what=before_what,
         resumed_as=directory,
     )
     try:
@@ -180,28 +191,70 @@ def budget_of(privacy: PrivacyConfig) -> Budget | None:
     return Budget(privacy.budget_epsilon, privacy.delta)
 
 
-def together(ledger: Path, delta: float | None) -> dict[str, Any]:
-    """What all releases of one world cost: epsilon, statement, releases by label."""
+def kept(path: Path, make: Callable[[], Any], like: Any) -> tuple[Any, str]:
+    """Parameters that were made once: read where they are, else made and written; their SHA-256.
+
+    Made again on another machine they may differ in their last bits, and what a run selects by
+    them with it.
+
+    Args:
+      make: returns them.
+      like: shapes.
+
+    Raises:
+      CorruptFile: the file was altered.
+    """
+    note = path.with_suffix(".json")
+    if not note.exists():
+        path.parent.mkdir(exist_ok=True)
+        digest = save_params(path, make())
+        files.write_atomically(note, json.dumps({"sha256": digest}) + "\n")
+    digest = files.read_json(note)["sha256"]
+    return load_params(path, like, digest), digest
+
+
+def together(ledgers: Sequence[Path], delta: float | None, stamp: str) -> dict[str, Any]:
+    """What all releases on these ledgers cost together: epsilon, statement, releases by label."""
     if delta is None:
         return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
-    summary = Ledger.read(ledger).summary(delta)
-    words = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
+    charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
+    labels: dict[str, int] = {}
+    for charge in charges:
+        labels[charge.label] = labels.get(charge.label, 0) + 1
     return {
-        "epsilon": summary["epsilon"],
-        "statement": (
-            f"(epsilon = {accounting.rounded_up(summary['epsilon'])}, delta = {delta:g}), unit = "
-            f"{summary['unit']}, adjacency = {words[summary['adjacency']]} {summary['unit']}, "
-            f"accountant = {summary['accountant'].upper()}"
-        ),
-        "labels": summary["labels"],
+        **_stated(ComposedDpEvent([charge.event for charge in charges]), delta, stamp),
+        "labels": labels,
     }
 
 
-def at_scale(scaled_up: ScaledUpConfig | None, plans: Mapping[str, Plan]) -> dict[str, Any] | None:
+def _stated(event: DpEvent, delta: float, stamp: str = "") -> dict[str, Any]:
+    """Epsilon and statement of Poisson rounds and Gaussians: every release of a study."""
+    epsilon = accounting.epsilon(event, delta, "pld", "add_or_remove_one")
+    return {
+        "epsilon": epsilon,
+        "statement": (f"{stamp}; it would be " if stamp else "")
+        + f"(epsilon = {accounting.rounded_up(epsilon)}, delta = {delta:g}), unit = client, "
+        "adjacency = add or remove one client, accountant = PLD",
+    }
+
+
+def _composed(rounds: Sequence[DpEvent], noise_multipliers: Sequence[float]) -> DpEvent:
+    return ComposedDpEvent([*rounds, *map(GaussianDpEvent, noise_multipliers)])
+
+
+def at_scale(
+    scaled_up: ScaledUpConfig | None,
+    plans: Mapping[str, Plan],
+    before: Mapping[str, Sequence[float]] = {},
+) -> dict[str, Any] | None:
     """What these plans would cost, alone and together, on more clients with the same mean's noise.
 
     Source: Augenstein et al. 2020, "Privacy at scale": k times the clients a round need k times
     the noise multiplier.
+
+    Args:
+      before: noise multipliers of what each run depends on and everyone took part in, the first
+        releases first; these grow by the same factor, and are part of that run's epsilon.
 
     Raises:
       InputError: the larger population is not large enough.
@@ -209,7 +262,9 @@ def at_scale(scaled_up: ScaledUpConfig | None, plans: Mapping[str, Plan]) -> dic
     if scaled_up is None:
         return None
     found: dict[str, Any] = {}
-    larger_plans = []
+    rounds: list[DpEvent] = []
+    # Releases that several runs depend on were made once.
+    shared: list[float] = []
     for name, plan in plans.items():
         clients_per_round = round(scaled_up.factor * plan.clients_per_round)
         if scaled_up.population < max(plan.population, clients_per_round):
@@ -225,23 +280,16 @@ def at_scale(scaled_up: ScaledUpConfig | None, plans: Mapping[str, Plan]) -> dic
             noise_multiplier=plan.noise_multiplier * scaled_up.factor,
             delta=scaled_up.delta,
         )
-        larger_plans.append(larger)
+        rounds.append(larger.event())
+        needed = [z * scaled_up.factor for z in before.get(name, ())]
+        shared = max(shared, needed, key=len)
         found[name] = {
             "clients_per_round": clients_per_round,
             "noise_multiplier": larger.noise_multiplier,
-            "epsilon": larger.epsilon(),
-            "statement": larger.statement(),
+            **_stated(_composed([larger.event()], needed), scaled_up.delta),
         }
-    everything = ComposedDpEvent([plan.event() for plan in larger_plans])
-    epsilon = accounting.epsilon(everything, scaled_up.delta, "pld", "add_or_remove_one")
     return {
         **dataclasses.asdict(scaled_up),
         "runs": found,
-        "together": {
-            "epsilon": epsilon,
-            "statement": (
-                f"(epsilon = {accounting.rounded_up(epsilon)}, delta = {scaled_up.delta:g}), "
-                "unit = client, adjacency = add or remove one client, accountant = PLD"
-            ),
-        },
+        "together": _stated(_composed(rounds, shared), scaled_up.delta),
     }

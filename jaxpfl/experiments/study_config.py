@@ -181,7 +181,7 @@ class GanInversionConfig:
             raise InputError("selection.epsilon is required by a private study, found none")
         if not self.privacy.private and self.selection.epsilon is not None:
             raise InputError("privacy.private is false, so selection.epsilon must be absent")
-        _check_privacy("privacy", self.privacy)
+        _check_privacy("privacy", self.privacy, worlds=False)
         _check_scaled_up(self.scaled_up, self.privacy)
 
 
@@ -240,10 +240,13 @@ class ConcatenationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.probabilities:
+            raise InputError("bug.probabilities must have at least one, found none")
         for probability in self.probabilities:
             if not 0 <= checks.non_negative("bug.probabilities", probability) <= 1:
                 raise InputError(f"bug.probabilities must lie in [0, 1], found {probability:g}")
-        if len(set(self.probabilities)) != len(self.probabilities):
+        # As worlds are called.
+        if len({f"{p:g}" for p in self.probabilities}) != len(self.probabilities):
             raise InputError(f"bug.probabilities must differ, found {list(self.probabilities)}")
         checks.non_negative_int("bug.seed", self.seed)
 
@@ -286,7 +289,7 @@ class OovConcatenationConfig:
         if both[0].private != both[1].private:
             raise InputError("words.privacy and characters.privacy must both be private or not")
         for name, privacy in zip(("words", "characters"), both, strict=True):
-            _check_privacy(f"{name}.privacy", privacy)
+            _check_privacy(f"{name}.privacy", privacy, worlds=True)
             _check_scaled_up(self.scaled_up, privacy)
         if len({privacy.delta for privacy in both}) != 1:
             raise InputError(
@@ -308,12 +311,17 @@ def _check_run(run: RunConfig) -> None:
         raise InputError("run.also_without_privacy is not for studies: set privacy.private: false")
 
 
-def _check_privacy(name: str, privacy: PrivacyConfig) -> None:
-    """A study keeps its own ledgers: one for each world."""
-    if privacy.ledger is not None:
+def _check_privacy(name: str, privacy: PrivacyConfig, *, worlds: bool) -> None:
+    """A study has several releases; of several worlds each keeps a ledger of its own."""
+    if privacy.epsilon is not None:
         raise InputError(
-            f"{name}.ledger must be absent: a study simulates several worlds on the same clients, "
-            "each with a ledger of its own in the study's directory"
+            f"{name}.epsilon must be absent in a study, which releases several things: give "
+            "noise_multiplier, and budget_epsilon as the limit of all of them"
+        )
+    if worlds and privacy.ledger is not None:
+        raise InputError(
+            f"{name}.ledger must be absent: the study simulates several worlds on the same "
+            "clients, each with a ledger of its own in the study's directory"
         )
     if privacy.sampling != "poisson":
         raise InputError(f"{name}.sampling must be poisson in a study, found {privacy.sampling!r}")

@@ -22,8 +22,8 @@ def epsilon(plan: Plan, before: DpEvent | None, rounds: int) -> float:
     )
 
 
-def statement(plan: Plan, before: DpEvent | None, rounds: int) -> str:
-    """The guarantee of the whole run in one line."""
+def statement(plan: Plan, before: DpEvent | None, rounds: int, what: str) -> str:
+    """The guarantee of the whole run in one line; `what` names the release `before`."""
     if before is None or not plan.private:
         return plan.statement(rounds)
     alone = accounting.epsilon(before, plan.delta, plan.chosen_accountant, plan.adjacency)
@@ -31,6 +31,6 @@ def statement(plan: Plan, before: DpEvent | None, rounds: int) -> str:
     return (
         f"(epsilon = {together}, delta = {plan.delta:g}), "
         f"unit = {plan.unit}, adjacency = add or remove one {plan.unit}, accountant = "
-        f"{plan.chosen_accountant.upper()}, all releases of this run together; the choice of the "
-        f"corpus (FreD) alone: epsilon = {accounting.rounded_up(alone)}"
+        f"{plan.chosen_accountant.upper()}, all releases of this run together; {what} alone: "
+        f"epsilon = {accounting.rounded_up(alone)}"
     )

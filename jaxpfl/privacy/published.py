@@ -70,6 +70,7 @@ class AsPublished:
             **{
                 plan.sampling: {
                     "valid": True,
+                    "caution": plan.allow_large_delta,
                     "epsilon": plan.epsilon(),
                     "confirmed_epsilon": plan.confirmed_epsilon(),
                     "accountant": plan.chosen_accountant,

@@ -88,9 +88,9 @@ def encode_words(words: Iterable[str], max_bytes: int = MAX_BYTES) -> np.ndarray
     ids_NxL[:, 0] = START
     for row, word in enumerate(rows):
         if not word or _CONTROL.search(word):
+            found = "holds a control character" if word else "is empty"
             raise InputError(
-                f"word {row} is {'no word: it holds a control character' if word else 'empty'}, "
-                "expected what lies between white space and control characters"
+                f"a word {found}, expected what lies between white space and control characters"
             )
         encoded = _SURROGATES.sub("\ufffd", word).encode()
         kept = encoded[:max_bytes]

@@ -1,5 +1,6 @@
 """The study of joined words, on tiny clients full of canaries."""
 
+import html
 import json
 import os
 import stat
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import config_file, oov_concatenation, studies
 from jaxpfl.experiments.study_config import ScaledUpConfig
 from jaxpfl.privacy import Plan
@@ -20,12 +21,12 @@ data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
         split: {{train: 1.0, valid: 0.0, test: 0.0}}}}
 words:
   model: {{vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 6}}
-  privacy: {{epsilon: 5.0, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 10.0}}
+  privacy: {{noise_multiplier: 0.7, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 20.0}}
   training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
              clients_per_bucket: 8}}
 characters:
   model: {{embedding: 8, hidden: 8, projection: 8, layers: 2, max_bytes: 6}}
-  privacy: {{epsilon: 5.0, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 10.0}}
+  privacy: {{noise_multiplier: 0.7, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 20.0}}
   training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
              clients_per_bucket: 8}}
   prefinetune_epochs: 1
@@ -62,7 +63,11 @@ def _public_files(out: Path) -> dict[str, bytes]:
     }
 
 
-def test_each_world_has_its_two_models_on_one_ledger(straight):
+def study_plan(config_path) -> Plan:
+    return oov_concatenation.prepare(config_file.load(config_path)).__self__.plans["words"]
+
+
+def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     """TRUST 29: forgetting one of the two would show."""
     record = json.loads((straight / "study.json").read_text())
     assert list(record["worlds"]) == ["bug_0_percent", "bug_100_percent"]
@@ -73,13 +78,46 @@ def test_each_world_has_its_two_models_on_one_ledger(straight):
             f"words_{name}",
             f"characters_{name}",
         }
-        # More than one of them costs, less than both costs added.
-        assert 5.0 < world["together"]["epsilon"] < 10.0
         assert world["together"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
         assert len(world["oov_by_position"]) == 6
         assert len(world["top_words"]) <= 5
+        alone = study_plan(config_path).epsilon()
+        # More than one of them costs, less than both costs added.
+        assert alone < world["together"]["epsilon"] < 2 * alone
         log_p = [each["log_probability"] for each in world["top_words"]]
         assert log_p == sorted(log_p, reverse=True)
+
+
+def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
+    """Both worlds' models come from the same clients."""
+    record = json.loads((straight / "study.json").read_text())
+    one = record["worlds"]["bug_0_percent"]["together"]["epsilon"]
+    assert record["all_worlds"]["epsilon"] > 1.1 * one
+    assert len(record["all_worlds"]["labels"]) == 4
+    page = (straight / "report.html").read_text()
+    assert record["all_worlds"]["statement"] in html.unescape(page)
+
+
+def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight, tmp_path):
+    """Its rounds would repeat their noise on other sums."""
+    import shutil
+
+    out = tmp_path / "study"
+    shutil.copytree(straight, out)
+    note = out / "start" / "characters.json"
+    note.write_text(note.read_text().replace('"sha256": "', '"sha256": "0'))
+    with pytest.raises(CorruptFile, match="fails its SHA-256"):
+        studies.resume_study(out, shown=False)
+    shutil.rmtree(out / "start")
+    config = config_file.load(config_path, ["--run.seed", "1"])
+    (out / "config.yaml").write_text(config_file.to_yaml(config))
+    with pytest.raises(InputError, match="is of run"):
+        studies.resume_study(out, shown=False)
+    (out / "vocabulary.json").write_text(
+        (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
+    )
+    with pytest.raises(InputError, match="another vocabulary"):
+        studies.resume_study(out, shown=False)
 
 
 def test_two_runs_of_a_study_never_share_their_noise(straight):
@@ -153,14 +191,15 @@ def test_the_report_says_what_both_models_cost_and_is_drawn_anew(straight):
 
 def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_path):
     """TRUST 30."""
+    limit = 1.05 * study_plan(config_path).epsilon()
+    overrides = [f"--{kind}.privacy.budget-epsilon" for kind in ("words", "characters")]
     config = config_file.load(
-        config_path,
-        ["--words.privacy.budget-epsilon", "6", "--characters.privacy.budget-epsilon", "6"],
+        config_path, [each for name in overrides for each in (name, f"{limit:g}")]
     )
     with pytest.raises(BudgetExhausted, match="characters_bug_0_percent"):
         studies.run_study(config, tmp_path / "study", shown=False)
     ledger = Ledger.read(tmp_path / "study" / "worlds" / "bug_0_percent" / "ledger.jsonl")
-    assert ledger.spent(1e-3) <= 6.0
+    assert ledger.spent(1e-3) <= limit
 
 
 def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
@@ -196,13 +235,14 @@ def test_the_same_noise_of_the_mean_on_more_clients():
     [
         ("study: oov_concatenation -> study: oov", "study must be one of 'gan_inversion'"),
         ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "must lie in [0, 1]"),
-        ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.1]", "must differ"),
+        ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "must differ"),
         ("probabilities: [0.0, 1.0] -> probabilities: []", "must be a list"),
         ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
         ("{folder}/public.jsonl -> split:public", "data.split.public must be positive"),
         ("data: {source -> data: {remove: '(', source", "data.remove must be a regular expression"),
         ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
-        ("epsilon: 5.0, delta -> ledger: x, epsilon: 5.0, delta", "ledger must be absent"),
+        ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "ledger must be absent"),
+        ("noise_multiplier: 0.7 -> epsilon: 5.0", "epsilon must be absent in a study"),
         ("devices: 2 -> also_without_privacy: true", "is not for studies"),
     ],
 )
