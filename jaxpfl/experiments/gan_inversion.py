@@ -19,19 +19,17 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
-from jaxpfl.algorithms.frechet import Moments, distance, moments
 from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
@@ -44,12 +42,11 @@ from jaxpfl.experiments.build import (
     check_images,
     read_clients,
 )
-from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.judge import Judge, inverted, train_judge
 from jaxpfl.experiments.loop import Result, Tracking, saved_noise_key
 from jaxpfl.experiments.study_config import GanInversionConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.federated.evaluation import correct_examples
-from jaxpfl.models.cnn import CNN, classifier_cnn
 from jaxpfl.models.gan import GAN, sample_images
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.ledger import Ledger
@@ -61,55 +58,11 @@ SIDES = ("low", "high")
 _SHOWN_IMAGES = 64
 # Addresses what is drawn to be looked at; rounds have the small numbers.
 _LOOK = 2**32 - 4
-# A bound on the norm of logits that none ever meets.
-_NO_CLIP = 1e6
 # Of the squared norm of what a client says of its accuracy; the rest gives the mean.
 _HISTOGRAM_SHARE = 0.8
 _LEAST_SHARE = 0.05
 # The histograms that a phase's GANs depend on; the last says how many match.
 _KNOWN = {"bug": ("before", "bug"), "fixed": ("before",)}
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What the PUBLIC clients teach: to classify digits, and to tell whether ink and paper swapped.
-
-    Attributes:
-      classifier, params: the primary model, which users have in their hands.
-      polarity, polarity_params: tells an inverted image (class 1) from a normal one (class 0).
-      images: number of images of each GAN that are judged.
-      normal, inverted: moments of the classifier's logits on public images, as they are and
-        inverted.
-    """
-
-    classifier: CNN
-    params: Any = field(repr=False)
-    polarity: CNN
-    polarity_params: Any = field(repr=False)
-    normal: Moments = field(repr=False)
-    inverted: Moments = field(repr=False)
-    accuracy: float
-
-    def score(self, images_NxHxWxC: np.ndarray) -> dict[str, float]:
-        """What a set of images in 0 .. 1 looks like.
-
-        Returns:
-          inverted_share: of the images, as the polarity model calls them.
-          classifier_score: exp(mean KL(p(y|x) || p(y))) of the primary model, 1 .. classes: high
-            for images that are clear and of every class (Salimans et al. 2016, as Augenstein et
-            al. use it).
-          frechet_normal, frechet_inverted: Frechet distance of the logits to those of public
-            images, as they are and inverted.
-        """
-        called = np.argmax(_logits(self.polarity, self.polarity_params, images_NxHxWxC), axis=-1)
-        logits = _logits(self.classifier, self.params, images_NxHxWxC)
-        here = moments(logits, _NO_CLIP)
-        return {
-            "inverted_share": float(np.mean(called == 1)),
-            "classifier_score": _classifier_score(logits),
-            "frechet_normal": distance(here, self.normal),
-            "frechet_inverted": distance(here, self.inverted),
-        }
 
 
 @dataclass(frozen=True)
@@ -203,7 +156,7 @@ class _Study:
             "bug": invert_pixels(self.private, config.bug.probability, config.bug.seed),
             "fixed": self.private,
         }
-        judge, judged_by = self._judge(directory)
+        judge, judged_by = train_judge(config, self.public, directory)
         before = self._metrics("before", self.private, judge, directory, ledger)
         # Checked before the next release is paid for.
         thresholds = self._thresholds(before)
@@ -238,57 +191,6 @@ class _Study:
         if settings.epsilon is None or privacy.delta is None:
             return MetricsPlan.without_privacy(**shared)
         return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
-
-    def _judge(self, directory: Path) -> tuple[Judge, str]:
-        """Trained once, on public clients; with what identifies it."""
-        config, settings = self.config, self.config.classifier
-        images = np.asarray(self.public.columns["image"])
-        labels = np.asarray(self.public.columns["label"])
-        generator = np.random.Generator(np.random.Philox(key=config.run.seed))
-        order = generator.permutation(len(images))
-        rows = np.sort(order[: settings.examples])
-        struck = generator.random(len(images)) < 0.5
-        both = np.where(struck[:, None, None, None], _inverted(images), images)
-        columns = {
-            "classifier": {"image": images[rows], "label": labels[rows].astype(np.int32)},
-            "polarity": {"image": both, "label": struck.astype(np.int32)},
-        }
-        models = {
-            "classifier": classifier_cnn(config.gan.image_shape, settings.classes),
-            "polarity": classifier_cnn(config.gan.image_shape, 2),
-        }
-        epochs = {"classifier": settings.epochs, "polarity": 1}
-        params, digests = {}, []
-        for name, model in models.items():
-            train = partial(
-                fit,
-                model,
-                columns[name],
-                optimizer=optax.adam(settings.learning_rate),
-                epochs=epochs[name],
-                batch_size=settings.batch_size,
-                seed=config.run.seed,
-            )
-            like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-            path = directory / "judge" / f"{name}.npz"
-            params[name], digest = studies.kept(path, train, like)
-            digests.append(digest)
-        # Where there are others, those that did not train it.
-        tested = order[settings.examples :] if len(order) > settings.examples else order
-        tested = np.sort(tested[:5_000])
-        classifier = models["classifier"]
-        logits = _logits(classifier, params["classifier"], images[tested])
-        upside_down = _logits(classifier, params["classifier"], _inverted(images[tested]))
-        judge = Judge(
-            classifier=classifier,
-            params=params["classifier"],
-            polarity=models["polarity"],
-            polarity_params=params["polarity"],
-            normal=moments(logits, _NO_CLIP),
-            inverted=moments(upside_down, _NO_CLIP),
-            accuracy=float(np.mean(np.argmax(logits, axis=-1) == labels[tested])),
-        )
-        return judge, " ".join(digests)
 
     def _metrics(
         self, name: str, population: Population, judge: Judge, directory: Path, ledger: Path
@@ -431,7 +333,7 @@ class _Study:
             }
         # The judge's own examples: what normal and inverted images look like to it.
         public = np.asarray(self.public.columns["image"][:_SHOWN_IMAGES])
-        for name, images in (("public", public), ("public_inverted", _inverted(public))):
+        for name, images in (("public", public), ("public_inverted", inverted(public))):
             pictures[name] = _as_bytes(images)
         files.write_atomically(directory / "images.npz", files.npz(pictures))
         return {
@@ -468,32 +370,5 @@ def _share(released: dict[str, Any], side: str, thresholds: dict[str, float] | N
     return float(np.clip(under if side == "low" else 1.0 - under, _LEAST_SHARE, 1.0))
 
 
-def _inverted(images: np.ndarray) -> np.ndarray:
-    white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
-    return white - images
-
-
 def _as_bytes(images: np.ndarray) -> np.ndarray:
     return images if images.dtype == np.uint8 else np.round(255 * images).astype(np.uint8)
-
-
-@partial(jax.jit, static_argnames="model")
-def _batch_logits(model: CNN, params: Any, images: jax.Array) -> jax.Array:
-    return model.logits(params, images)
-
-
-def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray, size: int = 256) -> np.ndarray:
-    """Logits [N, classes] in batches of one shape."""
-    parts = []
-    for start in range(0, len(images_NxHxWxC), size):
-        rows = np.minimum(np.arange(start, start + size), len(images_NxHxWxC) - 1)
-        parts.append(np.asarray(_batch_logits(model, params, images_NxHxWxC[rows])))
-    return np.concatenate(parts)[: len(images_NxHxWxC)]
-
-
-def _classifier_score(logits_NxC: np.ndarray) -> float:
-    shifted = logits_NxC.astype(np.float64) - logits_NxC.max(axis=-1, keepdims=True)
-    log_p = shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
-    p = np.exp(log_p)
-    marginal = np.mean(p, axis=0)
-    return float(np.exp(np.mean(np.sum(p * (log_p - np.log(marginal + 1e-300)), axis=-1))))

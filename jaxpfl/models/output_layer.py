@@ -46,7 +46,10 @@ def mean_cross_entropy(
 def _forward(
     m_NxP: Array, matrix_VxP: Array, bias_V: Array, targets_N: Array, real_N: Array
 ) -> tuple[Array, _Residuals]:
-    logits_NxV = m_NxP @ matrix_VxP.T + bias_V[None, :]
+    # The bias as one more column: adding it would be a pass over [N, V] of its own.
+    ones_Nx1 = jnp.ones((m_NxP.shape[0], 1), m_NxP.dtype)
+    m_NxQ = jnp.concatenate([m_NxP, ones_Nx1], axis=1)
+    logits_NxV = m_NxQ @ jnp.concatenate([matrix_VxP, bias_V[:, None]], axis=1).T
     highest_N = jnp.max(logits_NxV, axis=-1)
     exp_NxV = jnp.exp(logits_NxV - highest_N[:, None])
     sum_N = jnp.sum(exp_NxV, axis=-1)

@@ -9,6 +9,7 @@ import pytest
 from jaxpfl.data.corruptions import inverted_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import config_file, gan_inversion, studies
+from jaxpfl.experiments import judge as judge_module
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 
@@ -94,7 +95,7 @@ def test_the_share_of_who_matches_follows_from_the_released_histogram():
 def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
     """Who matches is told by nothing but which examples are left."""
     study = _study(config)
-    judge = study._judge(tmp_path)[0]
+    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
     thresholds = {"low": 0.5, "high": 0.75}
     struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
     low = study._selected(struck, "low", judge, thresholds)
@@ -111,7 +112,7 @@ def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
 
 def test_the_judge_tells_inverted_images_from_normal_ones(config, tmp_path):
     study = _study(config)
-    judge = study._judge(tmp_path)[0]
+    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
     images = np.asarray(study.private.columns["image"])
     normal, inverted = judge.score(images), judge.score(1.0 - images)
     assert normal["inverted_share"] < 0.02
@@ -125,10 +126,10 @@ def test_classifier_score_against_its_definition():
     logits = np.random.default_rng(0).normal(size=(50, 4)) * 3
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     divergence = [sum(row * np.log(row / p.mean(axis=0))) for row in p]
-    assert gan_inversion._classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
+    assert judge_module.classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
     # Certain of every class alike: as many as there are classes.
-    assert gan_inversion._classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
-    assert gan_inversion._classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
+    assert judge_module.classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
+    assert judge_module.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path, monkeypatch):
@@ -184,7 +185,7 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):
         config, selection=dataclasses.replace(config.selection, by="example", at_least=2)
     )
     study = _study(by_example)
-    judge = study._judge(tmp_path)[0]
+    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
     struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
     wrong = study._selected(struck, "low", judge, None)
     right = study._selected(struck, "high", judge, None)
