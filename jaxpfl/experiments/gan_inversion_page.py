@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxpfl.experiments import plots
 from jaxpfl.experiments.gan_inversion import PHASES, SIDES
-from jaxpfl.experiments.study_report import Page, Section, Table
+from jaxpfl.experiments.study_report import Page, Section, Table, no_protection
 from jaxpfl.experiments.tracking import read_lines
 
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
@@ -70,6 +70,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         stamp=record["stamp"],
         privacy=record["together"]["statement"],
         privacy_notes=[
+            *no_protection(record["together"]["epsilon"]),
             "All releases of this page together: both histograms of users' accuracy and all four "
             "GANs, on the same clients.",
             *privacy[1:],

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments import plots
-from jaxpfl.experiments.study_report import Page, Section, Table
+from jaxpfl.experiments.study_report import Page, Section, Table, no_protection
 
 
 def lines(record: dict[str, Any]) -> list[str]:
@@ -72,6 +72,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         stamp=record["stamp"],
         privacy=_dearest(record)["together"]["statement"],
         privacy_notes=[
+            *no_protection(_dearest(record)["together"]["epsilon"]),
             "The word model and the character model of one world together: what a deployment, to "
             "which one world happens, would have spent. This page shows several worlds of the same "
             "clients, which costs more:",
@@ -112,6 +113,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _by_position(record: dict[str, Any], stamped: bool) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes = plots.axes("Out-of-vocabulary rate by position", stamped=stamped)
     for number, world in enumerate(record["worlds"].values()):
         rates = [(place + 1, rate) for place, rate in enumerate(world["oov_by_position"])]
@@ -125,7 +128,11 @@ def _by_position(record: dict[str, Any], stamped: bool) -> Any:
             markersize=3.5,
             label=f"bug in {_share(world)} of sentences",
         )
-    axes.set_ylim(bottom=0)
+    # A rate of 1 % more and one of 90 % must both be seen.
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("position in the sentence", color=plots.INK)
     axes.set_ylabel("% of words", color=plots.INK)
     axes.legend(frameon=False, fontsize=8.5)

@@ -9,6 +9,9 @@ from jaxpfl.experiments.report import render, saved_figure
 
 PICTURES = "pictures"
 
+# Of the order where membership can be told outright.
+_LARGEST = 20.0
+
 
 @dataclass(frozen=True)
 class Table:
@@ -63,6 +66,17 @@ class Page:
     facts: list[tuple[str, str]]
     sections: list[Section]
     runs: list[str]
+
+
+def no_protection(epsilon: float | None) -> list[str]:
+    """What is to be said of an epsilon that promises nothing; nothing of one that does."""
+    if epsilon is None or epsilon <= _LARGEST:
+        return []
+    return [
+        "An epsilon as large as this promises nothing: these clients are too few for the models' "
+        "noise. It is what the data at hand got; the figures at scale, where given, are what the "
+        "same noise of the mean would cost many more clients."
+    ]
 
 
 def write_page(directory: Path, page: Page) -> Path:

@@ -76,13 +76,16 @@ def close(found, expected, rtol=1e-4, atol=1e-6):
     )
 
 
+# Made once: every number of rows is a compilation already.
+slope, generate = jax.jit(jax.grad(GAN_4.critic_loss, has_aux=True)), jax.jit(GAN_4.generate)
+
+
 def client_by_hand(params, bucket, slot, key):
     """One client's change: batch after batch, real rows alone, plain SGD and plain averages."""
     critic = jax.tree.map(np.asarray, params["critic"])
     start = critic
     words = jax.random.bits(jax.random.fold_in(key, bucket.client[slot]), (2,), jnp.uint32)
     draws = jax.random.wrap_key_data(words, impl="threefry2x32")
-    slope, generate = jax.jit(jax.grad(GAN_4.critic_loss, has_aux=True)), jax.jit(GAN_4.generate)
     for step in range(bucket.mask.shape[1]):
         rows = bucket.mask[slot, step]
         if not rows.any():
@@ -134,10 +137,10 @@ def test_a_round_is_what_a_plain_loop_gives():
     words = jax.random.bits(jax.random.fold_in(keys().train, 2**32 - 1), (2,), jnp.uint32)
     draws = jax.random.wrap_key_data(words, impl="threefry2x32")
     generator, losses = before["generator"], []
-    slope = jax.jit(jax.value_and_grad(GAN_4.generator_loss))
+    generator_slope = jax.jit(jax.value_and_grad(GAN_4.generator_loss))
     for step in range(2):
         z = jax.random.normal(jax.random.fold_in(draws, step), (4, GAN_4.noise), jnp.float32)
-        loss, gradient = slope(generator, after["critic"], z)
+        loss, gradient = generator_slope(generator, after["critic"], z)
         generator = jax.tree.map(lambda p, g: p - np.float32(0.02) * g, generator, gradient)
         losses.append(float(loss))
     close(after["generator"], generator)
