@@ -167,7 +167,10 @@ def _epsilon(
         part = part.self_compose(count)
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
-    return float(composed.get_epsilon_for_delta(delta))
+    # exp(-epsilon) of an epsilon above 700 does not fit a float; the result is then infinite, which
+    # is no less than it should be.
+    with np.errstate(over="ignore"):
+        return float(composed.get_epsilon_for_delta(delta))
 
 
 def _noise_multiplier(leaf: dp_accounting.DpEvent) -> float:
