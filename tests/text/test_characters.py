@@ -56,7 +56,7 @@ def test_every_token_of_every_text_is_encoded(text, cap):
 
 @pytest.mark.parametrize("word", ["", "a\0b", "a\x1fb", "\n"])
 def test_what_is_no_word_is_refused_without_being_told(word):
-    with pytest.raises(InputError, match="word 1 ") as refused:
+    with pytest.raises(InputError, match="a word (is empty|holds a control character)") as refused:
         encode_words(["fine", word], 4)
     assert repr(word)[1:-1] not in str(refused.value) or not word
 
