@@ -60,13 +60,13 @@ class Experiment:
         """The same experiment, whose training starts from these PUBLIC parameters."""
         plan = self.algorithm.plan
         return dataclasses.replace(
-            self, algorithm=_algorithm(self.config, self.model, plan, params)
+            self, algorithm=build_fed_avg(self.model, self.config.training, plan, params)
         )
 
     def without_privacy(self, start: Any = None) -> Algorithm:
         """The same training, clipped alike, without noise: NOT private."""
         plan = _plan_without_privacy(self.config.privacy, self.config.training, len(self.train))
-        return _algorithm(self.config, self.model, plan, start)
+        return build_fed_avg(self.model, self.config.training, plan, start)
 
 
 def build(config: Config) -> Experiment:
@@ -103,7 +103,7 @@ def build(config: Config) -> Experiment:
         candidates=candidates,
         model=model,
         fred=fred,
-        algorithm=_algorithm(config, model, plan),
+        algorithm=build_fed_avg(model, config.training, plan),
     )
 
 
@@ -247,8 +247,10 @@ def _plan_without_privacy(
     )
 
 
-def _algorithm(config: Config, model: Model, plan: Plan, start: Any = None) -> Algorithm:
-    training = config.training
+def build_fed_avg(
+    model: Model, training: TrainingConfig, plan: Plan, start: Any = None
+) -> Algorithm:
+    """DP-FedAvg as a section `training` says; `start` as in `algorithms.fed_avg`."""
     return fed_avg(
         model,
         client=build_optimizer(training.client),

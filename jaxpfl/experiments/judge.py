@@ -27,9 +27,9 @@ class Judge:
     Attributes:
       classifier, params: the primary model, which users have in their hands.
       polarity, polarity_params: tells an inverted image (class 1) from a normal one (class 0).
-      images: number of images of each GAN that are judged.
       normal, inverted: moments of the classifier's logits on public images, as they are and
         inverted.
+      accuracy: of the classifier on public images.
     """
 
     classifier: CNN

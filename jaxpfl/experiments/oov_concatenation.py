@@ -27,22 +27,19 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg import fed_avg
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import (
-    build_cohort,
+    build_fed_avg,
     build_model,
-    build_optimizer,
     build_plan,
     cleaned,
     read_clients,
 )
 from jaxpfl.experiments.candidates import open_public
 from jaxpfl.experiments.central import fit
-from jaxpfl.experiments.config import TrainingConfig
 from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
@@ -98,7 +95,7 @@ class _Study:
     def words(self) -> Algorithm:
         settings = self.config.words
         model = build_model(settings.model, self.vocabulary)
-        return _fed_avg(model, settings.training, self.plans["words"])
+        return build_fed_avg(model, settings.training, self.plans["words"])
 
     def characters(self, directory: Path) -> tuple[Algorithm, str]:
         """The algorithm, and what identifies its start: made once, from public words."""
@@ -123,7 +120,7 @@ class _Study:
             )
 
         params, digest = studies.kept(directory / "start" / "characters.npz", start, like)
-        return _fed_avg(model, settings.training, self.plans["characters"], params), digest
+        return build_fed_avg(model, settings.training, self.plans["characters"], params), digest
 
     @cached_property
     def _public_words(self) -> Population:
@@ -278,15 +275,3 @@ class _Study:
 
 def _ledger(directory: Path, world: str) -> Path:
     return directory / "worlds" / world / "ledger.jsonl"
-
-
-def _fed_avg(model: Any, training: TrainingConfig, plan: Plan, start: Any = None) -> Algorithm:
-    return fed_avg(
-        model,
-        client=build_optimizer(training.client),
-        server=build_optimizer(training.server),
-        plan=plan,
-        cohort=build_cohort(training),
-        chunk=training.chunk,
-        start=start,
-    )

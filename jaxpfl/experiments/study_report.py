@@ -15,12 +15,12 @@ _LARGEST = 20.0
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; a column whose name ends in a digit-like unit is set to the right.
+    """Rows under columns.
 
     Attributes:
       columns: headings.
       rows: cells as text, as many as columns.
-      numbers: which columns are numbers, by index.
+      numbers: which columns are numbers, by index: these are set to the right.
     """
 
     columns: tuple[str, ...]
