@@ -1,0 +1,259 @@
+"""Sizes and settings of decoder language models, and their form in a Hugging Face config.json."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from jaxpfl.checks import one_of, positive, positive_int
+from jaxpfl.errors import InputError
+
+MODEL_TYPES = ("gpt2", "llama")
+ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
+
+_GPT2_NAMES = {
+    "vocab_size": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_inner": "inner_size",
+    "n_positions": "positions",
+    "layer_norm_epsilon": "norm_epsilon",
+    "activation_function": "activation",
+    "initializer_range": "initializer_range",
+    "tie_word_embeddings": "tied",
+}
+_LLAMA_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_size",
+    "intermediate_size": "inner_size",
+    "max_position_embeddings": "positions",
+    "rms_norm_eps": "norm_epsilon",
+    "hidden_act": "activation",
+    "initializer_range": "initializer_range",
+    "tie_word_embeddings": "tied",
+}
+_SCALING_NAMES = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_positions",
+}
+# Variants that these networks do not compute: the field, and the one value that is.
+_GPT2_FIXED = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+_LLAMA_FIXED = {"attention_bias": False, "mlp_bias": False}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretching of the rotary frequencies, for sequences longer than trained on.
+
+    Wavelengths up to `original_positions / high_freq_factor` stay, those from `original_positions /
+    low_freq_factor` on grow by `factor`, and between the two the frequencies are interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+    def __post_init__(self):
+        for field in ("factor", "low_freq_factor", "high_freq_factor"):
+            positive(f"rope_scaling.{field}", getattr(self, field))
+        positive_int("rope_scaling.original_positions", self.original_positions)
+        if not self.low_freq_factor < self.high_freq_factor:
+            raise InputError(
+                f"rope_scaling.low_freq_factor must be below high_freq_factor = "
+                f"{self.high_freq_factor}, found {self.low_freq_factor}"
+            )
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """What a decoder computes, and how large it is.
+
+    Attributes:
+      model_type: "gpt2" (layer norms, learned positions, biases, one up and one down projection)
+        or "llama" (RMS norms, rotary positions, no biases, a gated up projection).
+      vocab_size: number of token ids.
+      hidden_size: features of a token between the layers.
+      layers, heads: numbers of them.
+      kv_heads: heads of keys and values, each shared by `heads / kv_heads` heads of queries;
+        0: as many as heads.
+      head_size: features of a head; 0: `hidden_size / heads`.
+      inner_size: features inside the feed-forward block; 0: four times the hidden size.
+      positions: tokens of the longest sequence.
+      norm_epsilon: added to the variance in the norms.
+      activation: in the feed-forward block; "": "gelu_new" (gpt2) or "silu" (llama).
+      tied: the output layer is the token embedding; None: as the architecture has it.
+      rope_theta, rope_scaling: of the rotary positions ("llama" alone).
+      initializer_range: standard deviation of random weights.
+
+    Raises:
+      InputError: a size is not a positive whole number, or sizes do not fit together.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int = 0
+    head_size: int = 0
+    inner_size: int = 0
+    positions: int = 1_024
+    norm_epsilon: float = 1e-5
+    activation: str = ""
+    tied: bool | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        one_of("model_type", self.model_type, MODEL_TYPES)
+        gpt2 = self.model_type == "gpt2"
+        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
+            positive_int(field, getattr(self, field))
+        if not self.head_size and self.hidden_size % self.heads:
+            raise InputError(
+                f"hidden_size must be a multiple of heads = {self.heads}, found {self.hidden_size}"
+            )
+        defaults = {
+            "kv_heads": self.heads,
+            "head_size": self.hidden_size // self.heads,
+            "inner_size": 4 * self.hidden_size,
+            "activation": "gelu_new" if gpt2 else "silu",
+        }
+        for field, default in defaults.items():
+            if getattr(self, field) in (0, ""):
+                object.__setattr__(self, field, default)
+        if self.tied is None:
+            object.__setattr__(self, "tied", gpt2)
+        for field in ("kv_heads", "head_size", "inner_size"):
+            positive_int(field, getattr(self, field))
+        for field in ("norm_epsilon", "rope_theta", "initializer_range"):
+            positive(field, getattr(self, field))
+        one_of("activation", self.activation, ACTIVATION_NAMES)
+        if not isinstance(self.tied, bool):
+            raise InputError(f"tied must be true or false, found {self.tied!r}")
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"heads must be a multiple of kv_heads = {self.kv_heads}, found {self.heads}"
+            )
+        if self.rotary and self.head_size % 2:
+            raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
+        if gpt2:
+            if self.kv_heads != self.heads:
+                raise InputError(
+                    f"kv_heads must equal heads = {self.heads} in gpt2, found {self.kv_heads}"
+                )
+            if self.head_size * self.heads != self.hidden_size:
+                raise InputError(
+                    f"head_size must be hidden_size / heads = {self.hidden_size // self.heads} in "
+                    f"gpt2, found {self.head_size}"
+                )
+            if self.rope_scaling is not None:
+                raise InputError("rope_scaling must be none in gpt2, which has learned positions")
+
+    @property
+    def rotary(self) -> bool:
+        """Whether positions turn queries and keys, instead of being embedded."""
+        return self.model_type == "llama"
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Reads what a config.json holds; fields that it does not have take their defaults.
+
+        Raises:
+          InputError: another architecture, or a variant that these networks do not compute.
+        """
+        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        names, fixed = (
+            (_GPT2_NAMES, _GPT2_FIXED) if model_type == "gpt2" else (_LLAMA_NAMES, _LLAMA_FIXED)
+        )
+        for field, only in fixed.items():
+            if values.get(field, only) is not only:
+                raise InputError(f"{field} must be {str(only).lower()}, found {values[field]!r}")
+        given = {
+            ours: values[theirs] for theirs, ours in names.items() if values.get(theirs) is not None
+        }
+        missing = {"vocab_size", "hidden_size", "layers", "heads"} - set(given)
+        if missing:
+            theirs = sorted(theirs for theirs, ours in names.items() if ours in missing)
+            raise InputError(f"the field {theirs[0]!r} is missing")
+        if model_type == "llama":
+            given.setdefault("norm_epsilon", 1e-6)
+            given.setdefault("positions", 2_048)
+            given |= _rope(values)
+        return cls(model_type=model_type, **given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a config.json that transformers reads, see `from_dict`."""
+        gpt2 = self.model_type == "gpt2"
+        names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
+        values: dict[str, Any] = {
+            "model_type": self.model_type,
+            "architectures": ["GPT2LMHeadModel" if gpt2 else "LlamaForCausalLM"],
+            **{theirs: getattr(self, ours) for theirs, ours in names.items()},
+        }
+        if gpt2:
+            values |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+            return values
+        values |= _LLAMA_FIXED | {"rope_theta": self.rope_theta}
+        if self.rope_scaling is not None:
+            scaling = asdict(self.rope_scaling)
+            values["rope_scaling"] = {"rope_type": "llama3"} | {
+                theirs: scaling[ours] for theirs, ours in _SCALING_NAMES.items()
+            }
+        return values
+
+
+def _rope(values: dict[str, Any]) -> dict[str, Any]:
+    """Theta and scaling, from the form of transformers 4 (two fields) or 5 (one)."""
+    new = values.get("rope_parameters")
+    scaling = new if new is not None else values.get("rope_scaling")
+    theta = (new or {}).get("rope_theta", values.get("rope_theta"))
+    found: dict[str, Any] = {} if theta is None else {"rope_theta": float(theta)}
+    if scaling is None:
+        return found
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    one_of("rope_scaling.rope_type", kind, ("default", "llama3"))
+    if kind == "llama3":
+        for theirs in _SCALING_NAMES:
+            if theirs not in scaling:
+                raise InputError(f"the field 'rope_scaling.{theirs}' is missing")
+        found["rope_scaling"] = RopeScaling(
+            **{ours: scaling[theirs] for theirs, ours in _SCALING_NAMES.items()}
+        )
+    return found
+
+
+def distilgpt2() -> DecoderConfig:
+    """DistilGPT2's shape (Sanh et al. 2019): 81.9 M parameters."""
+    return DecoderConfig("gpt2", vocab_size=50_257, hidden_size=768, layers=6, heads=12)
+
+
+def gpt2() -> DecoderConfig:
+    """GPT-2's smallest shape (Radford et al. 2019): 124.4 M parameters."""
+    return DecoderConfig("gpt2", vocab_size=50_257, hidden_size=768, layers=12, heads=12)
+
+
+def llama3_8b() -> DecoderConfig:
+    """Llama 3 8B's shape (Grattafiori et al. 2024): 8.03 billion parameters."""
+    return DecoderConfig(
+        "llama",
+        vocab_size=128_256,
+        hidden_size=4_096,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        inner_size=14_336,
+        positions=8_192,
+        rope_theta=500_000.0,
+    )
