@@ -1,70 +1,418 @@
-"""Ordinary training on public data: for the models that a modeller already has."""
+"""Central training on public or synthetic data: prefinetuning, judges, downstream models.
 
+Nothing here reads a client's data.
+
+The examples lie on the device, an epoch's order is laid out beforehand, and one dispatch makes as
+many steps as take about half a second: how many that is depends on the machine, the result does
+not. Parameters and moments are updated in place (donated).
+"""
+
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl.models.base import Model
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.adamw import Training
+from jaxpfl.experiments.checkpoint import Checkpoints
+from jaxpfl.models import lora
+from jaxpfl.models.base import Metrics, Model, Params, summarise
+
+Columns = Mapping[str, np.ndarray]
+
+_DISPATCH_SECONDS = 0.5
+_VALIDATION_BATCH = 128
+_SAMPLED = 65_536
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The kept parameters, on the host, and how they came about.
+
+    `record` holds "steps", "train_loss" (nats per target, mean over each epoch as its steps saw
+    it), and with validation data "valid_loss" (at every look), "valid_steps" and "best_step".
+    """
+
+    params: Params
+    record: dict[str, Any]
+
+
+class _State(NamedTuple):
+    """What a run consists of between two steps; all of it is in a checkpoint.
+
+    Attributes:
+      seen: sums of the epoch under way.
+      best, best_loss, best_step: of the least validation loss so far; `best` is empty without
+        validation data.
+    """
+
+    params: Params
+    optimizer: Any
+    seen: Metrics
+    best: Params
+    best_loss: Array
+    best_step: Array
+    train_losses: Array
+    valid_losses: Array
 
 
 def fit(
     model: Model,
-    columns: dict[str, np.ndarray],
+    params: Params,
+    columns: Columns,
+    settings: Training,
     *,
-    optimizer: optax.GradientTransformation,
-    epochs: int,
-    batch_size: int,
     seed: int,
-) -> Any:
-    """Trains `model` on PUBLIC examples; returns its parameters, on the host.
+    valid: Columns | None = None,
+    frozen: Params | None = None,
+    mesh: Mesh | None = None,
+    folder: str | Path | None = None,
+    told: Callable[[int, int, float], None] | None = None,
+    progress: bool = False,
+) -> Fitted:
+    """Trains `params` on PUBLIC or synthetic examples.
 
-    A function of its arguments: the same seed gives the same parameters on the same hardware.
+    A function of its arguments: the same seed gives the same parameters on the same hardware,
+    stopped and resumed or not.
 
     Args:
+      params: where to start; not changed. With `frozen`, the adapters (`lora.split`).
       columns: name -> [examples, ...], what the model reads.
-      optimizer: any optax optimiser.
-      epochs: passes over the examples, each in a new order; a last part batch is masked.
-      seed: of the start and the orders.
+      seed: of the orders.
+      valid: examples that choose: the parameters of least validation loss are kept, at the
+        start's looks included after each epoch (or `validate_every` steps). They must be PUBLIC:
+        to choose by private data would be a release of its own, unaccounted. None: the last
+        parameters are kept.
+      frozen: the base of LoRA: read, never changed. The model sees `lora.join(params, frozen)`.
+      mesh: axis "data": each batch is dealt over its devices, the parameters are on all of them.
+        Default: the first device.
+      folder: the run is saved there as it goes, and goes on from there if it was stopped. The
+        folder of another run (other data, settings, seed or start) is refused.
+      told: is called with the steps done, of how many, and the last training loss.
+      progress: show a bar on stderr.
+
+    Raises:
+      InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
     """
-    device = jax.devices()[0]
-    place = partial(jax.device_put, device=device)
-    root = jax.random.key(seed)
-    params = place(model.init(jax.random.fold_in(root, 0)))
-    state = place(optimizer.init(params))
-    held = place({name: columns[name] for name in model.columns})
-    examples = len(next(iter(held.values())))
-    steps = -(-examples // batch_size)
-    for epoch in range(epochs):
-        generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-        rows = np.zeros(steps * batch_size, np.int32)
-        rows[:examples] = generator.permutation(examples)
-        mask = np.arange(len(rows)) < examples
-        order = place((rows.reshape(steps, -1), mask.reshape(steps, -1)))
-        params, state = _epoch(model, optimizer, params, state, held, order)
-    return jax.device_get(params)
+    examples = _checked(model, columns, "columns")
+    part = settings.batch_size // settings.accumulate
+    everywhere, dealt = _shardings(mesh, part)
+    place = partial(jax.device_put, device=everywhere)
+    steps_per_epoch = -(-examples // settings.batch_size)
+    steps = steps_per_epoch * settings.epochs
+    look_every = settings.validate_every or steps_per_epoch
+    looks = -(-steps // look_every) if valid is not None else 0
+    optimizer = settings.optimizer(steps)
+
+    held = place({name: np.asarray(columns[name]) for name in model.columns})
+    held_out = None
+    if valid is not None:
+        count = _checked(model, valid, "valid")
+        held_out = place({name: np.asarray(valid[name]) for name in model.columns})
+        devices = 1 if mesh is None else mesh.shape["data"]
+        size = -(-min(_VALIDATION_BATCH, count) // devices) * devices
+        looked_at = jax.device_put(batches(np.arange(count), size), dealt)
+    if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
+        frozen = place(frozen)
+
+    # Copies: the steps write into what they are given.
+    state = _State(
+        params=jax.tree.map(jnp.copy, place(params)),
+        optimizer=place(jax.jit(optimizer.init)(params)),
+        seen=place({name: np.zeros((), np.float32) for name in ("loss_sum", "count")}),
+        best=jax.tree.map(jnp.copy, place(params)) if looks else {},
+        best_loss=place(np.float32(np.inf)),
+        best_step=place(np.int32(0)),
+        train_losses=place(np.full(settings.epochs, np.nan, np.float32)),
+        valid_losses=place(np.full(looks, np.nan, np.float32)),
+    )
+    done, checkpoints = 0, None
+    if folder is not None:
+        run = _run_id(model, params, columns, valid, frozen, settings, seed)
+        checkpoints = Checkpoints(folder, run=run, private=False)
+        restored = checkpoints.restore(state, warn=_warn)
+        if restored is not None:
+            done, state = restored.round, place(restored.state)
+
+    def look(state: _State) -> _State:
+        metrics = validate(model, state.params, held_out, looked_at, frozen)
+        loss = summarise(jax.device_get(metrics))["loss"]
+        index = -(-done // look_every) - 1
+        state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
+        # A diverged run has a loss of NaN, which is below nothing.
+        if loss < float(state.best_loss):
+            kept = jax.tree.map(jnp.copy, state.params)
+            state = state._replace(
+                best=kept, best_loss=place(np.float32(loss)), best_step=place(np.int32(done))
+            )
+        return state
+
+    save_every = settings.save_every or steps_per_epoch
+    order, epoch = None, -1
+    dispatch, rate = 1, 0.0
+    with _bar(progress) as advance:
+        advance(done, steps, math.nan)
+        while done < steps:
+            if done // steps_per_epoch != epoch:
+                epoch = done // steps_per_epoch
+                order = _order(examples, settings, seed, epoch, dealt)
+            boundaries = [(epoch + 1) * steps_per_epoch]
+            boundaries += [(done // look_every + 1) * look_every] if looks else []
+            boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
+            last = min([done + dispatch, *boundaries])
+            started = time.perf_counter()
+            first_place, last_place = (place(np.int32(s - epoch * steps_per_epoch))
+                                       for s in (done, last))  # fmt: skip
+            state, loss = _steps(
+                model, settings, steps, state, frozen, held, order, first_place, last_place
+            )
+            loss = float(loss)
+            rate = (last - done) / (time.perf_counter() - started)
+            # The first dispatch is slow: it compiles.
+            dispatch = min(max(int(rate * _DISPATCH_SECONDS), 1), 4 * dispatch)
+            done = last
+            if done % steps_per_epoch == 0:
+                state = _end_epoch(state, place(np.int32(epoch)))
+            if looks and (done % look_every == 0 or done == steps):
+                state = look(state)
+            if checkpoints and (done % save_every == 0 or done == steps):
+                checkpoints.save(done, state, ledger_head="")
+            advance(done, steps, loss)
+            if told is not None:
+                told(done, steps, loss)
+
+    state = jax.device_get(state)
+    record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
+    if not looks:
+        return Fitted(state.params, record)
+    record |= {
+        "valid_loss": state.valid_losses.tolist(),
+        "valid_steps": [min((look + 1) * look_every, steps) for look in range(looks)],
+        "best_step": int(state.best_step),
+    }
+    return Fitted(state.best, record)
 
 
-@partial(jax.jit, static_argnames=("model", "optimizer"), donate_argnames=("params", "state"))
-def _epoch(
+def fit_adam(
     model: Model,
-    optimizer: optax.GradientTransformation,
-    params: Any,
-    state: Any,
-    columns: dict[str, jax.Array],
-    order: tuple[jax.Array, jax.Array],
-) -> tuple[Any, Any]:
-    def step(index, carry):
-        params, state = carry
-        rows_B, mask_B = order[0][index], order[1][index]
+    columns: Columns,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+) -> Params:
+    """Trains a new model by Adam at one learning rate; its parameters, on the host.
+
+    Args:
+      seed: of the start and the orders; see `fit` for the rest.
+    """
+    settings = Training(
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        schedule="constant",
+        weight_decay=0.0,
+        clip_norm=None,
+    )
+    start = model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    return fit(model, start, columns, settings, seed=seed).params
+
+
+@partial(jax.jit, static_argnames=("model", "settings", "steps"), donate_argnames="state")
+def _steps(
+    model: Model,
+    settings: Training,
+    steps: int,
+    state: _State,
+    frozen: Params | None,
+    columns: dict[str, Array],
+    order: tuple[Array, Array],
+    first: Array,
+    last: Array,
+) -> tuple[_State, Array]:
+    """Steps `first` .. `last - 1` of an epoch's order; the state, and the last step's loss."""
+    rows_SxAxB, real_SxAxB = order
+    optimizer = settings.optimizer(steps)
+
+    def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
+        if frozen is not None:
+            params = lora.join(params, frozen)
         batch = {name: column[rows_B] for name, column in columns.items()}
-        gradients = jax.grad(lambda params: model.loss(params, batch, mask_B)[0])(params)
+        mean, metrics = model.loss(params, batch, real_B)
+        return mean * lax.stop_gradient(metrics["count"]), metrics["count"]
+
+    differentiate = jax.value_and_grad(loss_sum, has_aux=True)
+
+    def step(index: Array, carry: tuple[_State, Array]) -> tuple[_State, Array]:
+        state, _ = carry
+        parts = rows_SxAxB[index], real_SxAxB[index]
+
+        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, differentiate(state.params, *part)), None
+
+        if settings.accumulate == 1:
+            (total, count), gradients = differentiate(state.params, parts[0][0], parts[1][0])
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            start = ((jnp.float32(0.0), jnp.float32(0.0)), zeros)
+            ((total, count), gradients), _ = lax.scan(add, start, parts)
+        scale = 1.0 / jnp.maximum(count, 1.0)
+        gradients = jax.tree.map(lambda leaf: leaf * scale, gradients)
         # Optax mixes integer and float types in places; its results are float32 all the same.
         with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
+            updates, moments = optimizer.update(gradients, state.optimizer, state.params)
+        seen = {
+            "loss_sum": state.seen["loss_sum"] + total,
+            "count": state.seen["count"] + count,
+        }
+        params = optax.apply_updates(state.params, updates)
+        return state._replace(params=params, optimizer=moments, seen=seen), total * scale
 
-    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(order[0].shape[0]), step, (params, state))
+    return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
+
+
+def _end_epoch(state: _State, epoch: Array) -> _State:
+    mean = state.seen["loss_sum"] / jnp.maximum(state.seen["count"], 1.0)
+    return state._replace(
+        seen=jax.tree.map(jnp.zeros_like, state.seen),
+        train_losses=state.train_losses.at[epoch].set(mean),
+    )
+
+
+@partial(jax.jit, static_argnames="model")
+def validate(
+    model: Model,
+    params: Params,
+    columns: Mapping[str, Array],
+    order: tuple[Array, Array],
+    frozen: Params | None = None,
+) -> Metrics:
+    """Metric sums over the rows of `order`, which are `batches`; for `models.base.summarise`."""
+    if frozen is not None:
+        params = lora.join(params, frozen)
+
+    def step(_: None, batch: tuple[Array, Array]) -> tuple[None, Metrics]:
+        rows_B, real_B = batch
+        examples = {name: column[rows_B] for name, column in columns.items()}
+        return None, model.evaluate(params, examples, real_B)
+
+    _, sums = lax.scan(step, None, order)
+    return jax.tree.map(jnp.sum, sums)
+
+
+def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [steps, size] and which of them are real, bool; the last batch is filled up."""
+    steps = -(-len(rows) // size)
+    padded = np.zeros(steps * size, np.int32)
+    padded[: len(rows)] = rows
+    real = np.arange(steps * size) < len(rows)
+    return padded.reshape(steps, size), real.reshape(steps, size)
+
+
+def _order(examples: int, settings: Training, seed: int, epoch: int, dealt: Any) -> Any:
+    """An epoch's rows and which are real, [steps, parts, examples of a part]."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    order = batches(generator.permutation(examples), settings.batch_size)
+    # Dealt like cards, so that the parts of a last batch are equally full.
+    parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
+    if isinstance(dealt, NamedSharding):
+        dealt = NamedSharding(dealt.mesh, PartitionSpec(None, None, "data"))
+    return tuple(jax.device_put(each, dealt) for each in parts)
+
+
+def _shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
+    """Where parameters and where [steps, batch] arrays lie."""
+    if mesh is None:
+        device = jax.devices()[0]
+        return device, device
+    if "data" not in mesh.axis_names:
+        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
+    devices = mesh.shape["data"]
+    if part % devices:
+        raise InputError(
+            f"a part of a batch has {part} examples, which must be a multiple of the mesh's "
+            f"{devices} devices along 'data'"
+        )
+    # Axes that XLA deals with itself, whatever the caller's mesh was made with.
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
+
+
+def _checked(model: Model, columns: Columns, what: str) -> int:
+    """How many examples there are."""
+    for name in model.columns:
+        if name not in columns:
+            raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
+    lengths = {name: len(columns[name]) for name in model.columns}
+    if len(set(lengths.values())) != 1:
+        raise InputError(f"{what}: columns differ in length: {lengths}")
+    examples = next(iter(lengths.values()))
+    if not examples:
+        raise InputError(f"{what}: there are no examples")
+    return examples
+
+
+def _run_id(
+    model: Model,
+    params: Params,
+    columns: Columns,
+    valid: Columns | None,
+    frozen: Params | None,
+    settings: Training,
+    seed: int,
+) -> str:
+    """A digest of all that the result depends on; of a frozen base, a sample."""
+    schedule = {**asdict(settings), "save_every": None}
+    digest = hashlib.sha256(json.dumps([repr(model), schedule, seed]).encode())
+
+    def add(tree: Any, sampled: bool = False) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
+            part = leaf.reshape(-1)[:_SAMPLED] if sampled else leaf
+            digest.update(np.ascontiguousarray(np.asarray(part)).tobytes())
+
+    add(params)
+    add({name: columns[name] for name in model.columns})
+    add({name: valid[name] for name in model.columns} if valid is not None else {})
+    add(frozen if frozen is not None else {}, sampled=True)
+    return digest.hexdigest()[:16]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
+def _bar(shown: bool) -> AbstractContextManager[Callable[[int, int, float], None]]:
+    if not shown:
+        return nullcontext(lambda done, steps, loss: None)
+    return _shown_bar()
+
+
+@contextmanager
+def _shown_bar() -> Iterator[Callable[[int, int, float], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Training")
+
+        def advance(done: int, steps: int, loss: float) -> None:
+            label = "Training" if math.isnan(loss) else f"Training, loss {loss:.3f}"
+            bar.update(task, completed=done, total=steps, description=label)
+
+        yield advance

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from jaxpfl.algorithms.frechet import Moments, distance, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments import studies
-from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.central import fit_adam
 from jaxpfl.experiments.study_config import GanInversionConfig
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
@@ -90,12 +89,12 @@ def train_judge(
     params, digests = {}, []
     for name, model in models.items():
         train = partial(
-            fit,
+            fit_adam,
             model,
             columns[name],
-            optimizer=optax.adam(settings.learning_rate),
             epochs=epochs[name],
             batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
             seed=config.run.seed,
         )
         like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))

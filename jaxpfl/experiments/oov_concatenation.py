@@ -24,7 +24,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.corruptions import concatenate_first_words
@@ -39,7 +38,7 @@ from jaxpfl.experiments.build import (
     read_clients,
 )
 from jaxpfl.experiments.candidates import open_public
-from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.central import fit_adam
 from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
@@ -110,12 +109,12 @@ class _Study:
         def start() -> Any:
             if not settings.prefinetune_epochs:
                 return model.init(jax.random.key(self.config.run.seed))
-            return fit(
+            return fit_adam(
                 model,
                 {"tokens": tokens},
-                optimizer=optax.adam(settings.prefinetune_learning_rate),
                 epochs=settings.prefinetune_epochs,
                 batch_size=_PREFINETUNE_BATCH,
+                learning_rate=settings.prefinetune_learning_rate,
                 seed=self.config.run.seed,
             )
 

@@ -14,7 +14,7 @@ One epoch is one dispatch: the corpus lies on the device and a scan goes over it
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,10 +25,9 @@ import numpy as np
 import optax
 
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import Columns, batches, validate
 from jaxpfl.experiments.config import PrefinetuneConfig
 from jaxpfl.models.base import Model, summarise
-
-Columns = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -83,15 +82,15 @@ def prefinetune(
     place = partial(jax.device_put, device=jax.devices()[0])
     train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
     examples = len(next(iter(corpus.train.values())))
-    held_out = place(_batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
+    held_out = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
 
     def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, float, float]:
         rows = _generator(seed, f"epoch {number}").permutation(examples)
-        order = place(_batches(rows, settings.batch_size))
+        order = place(batches(rows, settings.batch_size))
         params, trace, loss = _epoch(
             model, settings.momentum, params, trace, train, order, place(np.float32(rate))
         )
-        metrics = jax.device_get(_validate(model, params, valid, held_out))
+        metrics = jax.device_get(validate(model, params, valid, held_out))
         return params, trace, float(loss), summarise(metrics)["loss"]
 
     done, best, best_loss, best_epoch = 0, start, math.inf, 0
@@ -165,26 +164,6 @@ def _epoch(
 
     (params, trace), losses = jax.lax.scan(step, (params, trace), (rows_SxB, mask_SxB))
     return params, trace, jnp.mean(losses)
-
-
-@partial(jax.jit, static_argnames="model")
-def _validate(model: Model, params: Any, columns: Any, order: Any) -> dict[str, jax.Array]:
-    def step(_, batch):
-        rows_B, mask_B = batch
-        examples = {name: column[rows_B] for name, column in columns.items()}
-        return None, model.evaluate(params, examples, mask_B)
-
-    _, sums = jax.lax.scan(step, None, order)
-    return jax.tree.map(jnp.sum, sums)
-
-
-def _batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [steps, size] and which of them are real, bool; the last batch is filled up."""
-    steps = -(-len(rows) // size)
-    padded = np.zeros(steps * size, np.int32)
-    padded[: len(rows)] = rows
-    mask = np.arange(steps * size) < len(rows)
-    return padded.reshape(steps, size), mask.reshape(steps, size)
 
 
 def _generator(seed: int, purpose: str) -> np.random.Generator:

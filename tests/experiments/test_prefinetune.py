@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import batches
 from jaxpfl.experiments.config import PrefinetuneConfig
 from jaxpfl.experiments.prefinetune import (
     Corpus,
-    _batches,
     _generator,
     epochs_of,
     learning_rates,
@@ -149,7 +149,7 @@ def test_a_diverged_trial_loses_and_if_all_diverge_it_is_said():
 
 
 @pytest.mark.parametrize(("rows", "size"), [(1, 4), (4, 4), (9, 4), (16, 4)])
-def test_batches_hold_every_row_once(rows, size):
-    taken, mask = _batches(np.random.default_rng(rows).permutation(rows), size)
+def testbatches_hold_every_row_once(rows, size):
+    taken, mask = batches(np.random.default_rng(rows).permutation(rows), size)
     assert taken.shape == mask.shape == (-(-rows // size), size)
     assert sorted(taken[mask]) == list(range(rows))
