@@ -1,0 +1,233 @@
+"""Clients' scores of public candidates as contributions, without a vector over the candidates.
+
+A client's score of candidate j is the mean cosine between the candidate and the client's own
+texts: e_j . m with e_j of unit length and m the mean of its normalised embeddings. All its scores
+are A m, where A [candidates, d] holds the candidates, centred or not (centring the scores over all
+candidates, or over the responses to one prompt, is centring the rows). A is public and has few
+columns, so a client need not send A m, which may have 18,000 entries; with the Cholesky factor L of
+A^T A = L L^T it sends its d coordinates
+
+    y = L^T m,    and    ||y||^2 = m^T A^T A m = ||A m||^2.
+
+The door clips y, which is to clip the scores; it sums and adds N(0, sigma^2 I) to the d
+coordinates. The scores are then A L^-T (sum of y + noise): A L^-T has orthonormal columns, and
+computing with a release costs no privacy. Its guarantee is the door's for vectors of d entries,
+whatever A, L and their rounding are: a wrong L gives wrong scores and never a weaker guarantee.
+
+The noise of a score. Noise added to all entries of A m would be the same mechanism, followed by
+nothing: what of it lies outside the columns of A is no score of anyone, and is left out here at no
+cost. Together the scores' noise variances are d sigma^2 and not candidates sigma^2; in root mean
+square a score's noise is sigma sqrt(d / candidates), 0.15 sigma for 18,000 candidates and d = 384.
+`noise_outside` draws the rest, for comparisons with systems that add it.
+
+Source of the scores: POPri (Hou et al., "Private federated learning using preference-optimized
+synthetic data"), its public code for the centring; of `NearestVotes`: private evolution (Lin et
+al. 2024, "Differentially private synthetic data via foundation model APIs 1: images", Algorithm
+2). The coordinates and the projected noise are ours.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.federated.client import Examples
+from jaxpfl.privacy.mechanisms import gaussian_noise_like
+
+Centring = Literal["none", "all", "prompt"]
+
+
+class ScoreSpace(NamedTuple):
+    """Which scores are possible; public.
+
+    Attributes:
+      rows_KxJxD: A, float32 [prompts, responses, d].
+      factor_DxD: L, float32, lower triangular.
+    """
+
+    rows_KxJxD: jax.Array
+    factor_DxD: jax.Array
+
+    def scores(self, coordinates_D: jax.Array) -> jax.Array:
+        """Returns the scores of (noisy, summed) coordinates, float32 [prompts, responses]."""
+        return _scores(self, coordinates_D)
+
+    def noise_outside(self, key: jax.Array, std: jax.Array) -> jax.Array:
+        """Returns noise in the directions that no client's scores have, float32 [K, J].
+
+        Added to released scores it makes their noise N(0, std^2) in each entry, independently, as
+        if the scores themselves had been summed. It is not needed for privacy.
+        """
+        return _noise_outside(self, key, std)
+
+
+def score_space(candidates_KxJxD: jax.Array, centring: Centring) -> ScoreSpace:
+    """Returns the space of scores of candidates.
+
+    L L^T is A^T A and a multiple of the identity: the least of 2^-21, 2^-19, 2^-17, ... times the
+    trace of A^T A with which it exists in float32; the second and later ones where candidates are
+    nearly alike, or fewer than d. A client's coordinates are longer than its scores by that much,
+    so its scores come out smaller, noticeably only where they nearly vanish.
+
+    Args:
+      candidates_KxJxD: float32 embeddings, finite, of any length; a zero row scores 0.
+      centring: "none"; "all": scores sum to 0 over all candidates; "prompt": over the responses
+        to each prompt. Candidates that are all alike then score exactly 0.
+    """
+    # One dispatch for each pass over the candidates: fused, XLA's CPU code takes twice the time.
+    rows_KxJxD = unit_rows(candidates_KxJxD)
+    if centring != "none":
+        rows_KxJxD = _centred(rows_KxJxD, centring)
+    return ScoreSpace(rows_KxJxD, _factor(rows_KxJxD))
+
+
+@jax.jit
+def unit_rows(rows: jax.Array) -> jax.Array:
+    """Returns float32 rows [..., d] of unit length; zero rows stay zero."""
+    # Squares of giant or tiny values do not fit float32.
+    largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
+    scaled = rows / jnp.where(largest > 0, largest, jnp.float32(1))
+    square = jnp.sum(jnp.square(scaled), axis=-1, keepdims=True)
+    return scaled * jax.lax.rsqrt(jnp.maximum(square, jnp.float32(1)))
+
+
+@partial(jax.jit, static_argnames=("centring",))
+def _centred(rows_KxJxD: jax.Array, centring: Centring) -> jax.Array:
+    # From one of the rows first: rows that are all alike become exactly zero.
+    if centring == "all":
+        moved_KxJxD = rows_KxJxD - rows_KxJxD[:1, :1]
+        return moved_KxJxD - jnp.mean(moved_KxJxD, axis=(0, 1), keepdims=True)
+    moved_KxJxD = rows_KxJxD - rows_KxJxD[:, :1]
+    return moved_KxJxD - jnp.mean(moved_KxJxD, axis=1, keepdims=True)
+
+
+@jax.jit
+def _factor(rows_KxJxD: jax.Array) -> jax.Array:
+    dimension = rows_KxJxD.shape[-1]
+    rows_MxD = rows_KxJxD.reshape(-1, dimension)
+    gram_DxD = jnp.matmul(rows_MxD.T, rows_MxD, precision="highest")
+    identity_DxD = jnp.eye(dimension, dtype=jnp.float32)
+
+    def attempt(ridge):
+        return ridge, jnp.linalg.cholesky(gram_DxD + ridge * identity_DxD)
+
+    # It fails, with NaN, where rounding has made the sum indefinite.
+    start = attempt(jnp.float32(2.0**-21) * jnp.trace(gram_DxD) + jnp.float32(1e-20))
+    _, factor_DxD = jax.lax.while_loop(
+        lambda tried: ~jnp.all(jnp.isfinite(tried[1])),
+        lambda tried: attempt(jnp.float32(4) * tried[0]),
+        start,
+    )
+    return factor_DxD
+
+
+@jax.jit
+def _scores(space: ScoreSpace, coordinates_D: jax.Array) -> jax.Array:
+    rows_KxJxD, factor_DxD = space
+    solved_D = jax.scipy.linalg.solve_triangular(factor_DxD, coordinates_D, lower=True, trans=1)
+    return jnp.matmul(rows_KxJxD, solved_D, precision="highest")
+
+
+@jax.jit
+def _noise_outside(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.Array:
+    rows_KxJxD, factor_DxD = space
+    like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
+    noise_KxJ = gaussian_noise_like(key, like, std)
+    inside_D = jnp.tensordot(noise_KxJ, rows_KxJxD, 2, precision="highest")
+    inside_D = jax.scipy.linalg.solve_triangular(factor_DxD, inside_D, lower=True)
+    return noise_KxJ - _scores(space, inside_D)
+
+
+def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Returns each client's mean of its normalised embeddings, float32 [clients, d]. PRIVATE.
+
+    Zero embeddings count as texts; a client without texts has the mean zero, one with an embedding
+    that is not finite has NaN, so that the door leaves out the whole client.
+
+    Args:
+      embedding_NxD: float [examples, d].
+      offsets: of a `data.Population`, int [clients + 1].
+    """
+    clients, dimension = len(offsets) - 1, embedding_NxD.shape[1]
+    means_CxD = np.zeros((clients, dimension), np.float32)
+    sizes = np.diff(offsets)
+    holders = np.flatnonzero(sizes > 0)
+    # In pieces: the float64 copies take the memory of one.
+    pieces = np.array_split(holders, max(1, int(sizes.sum()) // 16_384))
+    for piece in pieces:
+        if not len(piece):
+            continue
+        first = offsets[piece[0]]
+        rows = np.asarray(embedding_NxD[first : offsets[piece[-1] + 1]], np.float64)
+        with np.errstate(invalid="ignore"):
+            largest = np.max(np.abs(rows), axis=1, keepdims=True)
+            rows = rows / np.where(largest == 0, 1.0, largest)
+            rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+            sums = np.add.reduceat(rows, offsets[piece] - first, axis=0)
+        means_CxD[piece] = sums / sizes[piece][:, None]
+    return means_CxD
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScores:
+    """A client function: the coordinates of a client's scores, float32 [d].
+
+    It reads the column "mean_embedding", one example a client; the broadcast is `factor_DxD`.
+
+    Attributes:
+      scaled_to: the L2 norm that all scores but zero ones are scaled to; None leaves them to be
+        clipped. Scores divided by their standard deviation have norm sqrt(candidates), so clipping
+        to a smaller norm is scaling to it: the deviation itself cancels.
+    """
+
+    scaled_to: float | None = None
+
+    def __call__(self, factor_DxD: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
+        """Returns y = L^T m."""
+        del key  # nothing is drawn
+        held = examples.batches["mean_embedding"].astype(jnp.float32)
+        mean_D = jnp.sum(jnp.where(examples.mask[..., None], held, jnp.float32(0)), axis=(0, 1))
+        if self.scaled_to is not None:
+            # Lengths cancel: the squares of a tiny mean would not fit float32.
+            largest = jnp.max(jnp.abs(mean_D))
+            mean_D = mean_D / jnp.where(largest > 0, largest, jnp.float32(1))
+        coordinates_D = jnp.matmul(mean_D, factor_DxD, precision="highest")
+        if self.scaled_to is None:
+            return coordinates_D
+        norm = jnp.sqrt(jnp.sum(jnp.square(coordinates_D)))
+        return coordinates_D * (jnp.float32(self.scaled_to) / jnp.where(norm == 0, 1, norm))
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestVotes:
+    """A client function: how many of its texts are nearest to each candidate, float32 [M].
+
+    It reads the column "embedding"; the broadcast is the candidates' unit rows, float32 [M, d].
+    Nearest is by cosine, ties go to the lowest index, and a zero embedding does not vote. A client
+    with an embedding that is not finite is left out by the door. In L2 norm a client that votes
+    with n texts has at most n, all for one candidate.
+    """
+
+    def __call__(self, unit_MxD: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
+        """Returns the votes."""
+        del key  # nothing is drawn
+
+        def add(step, carry):
+            votes_M, finite = carry
+            rows_BxD = examples.batches["embedding"][step].astype(jnp.float32)
+            largest_B = jnp.max(jnp.abs(rows_BxD), axis=1)
+            # A NaN compares as false, and padding holds zeros.
+            real_B = examples.mask[step]
+            finite = finite & jnp.all(~real_B | (largest_B < jnp.inf))
+            scaled_BxD = rows_BxD / jnp.where(largest_B > 0, largest_B, jnp.float32(1))[:, None]
+            cosine_BxM = jnp.matmul(scaled_BxD, unit_MxD.T, precision="highest")
+            nearest_B = jnp.argmax(cosine_BxM, axis=1)
+            vote_B = (real_B & (largest_B > 0)).astype(jnp.float32)
+            return votes_M.at[nearest_B].add(vote_B), finite
+
+        start = jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
+        votes_M, finite = jax.lax.fori_loop(0, examples.steps, add, start)
+        return jnp.where(finite, votes_M, jnp.float32(jnp.nan))
