@@ -306,7 +306,7 @@ class Decoder:
     ) -> tuple[Array, Array, Array | None]:
         """Embedded tokens [B, L, H], who sees whom [B, L, L], and the rotary angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
-        if length > self.config.positions:
+        if positions_BxL is None and length > self.config.positions:
             raise InputError(f"a sequence may have {self.config.positions} tokens, found {length}")
         real_BxL = tokens_BxL != PAD
         seen_BxLxL = jnp.tril(jnp.ones((length, length), jnp.bool))[None] & real_BxL[:, None]
