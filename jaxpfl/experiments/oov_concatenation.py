@@ -46,8 +46,8 @@ from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.characters import char_lm, log_prior, oov_words
-from jaxpfl.text.generate import Recurrent, sample_tokens
 from jaxpfl.text.oov import oov_rates
+from jaxpfl.text.sentences import Recurrent, sample_tokens
 from jaxpfl.text.top_words import top_words
 from jaxpfl.text.vocabulary import Vocabulary, with_words
 

@@ -10,7 +10,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.evaluate import DeclaredPublic
 from jaxpfl.privacy.keys import training_root
-from jaxpfl.text.generate import generate
+from jaxpfl.text.sentences import generate_sentences
 from jaxpfl.text.vocabulary import Vocabulary
 
 PUBLIC_DOCSTRINGS = "docstrings:numpy,sklearn"
@@ -62,6 +62,6 @@ def sentences_of(
 
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), _SENTENCES), round)
-        return generate(model, params, vocabulary, key, number, max_tokens=max_tokens)
+        return generate_sentences(model, params, vocabulary, key, number, max_tokens=max_tokens)
 
     return sentences

@@ -29,7 +29,7 @@ import numpy as np
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
-from jaxpfl.text.generate import SpecialIds
+from jaxpfl.text.sentences import SpecialIds
 from jaxpfl.text.vocabulary import PAD, Vocabulary, word_lists
 
 if TYPE_CHECKING:

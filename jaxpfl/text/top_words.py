@@ -28,7 +28,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.text.characters import CHARACTER_IDS, MAX_BYTES, complete_word, show
-from jaxpfl.text.generate import Recurrent, SpecialIds, request_keys, sample_tokens
+from jaxpfl.text.sentences import Recurrent, SpecialIds, request_keys, sample_tokens
 from jaxpfl.text.vocabulary import PAD
 
 _BATCH = 1024

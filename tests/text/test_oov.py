@@ -6,7 +6,7 @@ import jaxpfl.data
 from jaxpfl.errors import InputError
 from jaxpfl.models import CIFGLanguageModel
 from jaxpfl.text import Vocabulary, oov_rates, oov_rates_of, sample_tokens
-from jaxpfl.text.generate import request_keys
+from jaxpfl.text.sentences import request_keys
 from jaxpfl.text.vocabulary import BOS, EOS, OOV, PAD
 
 ROWS = np.array(

@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.text import char_lm, sample_tokens, top_words
 from jaxpfl.text.characters import CHARACTER_IDS, END, START, SYMBOLS, encode_words
-from jaxpfl.text.generate import request_keys
+from jaxpfl.text.sentences import request_keys
 from jaxpfl.text.top_words import log_probabilities
 
 # 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.

@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from jaxpfl.checks import positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
+from jaxpfl.text import slots
 from jaxpfl.text.vocabulary import BOS, EOS, PAD, Vocabulary
 
 _LOGITS = 2**18
@@ -78,8 +79,7 @@ def sample_tokens(
     same tokens whatever else is asked for. (Rounding apart: should two draws be tied to the last
     bit.)
 
-    A fixed number of sequences runs at a time, and one that has ended makes room for the next: the
-    device works on what was asked for, in memory that does not grow with N.
+    A fixed number of sequences runs at a time, see `jaxpfl.text.slots`.
 
     Args:
       progress: show a bar on stderr.
@@ -90,35 +90,15 @@ def sample_tokens(
     banned_V = jnp.asarray(ids.banned(model.vocab_size))
     scale = np.float32(temperature)
     tokens_NxT = np.zeros((number, max_tokens), np.int32)
-    for start in _steps(range(0, number, _REQUESTS), "Sampling", progress):
+    for start in steps(range(0, number, _REQUESTS), "Sampling", progress):
         # Repeating requests to fill the array keeps one compiled program for any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
         count = min(number - start, _REQUESTS)
-        drawn_RxT = _sample(
+        log_Lx3xS, filled = _sample(
             model, max_tokens, ids, params, keys_N[rows], np.int32(count), banned_V, scale
         )
-        tokens_NxT[start : start + count] = np.asarray(drawn_RxT)[:count]
+        slots.collect(tokens_NxT[start:], np.asarray(log_Lx3xS), int(filled))
     return tokens_NxT
-
-
-class _Slots(NamedTuple):
-    """Sequences that run at a time.
-
-    Attributes:
-      request_S: int32, which request a slot works on; at least `count` where on none.
-      place_S: int32, tokens drawn so far.
-      token_S: int32, the last one.
-      carry: the model's state.
-      waiting: int32, the first request that no slot has begun.
-      drawn_RxT: int32, the tokens of all requests.
-    """
-
-    request_S: Array
-    place_S: Array
-    token_S: Array
-    carry: Any
-    waiting: Array
-    drawn_RxT: Array
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -131,47 +111,38 @@ def _sample(
     count: Array,
     banned_V: Array,
     temperature: Array,
-) -> Array:
+) -> tuple[Array, Array]:
     requests = keys_R.shape[0]
-    slots = slots_of(model)
-    initial = model.initial_carry(slots)
+    initial = model.initial_carry(slots_of(model))
 
-    def step(state: _Slots) -> _Slots:
-        logits_SxV, carry = model.step(params, state.token_S, state.carry)
-        logits_SxV = jnp.where(banned_V[None, :], -jnp.inf, logits_SxV / temperature)
-        # An idle slot draws for the last request, and what it draws is dropped.
-        keys_S = jax.vmap(jax.random.fold_in)(keys_R[state.request_S], state.place_S)
-        drawn_S = jax.vmap(jax.random.categorical)(keys_S, logits_SxV).astype(jnp.int32)
-        busy_S = state.request_S < count
-        row_S = jnp.where(busy_S, state.request_S, requests)
-        drawn_RxT = state.drawn_RxT.at[row_S, state.place_S].set(drawn_S, mode="drop")
-
-        ended_S = jnp.logical_or(drawn_S == ids.end, state.place_S == max_tokens - 1)
-        ended_S = jnp.logical_and(ended_S, busy_S)
-        turn_S = jnp.cumsum(ended_S, dtype=jnp.int32)
-        request_S = jnp.where(ended_S, state.waiting + turn_S - 1, state.request_S)
-
+    def begin(carry: Any, takes_S: Array, _: Array) -> Any:
         def fresh(new: Array, old: Array) -> Array:
-            return jnp.where(ended_S.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            return jnp.where(takes_S.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-        return _Slots(
-            request_S=request_S,
-            place_S=jnp.where(ended_S, 0, jnp.minimum(state.place_S + 1, max_tokens - 1)),
-            token_S=jnp.where(ended_S, ids.start, drawn_S),
-            carry=jax.tree.map(fresh, initial, carry),
-            waiting=state.waiting + turn_S[-1],
-            drawn_RxT=drawn_RxT,
-        )
+        return jax.tree.map(fresh, initial, carry)
 
-    start = _Slots(
-        request_S=jnp.arange(slots, dtype=jnp.int32),
-        place_S=jnp.zeros(slots, jnp.int32),
-        token_S=jnp.full(slots, ids.start, jnp.int32),
-        carry=initial,
-        waiting=jnp.int32(slots),
-        drawn_RxT=jnp.full((requests, max_tokens), PAD, jnp.int32),
+    def draw(keys_S: Array, logits_SxV: Array) -> Array:
+        logits_SxV = jnp.where(banned_V[None, :], -jnp.inf, logits_SxV / temperature)
+        return jax.vmap(jax.random.categorical)(keys_S, logits_SxV).astype(jnp.int32)
+
+    sequences = slots.Sequences(
+        step=partial(model.step, params),
+        begin=begin,
+        draw=draw,
+        ended=lambda token_S, stop_S: (token_S == ids.end, stop_S),
+        max_tokens=max_tokens,
+        key_impl=jax.random.key_impl(keys_R),
     )
-    return lax.while_loop(lambda state: jnp.any(state.request_S < count), step, start).drawn_RxT
+    words_RxW = jax.random.key_data(keys_R)
+    waiting = slots.Requests(
+        number_R=jnp.arange(requests, dtype=jnp.int32),
+        key_RxW=words_RxW,
+        token_R=jnp.full(requests, ids.start, jnp.int32),
+        count=count,
+    )
+    start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
+    _, log_Lx3xS, filled = slots.run(sequences, start, waiting, jnp.bool(True))
+    return log_Lx3xS, filled
 
 
 def slots_of(model: Recurrent) -> int:
@@ -180,7 +151,7 @@ def slots_of(model: Recurrent) -> int:
     return min(1 << (fitting.bit_length() - 1), 1024)
 
 
-def _steps(starts: range, label: str, shown: bool) -> Iterator[int]:
+def steps(starts: range, label: str, shown: bool) -> Iterator[int]:
     """The starts, with a bar on stderr if it is to be shown."""
     if not shown:
         yield from starts
@@ -197,7 +168,7 @@ def request_keys(key: Array, number: int) -> Array:
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
 
 
-def generate(
+def generate_sentences(
     model: Recurrent,
     params: Params,
     vocabulary: Vocabulary,

@@ -5,8 +5,8 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.models import CIFGLanguageModel
-from jaxpfl.text import Vocabulary, generate, sample_tokens
-from jaxpfl.text.generate import SpecialIds, slots_of
+from jaxpfl.text import Vocabulary, generate_sentences, sample_tokens
+from jaxpfl.text.sentences import SpecialIds, slots_of
 from jaxpfl.text.vocabulary import BOS, EOS, PAD
 
 VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
@@ -95,10 +95,10 @@ def test_low_temperature_is_greedy(params):
 
 
 def test_generated_sentences_are_a_function_of_key_and_index(params):
-    few = generate(MODEL, params, VOCABULARY, jax.random.key(7), 3, max_tokens=6)
-    more = generate(MODEL, params, VOCABULARY, jax.random.key(7), 9, max_tokens=6)
+    few = generate_sentences(MODEL, params, VOCABULARY, jax.random.key(7), 3, max_tokens=6)
+    more = generate_sentences(MODEL, params, VOCABULARY, jax.random.key(7), 9, max_tokens=6)
     assert more[:3] == few
-    assert generate(MODEL, params, VOCABULARY, jax.random.key(8), 9, max_tokens=6) != more
+    assert generate_sentences(MODEL, params, VOCABULARY, jax.random.key(8), 9, max_tokens=6) != more
 
 
 def test_no_request_gives_no_tokens(params):

@@ -1,0 +1,101 @@
+"""Stop strings, exact to the byte whatever the tokens: on the device an automaton, then the cut.
+
+A text ends where its bytes first complete a stop string, and is cut where that stop string begins
+(the earliest one, where several end there). Tokens are whole pieces of bytes, so a stop string may
+lie across several of them or end inside one. The automaton (Aho and Corasick 1975) reads a token at
+a time, from a table of [states, tokens] made once on the host: a sequence on the device ends with
+the token that completes a stop string, never later, and never one that the text does not hold.
+
+In UTF-8 no character's bytes lie within another's, so that finding the bytes of a stop string is
+finding it in the text, invalid bytes or not.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from jaxpfl.errors import InputError
+
+_NOT_TEXT = re.compile("[\ud800-\udfff\ufffd]")
+
+
+def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
+    """The stop strings as a tuple.
+
+    Raises:
+      InputError: one is empty, or holds a lone surrogate or U+FFFD, which invalid bytes show as.
+    """
+    if isinstance(stop, str):
+        raise InputError("stop must be a list of texts, found one text")
+    for i, text in enumerate(stop):
+        if not isinstance(text, str) or not text:
+            raise InputError(f"stop[{i}] must be a text of at least one character, found {text!r}")
+        if _NOT_TEXT.search(text):
+            raise InputError(f"stop[{i}] must not hold U+FFFD or a lone surrogate, found {text!r}")
+    return tuple(stop)
+
+
+@lru_cache(maxsize=16)
+def stop_table(stop: tuple[str, ...], token_bytes: tuple[bytes, ...]) -> np.ndarray:
+    """What each token makes of each state: int32 [states, tokens], the last state being the end.
+
+    State 0 is the beginning. Once at the end, the automaton stays there.
+    """
+    next_Nx256 = _automaton([text.encode("utf-8") for text in stop])
+    lengths_V = np.array([len(content) for content in token_bytes], np.int64)
+    order_V = np.argsort(-lengths_V, kind="stable")
+    bytes_VxL = np.zeros((len(token_bytes), max(lengths_V.max(initial=0), 1)), np.uint8)
+    for row_L, i in zip(bytes_VxL, order_V.tolist(), strict=True):
+        row_L[: lengths_V[i]] = np.frombuffer(token_bytes[i], np.uint8)
+    states = len(next_Nx256)
+    at_NxV = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(token_bytes), 1)
+    for place in range(bytes_VxL.shape[1]):
+        # Tokens lie in order of falling length: the first ones have a byte here.
+        longer = int((lengths_V > place).sum())
+        at_NxV[:, :longer] = next_Nx256[at_NxV[:, :longer], bytes_VxL[None, :longer, place]]
+    table_NxV = np.empty_like(at_NxV)
+    table_NxV[:, order_V] = at_NxV
+    return table_NxV
+
+
+def _automaton(patterns: Sequence[bytes]) -> np.ndarray:
+    """Next states int32 [N, 256]; state N - 1 is the end, reached with any pattern's last byte."""
+    children: list[dict[int, int]] = [{}]
+    found = {0: False}
+    for pattern in patterns:
+        state = 0
+        for value in pattern:
+            if value not in children[state]:
+                children[state][value] = len(children)
+                found[len(children)] = False
+                children.append({})
+            state = children[state][value]
+        found[state] = True
+    number = len(children)
+    next_Nx256 = np.zeros((number + 1, 256), np.int32)
+    fall = [0] * number
+    queue = [0]
+    # Breadth first: where a state falls back to is shorter, so its row is complete.
+    for state in queue:
+        found[state] |= found[fall[state]]
+        if state:
+            next_Nx256[state] = next_Nx256[fall[state]]
+        for value, child in children[state].items():
+            fall[child] = int(next_Nx256[fall[state], value]) if state else 0
+            next_Nx256[state, value] = child
+            queue.append(child)
+    ends = np.array([found[state] for state in range(number)] + [True])
+    next_Nx256[ends] = number
+    return np.where(ends[next_Nx256], number, next_Nx256).astype(np.int32)
+
+
+def cut(content: bytes, stop: Sequence[str]) -> bytes:
+    """What comes before the stop string that is complete first; all of it, where there is none."""
+    patterns = [text.encode("utf-8") for text in stop]
+    complete = [content.find(pattern) + len(pattern) for pattern in patterns if pattern in content]
+    if not complete:
+        return content
+    head = content[: min(complete)]
+    return head[: min(len(head) - len(p) for p in patterns if head.endswith(p))]
