@@ -170,22 +170,6 @@ def save(
     write_folder(folder, config, described, read, shard_bytes)
 
 
-def check_tokeniser(model: Encoder | Decoder, tokeniser: Any) -> None:
-    """Refuses a tokeniser that can give ids which the model has no embedding for.
-
-    Args:
-      tokeniser: has `name` and `vocab_size`, see `jaxpfl.text.tokenise.Tokeniser`.
-
-    Raises:
-      InputError: its vocabulary is larger than the model's.
-    """
-    if tokeniser.vocab_size > model.config.vocab_size:
-        raise InputError(
-            f"tokeniser {tokeniser.name!r} has {tokeniser.vocab_size} token ids, but the "
-            f"{model.name} model's vocab_size is {model.config.vocab_size}"
-        )
-
-
 class _Reader:
     """The tensors of one model, and their names without its prefix."""
 
