@@ -30,7 +30,6 @@ from jaxpfl.models.model_files import read_json as read_json
 from jaxpfl.models.model_files import require as require
 from jaxpfl.models.model_files import sha256 as sha256
 from jaxpfl.models.safetensors_files import (
-    READ,
     Described,
     Tensors,
     open_tensors,
@@ -213,21 +212,8 @@ class _Reader:
         return _nested(params)
 
     def _check(self, block: Block, leaf_shape: tuple[int, ...]) -> None:
-        """A tensor is there, of a dtype that is read and the shape that it must have."""
-        if block.tensor not in self.stored:
-            raise InputError(f"{self.tensors.path}: tensor {block.tensor!r} is missing")
-        name = self.stored[block.tensor]
-        path = self.tensors.file(name)
-        if self.tensors.dtype(name) not in READ:
-            raise InputError(
-                f"{path}: tensor {name!r} must be floating point, found {self.tensors.dtype(name)}"
-            )
-        shape = _stored_shape(block, leaf_shape)
-        if self.tensors.shape(name) != shape:
-            raise InputError(
-                f"{path}: tensor {name!r} must have shape {list(shape)}, "
-                f"found {list(self.tensors.shape(name))}"
-            )
+        name = self.stored.get(block.tensor, block.tensor)
+        self.tensors.check(name, _stored_shape(block, leaf_shape))
 
     def _check_others(self, used: set[str]) -> None:
         """No tensor is left that the model does not know; stored twice means stored equal."""
@@ -286,23 +272,15 @@ class _Reader:
     def _fill(self, target: np.ndarray, block: Block, inputs: slice | None, outputs: slice) -> None:
         name = self.stored[block.tensor]
         if inputs is None:
-            target[:] = self._finite(name, (outputs,))
+            target[:] = self.tensors.finite(name, (outputs,))
         elif block.transposed:
             for (rows,) in _rows(target.shape[1], _ROWS_TURNED):
                 there = slice(outputs.start + rows.start, outputs.start + rows.stop)
-                target[:, rows] = self._finite(name, (there, inputs)).T
+                target[:, rows] = self.tensors.finite(name, (there, inputs)).T
         else:
             for (rows,) in _rows(target.shape[0], _ROWS):
                 there = slice(inputs.start + rows.start, inputs.start + rows.stop)
-                target[rows] = self._finite(name, (there, outputs))
-
-    def _finite(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
-        values = self.tensors.read(name, where)
-        if not np.isfinite(values).all():
-            raise InputError(
-                f"{self.tensors.file(name)}: tensor {name!r} holds values that are not finite"
-            )
-        return values
+                target[rows] = self.tensors.finite(name, (there, outputs))
 
 
 def _shapes(model: Encoder | Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:

@@ -8,9 +8,10 @@ leaves the old model, the new one, or a folder that says that it has no config.j
 
 import contextlib
 import json
+import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,31 @@ class Tensors:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
-    def dtype(self, name: str) -> str:
-        """As safetensors spells it: "F32", "BF16", "I64" ..."""
-        return self._slice(name).get_dtype()
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuses a tensor that is not there, not floating point, or of another shape.
+
+        Raises:
+          InputError: naming the file, the tensor, what is expected and what was found.
+        """
+        if name not in self:
+            raise InputError(f"{self.path}: tensor {name!r} is missing")
+        kind = self._slice(name).get_dtype()
+        if kind not in READ:
+            raise InputError(
+                f"{self.file(name)}: tensor {name!r} must be floating point, found {kind}"
+            )
+        found = self._slice(name).get_shape()
+        if tuple(found) != shape:
+            raise InputError(
+                f"{self.file(name)}: tensor {name!r} must have shape {list(shape)}, found {found}"
+            )
+
+    def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
+        """`read`, but for an InputError when a value is not finite."""
+        values = self.read(name, where)
+        if not np.isfinite(values).all():
+            raise InputError(f"{self.file(name)}: tensor {name!r} holds values that are not finite")
+        return values
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
         """A new array of the slice, in the dtype of the file.
@@ -161,14 +184,14 @@ class Described:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * (4 if self.dtype == "float32" else 2)
+        return math.prod(self.shape) * (4 if self.dtype == "float32" else 2)
 
 
 def write_folder(
     folder: str | Path,
     config: Mapping[str, Any],
     described: Mapping[str, Described],
-    read: Any,
+    read: Callable[[str], np.ndarray],
     shard_bytes: int,
 ) -> None:
     """Writes config.json and the weights, in place of those that the folder may have.
@@ -182,7 +205,6 @@ def write_folder(
         split.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     shards: list[list[str]] = [[]]
     size = 0
     for name, tensor in described.items():
@@ -192,41 +214,68 @@ def write_folder(
         shards[-1].append(name)
         size += tensor.bytes
     count = len(shards)
-    names = (
-        [WEIGHTS]
-        if count == 1
-        else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    )
-    temporary: dict[str, Path] = {name: folder / f".{name}.part" for name in names}
-    try:
-        for name, tensors in zip(names, shards, strict=True):
-            write_file(temporary[name], {key: described[key] for key in tensors}, read)
-        if count > 1:
-            temporary[INDEX] = folder / f".{INDEX}.part"
-            mapped = {
+    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    if count == 1:
+        names = [WEIGHTS]
+
+    def writer(tensors: list[str]) -> Callable[[Path], None]:
+        return lambda path: write_file(path, {key: described[key] for key in tensors}, read)
+
+    files = {name: writer(tensors) for name, tensors in zip(names, shards, strict=True)}
+    if count > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.bytes for tensor in described.values())},
+            "weight_map": {
                 key: name for name, tensors in zip(names, shards, strict=True) for key in tensors
-            }
-            total = sum(tensor.bytes for tensor in described.values())
-            index = {"metadata": {"total_size": total}, "weight_map": mapped}
-            _write(temporary[INDEX], _json(index))
-        temporary["config.json"] = folder / ".config.json.part"
-        _write(temporary["config.json"], _json(config))
-        (folder / "config.json").unlink(missing_ok=True)
+            },
+        }
+        files[INDEX] = lambda path: write_json(path, index)
+    replace_files(
+        folder,
+        files | {"config.json": lambda path: write_json(path, config)},
+        lambda: [*folder.glob("model-*-of-*.safetensors"), folder / WEIGHTS, folder / INDEX],
+    )
+
+
+def replace_files(
+    folder: Path,
+    files: Mapping[str, Callable[[Path], None]],
+    stale: Callable[[], Iterable[Path]] = tuple,
+) -> None:
+    """Replaces files of a folder by new ones, of which the last says that all are there.
+
+    All are complete, under other names, before the first old one goes; the last one goes first
+    and comes back last.
+
+    Args:
+      folder: made if need be.
+      files: from a file's name to what writes it.
+      stale: the files of an old model; those that have no new one are removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = {name: folder / f".{name}.part" for name in files}
+    try:
+        for name, write in files.items():
+            write(temporary[name])
+        *others, last = temporary
+        (folder / last).unlink(missing_ok=True)
         _sync(folder)
-        for old in (*folder.glob("model-*-of-*.safetensors"), folder / WEIGHTS, folder / INDEX):
+        for old in stale():
             if old.name not in temporary:
                 old.unlink(missing_ok=True)
-        for name, path in temporary.items():
-            if name == "config.json":
-                _sync(folder)
-            path.rename(folder / name)
+        for name in others:
+            temporary[name].rename(folder / name)
+        _sync(folder)
+        temporary[last].rename(folder / last)
         _sync(folder)
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
 
 
-def write_file(path: Path, described: Mapping[str, Described], read: Any) -> None:
+def write_file(
+    path: Path, described: Mapping[str, Described], read: Callable[[str], np.ndarray]
+) -> None:
     """Writes one safetensors file: the length of a JSON header, the header, the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -253,13 +302,10 @@ def write_file(path: Path, described: Mapping[str, Described], read: Any) -> Non
         os.fsync(file.fileno())
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(values, file, indent=2, sort_keys=True)
+        file.write("\n")
         file.flush()
         os.fsync(file.fileno())
 
