@@ -87,11 +87,16 @@ def score_space(candidates_KxJxD: jax.Array, centring: Centring) -> ScoreSpace:
 @jax.jit
 def unit_rows(rows: jax.Array) -> jax.Array:
     """Returns float32 rows [..., d] of unit length; zero rows stay zero."""
-    # Squares of giant or tiny values do not fit float32.
-    largest = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-    scaled = rows / jnp.where(largest > 0, largest, jnp.float32(1))
+    scaled = _moderate(rows)
     square = jnp.sum(jnp.square(scaled), axis=-1, keepdims=True)
-    return scaled * jax.lax.rsqrt(jnp.maximum(square, jnp.float32(1)))
+    return scaled * jax.lax.rsqrt(jnp.where(square > 0, square, jnp.float32(1)))
+
+
+def _moderate(rows: jax.Array) -> jax.Array:
+    """Rows [..., d], each times a power of two, such that the squares of any row fit float32."""
+    _, exponent = jnp.frexp(jnp.max(jnp.abs(rows), axis=-1, keepdims=True))
+    # Not a division by the largest: of a giant, the reciprocal is flushed to zero.
+    return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
 @partial(jax.jit, static_argnames=("centring",))
@@ -191,9 +196,7 @@ class LinearScores:
         held = examples.batches["mean_embedding"].astype(jnp.float32)
         mean_D = jnp.sum(jnp.where(examples.mask[..., None], held, jnp.float32(0)), axis=(0, 1))
         if self.scaled_to is not None:
-            # Lengths cancel: the squares of a tiny mean would not fit float32.
-            largest = jnp.max(jnp.abs(mean_D))
-            mean_D = mean_D / jnp.where(largest > 0, largest, jnp.float32(1))
+            mean_D = _moderate(mean_D)  # lengths cancel
         coordinates_D = jnp.matmul(mean_D, factor_DxD, precision="highest")
         if self.scaled_to is None:
             return coordinates_D
@@ -218,14 +221,12 @@ class NearestVotes:
         def add(step, carry):
             votes_M, finite = carry
             rows_BxD = examples.batches["embedding"][step].astype(jnp.float32)
-            largest_B = jnp.max(jnp.abs(rows_BxD), axis=1)
-            # A NaN compares as false, and padding holds zeros.
             real_B = examples.mask[step]
-            finite = finite & jnp.all(~real_B | (largest_B < jnp.inf))
-            scaled_BxD = rows_BxD / jnp.where(largest_B > 0, largest_B, jnp.float32(1))[:, None]
-            cosine_BxM = jnp.matmul(scaled_BxD, unit_MxD.T, precision="highest")
-            nearest_B = jnp.argmax(cosine_BxM, axis=1)
-            vote_B = (real_B & (largest_B > 0)).astype(jnp.float32)
+            finite = finite & jnp.all(~real_B | jnp.all(jnp.isfinite(rows_BxD), axis=1))
+            # The same candidate is nearest whatever the text's length.
+            product_BxM = jnp.matmul(_moderate(rows_BxD), unit_MxD.T, precision="highest")
+            nearest_B = jnp.argmax(product_BxM, axis=1)
+            vote_B = (real_B & jnp.any(rows_BxD != 0, axis=1)).astype(jnp.float32)
             return votes_M.at[nearest_B].add(vote_B), finite
 
         start = jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)

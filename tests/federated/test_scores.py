@@ -1,0 +1,368 @@
+"""Scores of candidates as contributions: against a dense loop, and what one client can do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.population import Population, from_clients
+from jaxpfl.federated import FixedPoint, client_mesh, private_sum
+from jaxpfl.federated.scores import (
+    LinearScores,
+    NearestVotes,
+    ScoreSpace,
+    mean_embeddings,
+    score_space,
+    unit_rows,
+)
+from jaxpfl.privacy.keys import noise_root
+from tests.federated.cohorts import keys, no_noise, plan
+
+PROMPTS, RESPONSES, DIM = 5, 4, 6
+CLIP = 0.7
+CENTRINGS = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
+KINDS = list(CENTRINGS)
+
+
+def random_candidates(seed=0):
+    """Prompts that differ, lengths that differ, and a zero row."""
+    rng = np.random.default_rng(seed)
+    found = rng.normal(size=(PROMPTS, 1, DIM)) + rng.normal(size=(PROMPTS, RESPONSES, DIM))
+    found *= 10.0 ** rng.integers(-3, 4, size=(PROMPTS, RESPONSES, 1))
+    found[2, 1] = 0.0
+    return np.float32(found)
+
+
+def collinear_candidates(seed=0):
+    """Nearly one line: differences near the resolution of float32."""
+    rng = np.random.default_rng(seed)
+    return np.float32(np.ones(DIM) + 1e-6 * rng.normal(size=(PROMPTS, RESPONSES, DIM)))
+
+
+@pytest.fixture
+def parts():
+    """Texts of clients; one holds none."""
+    rng = np.random.default_rng(1)
+    made = [rng.normal(size=(n, DIM)) for n in (3, 1, 7, 0, 5)]
+    made[2][4] = 0.0
+    made[4] *= 0.01
+    return made
+
+
+def clients_of(parts) -> Population:
+    return from_clients(
+        {f"client {i}": {"embedding": np.float32(part)} for i, part in enumerate(parts)}
+    )
+
+
+def means_of(parts) -> np.ndarray:
+    population = clients_of(parts)
+    return mean_embeddings(population.columns["embedding"], population.offsets)
+
+
+def coordinates(means, factor, kind, *, chosen=None, **door):
+    """What the server sees of linear scores: the sum of coordinates, float32 [d]."""
+    held = Population(
+        {"mean_embedding": means}, np.arange(len(means) + 1), [str(i) for i in range(len(means))]
+    )
+    fn = LinearScores(None if kind == "cosine" else CLIP)
+    like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    opened = private_sum(fn, chosen or no_noise(clip_norm=CLIP), like, **door)
+    spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=8)
+    everyone = np.arange(len(held))
+    cohort = Cohort(held, everyone, spec, seed=0, round=0, shards=opened.shards)
+    total, _ = opened(jnp.asarray(factor), cohort, opened.init(), keys())
+    return np.asarray(total)
+
+
+def scores(parts, candidates, kind, **settings):
+    """Released scores without noise, float64 [K, J]."""
+    space = score_space(jnp.asarray(candidates), CENTRINGS[kind])
+    total = coordinates(means_of(parts), space.factor_DxD, kind, **settings)
+    return np.float64(space.scores(jnp.asarray(total)))
+
+
+def unit(row):
+    norm = np.linalg.norm(row)
+    return row / norm if norm else row
+
+
+def looped(parts, candidates, kind):
+    """The same by the definition: every client's whole score vector, clipped; float64."""
+    total = np.zeros((PROMPTS, RESPONSES))
+    for part in parts:
+        rows = np.float64(np.float32(part))
+        if not len(rows) or not np.isfinite(rows).all():
+            continue
+        score = np.zeros((PROMPTS, RESPONSES))
+        for k in range(PROMPTS):
+            for j in range(RESPONSES):
+                e = unit(np.float64(candidates[k, j]))
+                score[k, j] = np.mean([unit(row) @ e for row in rows])
+        if kind == "zscore":
+            score = score - score.mean()
+        elif kind == "per_prompt":
+            score = score - score.mean(axis=1, keepdims=True)
+        norm = np.linalg.norm(score)
+        if norm:
+            total += score * (min(1.0, CLIP / norm) if kind == "cosine" else CLIP / norm)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_a_loop_over_whole_score_vectors(parts, kind):
+    """TRUST 1, 3: also with a client without texts, a zero text and a zero candidate."""
+    candidates = random_candidates()
+    expected = looped(parts, candidates, kind)
+    np.testing.assert_allclose(scores(parts, candidates, kind), expected, rtol=1e-4, atol=2e-5)
+    assert np.abs(expected).max() > 0.1
+
+
+def test_clipping_coordinates_is_clipping_scores(parts):
+    """One client, far above the clip norm and below it."""
+    candidates = random_candidates()
+    for shrunk in (1.0, 0.05):
+        # An average with zeros: as many texts, shorter mean.
+        texts = np.concatenate([parts[1], np.zeros((round(1 / shrunk) - 1, DIM))])
+        found = scores([texts], candidates, "cosine")
+        expected = looped([texts], candidates, "cosine")
+        assert (np.linalg.norm(expected) < 0.9 * CLIP) == (shrunk < 1)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "alike"), [("zscore", (0, 0)), ("per_prompt", (slice(None), slice(0, 1)))]
+)
+def test_candidates_that_are_all_alike_score_exactly_zero(parts, kind, alike):
+    """SPEC C.3: a deviation of zero gives zeros, never NaN."""
+    candidates = np.broadcast_to(random_candidates()[alike], (PROMPTS, RESPONSES, DIM))
+    np.testing.assert_array_equal(scores(parts, candidates, kind), 0.0)
+
+
+def test_one_prompt_whose_responses_are_alike_scores_zero_beside_others_that_differ(parts):
+    candidates = random_candidates()
+    candidates[3] = candidates[3, 0]
+    found = scores(parts, candidates, "per_prompt")
+    np.testing.assert_array_equal(found[3], 0.0)
+    assert np.all(np.abs(found[[0, 1, 2, 4]]).max(axis=1) > 1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_candidates_than_dimensions(parts, kind):
+    """The Gram matrix is singular; the scores are right all the same."""
+    rng = np.random.default_rng(2)
+    candidates = np.float32(rng.normal(size=(1, 4, DIM)))
+    full = np.concatenate([candidates, np.zeros((PROMPTS - 1, RESPONSES, DIM), np.float32)])
+    found = scores(parts, full, kind)
+    np.testing.assert_allclose(found, looped(parts, full, kind), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_that_are_nearly_collinear(parts, kind):
+    """Scores that float32 cannot tell apart come out small, never long and never NaN."""
+    candidates = collinear_candidates()
+    found = scores(parts, candidates, kind)
+    assert np.all(np.isfinite(found))
+    for part in parts:
+        assert np.linalg.norm(scores([part], candidates, kind)) <= CLIP * (1 + 1e-4)
+    if kind == "cosine":
+        np.testing.assert_allclose(found, looped(parts, candidates, kind), rtol=1e-3)
+
+
+def adversarial_means():
+    """What a client might claim its mean is: any finite vector, not only a mean's."""
+    rng = np.random.default_rng(3)
+    rows = [np.zeros(DIM), np.ones(DIM), -np.ones(DIM), np.full(DIM, 1e-30), np.full(DIM, 1e-38)]
+    rows += [np.full(DIM, 3e38), np.eye(DIM)[0] * 1e20, np.eye(DIM)[1] * 1e-7]
+    rows += list(rng.normal(size=(20, DIM)) * 10.0 ** rng.integers(-12, 13, size=(20, 1)))
+    return [np.float32(row) for row in rows]
+
+
+def factors():
+    """Of candidates that are usual, hard, or not what the factor was made of at all."""
+    rng = np.random.default_rng(4)
+    made = {
+        f"{name}, {kind}": score_space(jnp.asarray(candidates()), CENTRINGS[kind]).factor_DxD
+        for name, candidates in [("random", random_candidates), ("collinear", collinear_candidates)]
+        for kind in KINDS
+    }
+    made["of nothing"] = score_space(
+        jnp.zeros((PROMPTS, RESPONSES, DIM), jnp.float32), "none"
+    ).factor_DxD
+    made["wrong"] = jnp.asarray(np.float32(1e6 * rng.normal(size=(DIM, DIM))))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["cosine", "per_prompt"])
+def test_one_client_moves_the_coordinates_by_at_most_the_clip_norm(kind):
+    """TRUST 16: whatever its mean, whatever the candidates, and even with a wrong factor."""
+    others = np.float32(0.1 * np.random.default_rng(5).normal(size=(2, DIM)))
+    reached = []
+    for factor in factors().values():
+        without = np.float64(coordinates(others, factor, kind))
+        for mean in adversarial_means():
+            more = np.concatenate([others, mean[None]])
+            moved = np.float64(coordinates(more, factor, kind)) - without
+            # Two float32 sums of at most three clients: their rounding is not the client's.
+            assert np.linalg.norm(moved) <= CLIP * (1 + 1e-6) + 3e-7
+            reached.append(np.linalg.norm(moved))
+    assert max(reached) >= CLIP * (1 - 1e-5)
+
+
+def test_one_client_moves_the_scores_by_at_most_the_clip_norm(parts):
+    """TRUST 16, on what the server uses: removing any client, each kind, hard candidates too."""
+    for kind in KINDS:
+        for candidates in (random_candidates(), collinear_candidates()):
+            full = scores(parts, candidates, kind)
+            for left_out in range(len(parts)):
+                rest = [part for i, part in enumerate(parts) if i != left_out]
+                moved = np.linalg.norm(full - scores(rest, candidates, kind))
+                assert moved <= CLIP * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_client_with_an_embedding_that_is_not_finite_counts_as_zero(parts, kind, bad):
+    """TRUST 2: the whole client, however many of its texts are good."""
+    candidates = random_candidates()
+    others = scores([part for i, part in enumerate(parts) if i != 2], candidates, kind)
+    parts[2][1, 3] = bad
+    np.testing.assert_allclose(scores(parts, candidates, kind), others, rtol=1e-5, atol=1e-6)
+
+
+def test_a_giant_embedding_counts_like_any_other(parts):
+    """Only directions count: the squares of 3e38 overflow, the client does not."""
+    candidates = random_candidates()
+    expected = scores(parts, candidates, "zscore")
+    parts[0][1] *= 1e38 / np.abs(parts[0][1]).max()
+    found = scores(parts, candidates, "zscore")
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_devices_and_accumulators_change_only_rounding(parts):
+    """TRUST 22, 23: with noise on, so that it is drawn once."""
+    means, kind = means_of(parts), "per_prompt"
+    factor = score_space(jnp.asarray(random_candidates()), CENTRINGS[kind]).factor_DxD
+    private = plan(clip_norm=CLIP, noise_multiplier=2.0)
+    first = coordinates(means, factor, kind, chosen=private, chunk=1)
+    for settings in (
+        dict(chunk=4),
+        dict(chunk=8, mesh=client_mesh(1)),
+        dict(chunk=2, accumulator=FixedPoint(max_clients=10_000)),
+    ):
+        other = coordinates(means, factor, kind, chosen=private, **settings)
+        np.testing.assert_allclose(other, first, rtol=1e-5, atol=1e-5)
+    noise = first - coordinates(means, factor, kind)
+    assert np.abs(noise).max() > 0.1
+    # TRUST 24: nobody came, and the noise is all there is.
+    nobody = coordinates(means[:0], factor, kind, chosen=private)
+    np.testing.assert_allclose(nobody, noise, rtol=1e-5, atol=1e-5)
+
+
+def columns_of(space: ScoreSpace) -> np.ndarray:
+    """A L^-T as a matrix, float64 [candidates, d]: the scores of each single coordinate."""
+    columns = [np.ravel(space.scores(row)) for row in jnp.eye(DIM, dtype=jnp.float32)]
+    return np.float64(np.stack(columns, axis=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_on_coordinates_is_the_noise_on_scores_less_what_no_score_can_be(kind):
+    """Orthonormal columns: N(0, I) on coordinates becomes N(0, projection) on scores."""
+    candidates = random_candidates()
+    columns = columns_of(score_space(jnp.asarray(candidates), CENTRINGS[kind]))
+    np.testing.assert_allclose(columns.T @ columns, np.eye(DIM), atol=2e-4)
+    # And they span what scores can be.
+    for text in np.eye(DIM):
+        score = looped([text[None]], candidates, kind).ravel()
+        np.testing.assert_allclose(columns @ (columns.T @ score), score, atol=1e-4)
+
+
+def test_noise_never_grows_where_candidates_are_alike():
+    for candidates in (collinear_candidates(), random_candidates()[:1, :2]):
+        for centring in CENTRINGS.values():
+            columns = columns_of(score_space(jnp.asarray(candidates), centring))
+            assert np.linalg.norm(columns, 2) <= 1 + 1e-3
+
+
+def test_noise_outside_is_the_rest_of_the_noise_on_every_score():
+    """Together N(0, I) in each entry: orthogonal to the columns, and of full size elsewhere."""
+    space = score_space(jnp.asarray(random_candidates()), "none")
+    columns = columns_of(space)
+    draws = np.stack(
+        [
+            np.ravel(space.noise_outside(jax.random.fold_in(noise_root(0), i), jnp.float32(2.0)))
+            for i in range(2_000)
+        ]
+    )
+    np.testing.assert_allclose(draws @ columns, 0.0, atol=1e-3)
+    expected = 4.0 * (np.eye(PROMPTS * RESPONSES) - columns @ columns.T)
+    # The standard error of a covariance of 4 is 4 sqrt(2 / 2000) = 0.13.
+    np.testing.assert_allclose(draws.T @ draws / len(draws), expected, atol=0.6)
+
+
+def votes(parts, candidates, *, max_texts=12, chosen=None, **door):
+    unit_MxD = unit_rows(jnp.asarray(candidates)).reshape(-1, DIM)
+    like = jax.ShapeDtypeStruct((len(unit_MxD),), jnp.float32)
+    chosen = chosen or no_noise(clip_norm=float(max_texts))
+    opened = private_sum(NearestVotes(), chosen, like, **door)
+    spec = CohortSpec(batch_size=4, max_examples=max_texts, clients_per_bucket=8)
+    population = clients_of(parts)
+    everyone = np.arange(len(population))
+    cohort = Cohort(population, everyone, spec, seed=0, round=0, shards=opened.shards)
+    total, _ = opened(unit_MxD, cohort, opened.init(), keys())
+    return np.asarray(total)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_votes_are_those_of_a_loop(parts, chunk):
+    """TRUST 1, 2: one vote a text for its nearest; a client with a NaN has none at all."""
+    candidates = random_candidates()
+    units = np.array([unit(np.float64(row)) for row in candidates.reshape(-1, DIM)])
+    parts[4][0, 2] = np.nan
+    parts[0][1] *= 1e38 / np.abs(parts[0][1]).max()
+    expected = np.zeros(len(units))
+    for part in parts[:4]:
+        for row in part:
+            if np.any(row):
+                expected[np.argmax(units @ unit(row))] += 1
+    np.testing.assert_array_equal(votes(parts, candidates, chunk=chunk), expected)
+    assert expected.sum() == 3 + 1 + 6  # a zero text does not vote
+
+
+def test_a_tie_goes_to_the_lowest_index():
+    candidates = np.float32(np.stack([np.eye(DIM)[[1, 0]], np.eye(DIM)[[0, 0]]]))
+    np.testing.assert_array_equal(votes([np.eye(DIM)[:1]], candidates), [0, 1, 0, 0])
+
+
+def test_a_voter_moves_the_histogram_by_at_most_the_cap_of_texts():
+    """TRUST 4, 16: a giant client that votes for one candidate alone reaches the cap."""
+    candidates = random_candidates()
+    giant = np.repeat(candidates[1, 1][None], 50, axis=0)
+    few = [np.float64(candidates[0, :2].reshape(-1, DIM))]
+    moved = votes([*few, giant], candidates) - votes(few, candidates)
+    assert np.linalg.norm(moved) == 12
+    # And a smaller clip norm holds as everywhere.
+    chosen = no_noise(clip_norm=CLIP)
+    moved = votes([*few, giant], candidates, chosen=chosen) - votes(few, candidates, chosen=chosen)
+    assert np.linalg.norm(moved) == pytest.approx(CLIP, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_means_are_those_of_a_loop(parts, dtype):
+    """TRUST 19; in pieces too."""
+    population = clients_of(parts * 2_000)
+    embedding, offsets = population.columns["embedding"].astype(dtype), population.offsets
+    found = mean_embeddings(embedding, offsets)
+    assert found.dtype == np.float32
+    assert embedding.shape[0] > 20_000
+    for client in (0, 1, 2, 3, 4, 5_003, 9_999):
+        rows = np.float64(embedding[offsets[client] : offsets[client + 1]])
+        expected = np.mean([unit(row) for row in rows], axis=0) if len(rows) else np.zeros(DIM)
+        np.testing.assert_allclose(found[client], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_units_of_giant_tiny_and_zero_rows():
+    rows = np.float32([[3e38, 3e38, 0], [3e-30, 0, 4e-30], [0, 0, 0], [0, -2, 0]])
+    expected = [[0.5**0.5, 0.5**0.5, 0], [0.6, 0, 0.8], [0, 0, 0], [0, -1, 0]]
+    np.testing.assert_allclose(unit_rows(jnp.asarray(rows)), expected, rtol=1e-6)
