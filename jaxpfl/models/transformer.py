@@ -17,7 +17,7 @@ end-of-text, is never a target, and no real token sees it.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.cache import Cache, attend_to_cache
 from jaxpfl.models.lora import PROJECTIONS, LoRA
 from jaxpfl.models.transformer_config import DecoderConfig
 from jaxpfl.models.transformer_layers import (
@@ -43,19 +44,6 @@ PAD = -1
 """Padding, in every array of token ids of this and the modules that use it."""
 
 PRECISIONS = ("float32", "bfloat16")
-
-
-class Cache(NamedTuple):
-    """Keys and values of the tokens that S sequences have read.
-
-    Attributes:
-      keys, values: [layers, S, C, kv_heads, head_size], with room for C tokens.
-      place_S: int32, how many tokens each sequence holds.
-    """
-
-    keys: Array
-    values: Array
-    place_S: Array
 
 
 class Layer(nnx.Module):
@@ -261,8 +249,9 @@ class Decoder:
             q, k, v = network.project(x, angles)
             return network.finish(x, attend(q, k, v, seen)), (k, v)
 
-        _, kept = jax.lax.scan(layer, x, params["layers"])
-        keys, values = (jnp.pad(part, ((0, 0), (0, 0), (0, room), (0, 0), (0, 0))) for part in kept)
+        _, (k, v) = jax.lax.scan(layer, x, params["layers"])
+        keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
+        values = jnp.pad(v.transpose(0, 1, 3, 2, 4), ((0, 0),) * 3 + ((0, room), (0, 0)))
         return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
 
     def step(self, params: Params, tokens_S: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -270,32 +259,20 @@ class Decoder:
 
         A sequence whose cache is full overwrites its last place.
         """
-        room = cache.keys.shape[2]
-        place_S = jnp.minimum(cache.place_S, room - 1)
-        x, _, angles = self._start(params, tokens_S[:, None], place_S[:, None], None)
-        earlier_Sx1xC = (jnp.arange(room)[None] < place_S[:, None])[:, None]
-        seen = jnp.concatenate(
-            [earlier_Sx1xC, jnp.ones((place_S.shape[0], 1, 1), jnp.bool)], axis=2
-        )
+        barrier_SxC = cache.barrier()
+        x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None], None)
 
         def layer(x: Array, slices: tuple[Params, Array, Array]):
             network = merge(self._layer, slices[0])
-            q, k, v = network.project(x, angles)
+            q, k, v = (part[:, 0] for part in network.project(x, angles))
+            attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
-            keys = jnp.concatenate([slices[1], k], axis=1)
-            values = jnp.concatenate([slices[2], v], axis=1)
-            return network.finish(x, attend(q, keys, values, seen)), (k[:, 0], v[:, 0])
+            return network.finish(x, attended_SxE[:, None]), (k, v)
 
         x, (k, v) = jax.lax.scan(layer, x, (params["layers"], cache.keys, cache.values))
-        rows_S = jnp.arange(place_S.shape[0])
-        cache = Cache(
-            cache.keys.at[:, rows_S, place_S].set(k),
-            cache.values.at[:, rows_S, place_S].set(v),
-            cache.place_S + 1,
-        )
         hidden_SxH = merge(self._norm, params["norm"])(x)[:, 0]
-        return self.logits(params, hidden_SxH), cache
+        return self.logits(params, hidden_SxH), cache.write(k, v)
 
     def _start(
         self,
