@@ -1,6 +1,7 @@
 """Preference optimisation: the losses are the papers', the shared prompt changes nothing."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,19 +66,30 @@ def _pairs(number: int = 7, seed: int = 0) -> Pairs:
     )
 
 
-def _separately(model: Decoder, params: Any, pairs: Pairs) -> jax.Array:
-    """[N, 2]: each response after its own copy of the prompt, one row at a time."""
-    found = []
-    for row in range(len(pairs)):
-        for responses in (pairs.chosen_NxT, pairs.rejected_NxT):
-            prompt = pairs.prompt_NxP[row][pairs.prompt_NxP[row] >= 0]
-            response = responses[row][responses[row] >= 0]
-            tokens = np.concatenate([prompt, response])
-            hidden = model.hidden(params, jnp.asarray(tokens[None]))
-            log_p = jax.nn.log_softmax(model.logits(params, hidden)[0])
-            places = np.arange(len(prompt) - 1, len(tokens) - 1)
-            found.append(jnp.sum(log_p[places, response]))
-    return jnp.stack(found).reshape(len(pairs), 2)
+@partial(jax.jit, static_argnums=0)
+def _separately(model: Decoder, params: Any, pairs: tuple[np.ndarray, ...]) -> jax.Array:
+    """[N, 2]: each response in a row of its own, after its own copy of the prompt."""
+    tokens_2NxL, is_target_2NxL = pairs
+    hidden = model.hidden(params, tokens_2NxL[:, :-1])
+    log_p = jax.nn.log_softmax(model.logits(params, hidden))
+    picked = jnp.take_along_axis(log_p, jnp.maximum(tokens_2NxL, 0)[:, 1:, None], axis=-1)
+    summed = jnp.sum(jnp.where(is_target_2NxL[:, 1:], picked[:, :, 0], 0.0), axis=-1)
+    return summed.reshape(-1, 2)
+
+
+def _copies(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of prompt and response [2 N, 15], and which of them belong to the response."""
+    tokens, is_target = [], []
+    for prompt, *responses in zip(
+        pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT, strict=True
+    ):
+        prompt = prompt[prompt >= 0]
+        for response in responses:
+            response = response[response >= 0]
+            rest = 15 - len(prompt) - len(response)
+            tokens.append([*prompt, *response, *[-1] * rest])
+            is_target.append([False] * len(prompt) + [True] * len(response) + [False] * rest)
+    return np.array(tokens, np.int32), np.array(is_target)
 
 
 def _numpy_loss(name: str, policy: np.ndarray, reference: np.ndarray, tau: float) -> Any:
@@ -127,8 +139,8 @@ def test_a_shared_prompt_is_as_good_as_a_copy_each(name):
     pairs = _pairs()
     assert len(np.unique(np.sum(pairs.chosen_NxT >= 0, axis=1))) > 2
     found = np.stack(log_probabilities(model, params, pairs, part=3, multiple=8), axis=1)
-    np.testing.assert_allclose(found, _separately(model, params, pairs), rtol=1e-4, atol=1e-4)
-    # In blocks, as over a large vocabulary.
+    expected = _separately(model, params, _copies(pairs))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert np.all(found < 0)
 
 
@@ -147,32 +159,32 @@ def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, ta
     the gradients of log-probabilities of separate rows."""
     adapters, base = lora.split(params)
     bare, _ = lora.detach(model, params)
-    reference = np.asarray(_separately(bare, base, pairs), np.float64)
+    reference = np.asarray(_separately(bare, base, _copies(pairs)), np.float64)
 
     def policy(adapters):
-        return _separately(model, lora.join(adapters, base), pairs)
+        return _separately(model, lora.join(adapters, base), _copies(pairs))
 
     found, pull = jax.vjp(policy, adapters)
     loss, slopes = _numpy_loss(name, np.asarray(found, np.float64), reference, tau)
     return np.mean(loss), pull(jnp.asarray(slopes / len(pairs), jnp.float32))[0]
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo"])
-@pytest.mark.parametrize("logits", [2**26, 31 * 7 * 3])
-def test_gradients_of_adapters_are_the_formulas(name, logits, monkeypatch):
-    """In one block of logits and in several."""
+@pytest.mark.parametrize(
+    ("name", "tau", "logits"), [("dpo", 0.3, 2**26), ("dpo", 0.31, 31 * 7 * 3), ("ipo", 0.3, 2**26)]
+)
+def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
+    """In one block of logits and in several (a new tau has a new program)."""
     monkeypatch.setattr(module, "_LOGITS", logits)
-    jax.clear_caches()
     model, params = _model()
     pairs = _pairs()
-    loss, gradients = _loss_by_chain_rule(name, model, params, pairs, 0.3)
+    loss, gradients = _loss_by_chain_rule(name, model, params, pairs, tau)
     bare, base = lora.detach(model, params)
     reference = log_probabilities(bare, base, pairs, multiple=8)
     read = preference.rows(pairs, 24, 8)
     (found, _), found_gradients = preference._gradients(
         model,
         name,
-        0.3,
+        tau,
         lora.split(params)[0],
         base,
         read,
@@ -185,7 +197,6 @@ def test_gradients_of_adapters_are_the_formulas(name, logits, monkeypatch):
         jax.tree.leaves(found_gradients), jax.tree.leaves(gradients), strict=True
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * scale)
-    jax.clear_caches()
 
 
 def _preferring(number: int, seed: int) -> Pairs:
@@ -205,17 +216,17 @@ def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     start = plain.init(jax.random.key(3))
     model, params = lora.attach(plain, start, LoRA(4, 8.0), jax.random.key(4))
     settings = dataclasses.replace(SETTINGS, loss=loss, tau=0.1, batch_size=16, epochs=6)
-    tuned = tune(model, params, _preferring(64, 0), settings, seed=0)
+    tuned = tune(model, params, _preferring(160, 0), settings, seed=0)
     held_out = _preferring(40, 1)
     reference = log_probabilities(plain, start, held_out)
     before = evaluate(log_probabilities(model, params, held_out), reference, settings)
     after = evaluate(log_probabilities(model, tuned.params, held_out), reference, settings)
     assert before["margin"] == pytest.approx(0, abs=1e-5)
-    assert after["margin"] > (0.5 if loss == "dpo" else 0.2)
-    assert after["accuracy"] > 0.95
+    assert after["margin"] > (0.5 if loss == "dpo" else 0.25)
+    assert after["accuracy"] > 0.85
     assert after["loss"] < 0.7 * before["loss"]
     assert tuned.record["loss"][-1] < tuned.record["loss"][0]
-    assert len(tuned.record["margin"]) == tuned.record["steps"] == 24
+    assert len(tuned.record["margin"]) == tuned.record["steps"] == 60
     # The base is where it was, to the bit, and so is what was given.
     for given, kept in zip(
         jax.tree.leaves(start), jax.tree.leaves(lora.detach(model, tuned.params)[1]), strict=True
@@ -228,13 +239,13 @@ def test_the_reference_is_the_model_without_its_adapters():
     model, params = _model()
     pairs, few = _pairs(), dataclasses.replace(SETTINGS, epochs=1, batch_size=7)
     bare, base = lora.detach(model, params)
-    separate = _separately(bare, base, pairs)
+    separate = _separately(bare, base, _copies(pairs))
     found = tune(model, params, pairs, few, seed=0).record
     given = tune(
         model, params, pairs, few, seed=0, reference=(separate[:, 0], separate[:, 1])
     ).record
     np.testing.assert_allclose(found["loss"], given["loss"], rtol=1e-4)
-    policy = _separately(model, params, pairs)
+    policy = _separately(model, params, _copies(pairs))
     h = log_ratio(tuple(policy.T), tuple(separate.T))
     assert found["margin"][0] == pytest.approx(0.3 * float(jnp.mean(h)), rel=1e-3)
     assert found["accuracy"][0] == pytest.approx(float(jnp.mean(h > 0)))
@@ -243,10 +254,10 @@ def test_the_reference_is_the_model_without_its_adapters():
 def test_parts_and_devices_change_nothing_but_rounding():
     """Seven pairs in batches of four: the last batch, and the last of its parts, are not full."""
     model, params = _model()
-    pairs = _pairs()
+    pairs, one_width = _pairs(), dataclasses.replace(SETTINGS, multiple=24)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    whole = tune(model, params, pairs, SETTINGS, seed=0)
-    again = tune(model, params, pairs, SETTINGS, seed=0)
+    whole = tune(model, params, pairs, one_width, seed=0)
+    again = tune(model, params, pairs, one_width, seed=0)
     moved = 0.0
     for first, second, start in zip(
         *(jax.tree.leaves(each) for each in (whole.params, again.params, params)), strict=True
@@ -254,15 +265,15 @@ def test_parts_and_devices_change_nothing_but_rounding():
         np.testing.assert_array_equal(first, second)
         moved = max(moved, float(jnp.max(jnp.abs(first - start))))
     assert moved > 0.01
-    for part, devices in ((3, None), (1, None), (None, mesh), (3, mesh)):
-        settings = dataclasses.replace(SETTINGS, part=part)
+    for part, devices in ((3, None), (None, mesh), (3, mesh)):
+        settings = dataclasses.replace(one_width, part=part)
         found = tune(model, params, pairs, settings, seed=0, mesh=devices)
         np.testing.assert_allclose(found.record["loss"], whole.record["loss"], rtol=1e-4)
         for ours, theirs in zip(
             jax.tree.leaves(found.params), jax.tree.leaves(whole.params), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, atol=2e-3 * moved)
-    other = tune(model, params, pairs, SETTINGS, seed=1)
+    other = tune(model, params, pairs, one_width, seed=1)
     assert other.record["loss"] != whole.record["loss"]
 
 
@@ -291,10 +302,16 @@ def test_equal_responses_teach_nothing():
 
 def test_few_shapes_and_little_padding():
     model, params = _model()
-    found = tune(model, params, _pairs(40), dataclasses.replace(SETTINGS, part=2), seed=0).record
+    pairs, zeros = _pairs(24), (jnp.zeros(24), jnp.zeros(24))
+    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=8, part=2)
+    found = tune(model, params, pairs, settings, seed=0, reference=zeros).record
     assert found["shapes"] <= 3
-    whole = tune(model, params, _pairs(40), dataclasses.replace(SETTINGS, multiple=24), seed=0)
-    assert 0 < found["padding"] < whole.record["padding"] < 1
+    wide = dataclasses.replace(settings, multiple=24)
+    whole = tune(model, params, pairs, wide, seed=0, reference=zeros).record
+    assert whole["shapes"] == 1
+    tokens = sum(np.sum(a >= 0) for a in (pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT))
+    assert whole["padding"] == pytest.approx(1 - tokens / (24 * 24))
+    assert 0 < found["padding"] < whole["padding"]
 
 
 def test_prompts_lose_their_beginning_and_responses_their_end():
