@@ -222,11 +222,12 @@ class CandidateScores:
             )
         prompts, responses, _ = found.shape
         ranked = responses if self.kind == "per_prompt" else prompts * responses
-        if ranked < 2:
+        if prompts < 1 or ranked < 2:
             raise InputError(
                 f"kind = {self.kind!r} ranks at least 2 candidates, found {list(found.shape)}"
             )
-        found = found.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            found = found.astype(np.float32, copy=False)
         # A NaN or an infinity is the least or the greatest.
         if not (np.isfinite(found.max()) and np.isfinite(found.min())):
             prompt, response, _ = np.argwhere(~np.isfinite(found))[0].tolist()
