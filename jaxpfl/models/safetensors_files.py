@@ -140,6 +140,12 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
                     "says is there"
                 )
             files[tensor] = (paths[0].parent / name, opened[name])
+            held[name].discard(tensor)
+        for name, rest in held.items():
+            if rest:
+                raise InputError(
+                    f"{paths[0].parent / name}: tensor {min(rest)!r} is not in {index.name}"
+                )
         yield Tensors(index, files)
 
 
@@ -254,6 +260,9 @@ def replace_files(
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = {name: folder / f".{name}.part" for name in files}
+    # What an interrupted save left: as large as a model.
+    for path in (*folder.glob(".*.safetensors.part"), *folder.glob(".*.json.part")):
+        path.unlink()
     try:
         for name, write in files.items():
             write(temporary[name])
