@@ -217,6 +217,7 @@ def build_plan(
             clipping=privacy.clipping,
             adaptive_clip=adaptive,
             accountant=privacy.accountant,
+            noise=privacy.noise,
             after=after,
         )
     assert privacy.noise_multiplier is not None
@@ -231,6 +232,7 @@ def build_plan(
         clipping=privacy.clipping,
         adaptive_clip=adaptive,
         accountant=privacy.accountant,
+        noise=privacy.noise,
     )
 
 
@@ -244,6 +246,7 @@ def _plan_without_privacy(
         clip_norm=privacy.clip_norm,
         sampling=privacy.sampling,
         clipping=privacy.clipping,
+        noise=privacy.noise,
     )
 
 

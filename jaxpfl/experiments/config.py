@@ -115,6 +115,9 @@ class PrivacyConfig:
       delta: required by a private run.
       clip_norm: L2 bound of one client's update (the first one, under adaptive clipping).
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
+      sampling: who takes part in a round, see `privacy.plan`.
+      noise: "tree" or "banded" is DP-FTRL's, correlated between rounds; it needs `sampling:
+        epochs`.
       accountant: null takes PLD where it has support, else RDP.
       ledger: file that is charged; null means `ledger.jsonl` in the run directory. Runs on the
         same population that should share one budget name one file.
@@ -129,7 +132,8 @@ class PrivacyConfig:
     clipping: Literal["flat", "per_layer"] = "flat"
     adaptive: bool = False
     target_quantile: float = 0.5
-    sampling: Literal["poisson", "fixed"] = "poisson"
+    sampling: Literal["poisson", "fixed", "epochs"] = "poisson"
+    noise: Literal["independent", "tree", "banded"] = "independent"
     accountant: Literal["pld", "rdp"] | None = None
     ledger: str | None = None
     budget_epsilon: float | None = None
@@ -419,8 +423,8 @@ class Config:
                 f"fred.epsilon must be below privacy.epsilon = {total:g}, the total of all "
                 f"stages, found {fred.epsilon:g}"
             )
-        if self.privacy.sampling != "poisson":
+        if self.privacy.sampling == "fixed":
             raise InputError(
-                "fred needs privacy.sampling: poisson: its release and the rounds must share an "
-                f"adjacency (add or remove one client), found {self.privacy.sampling!r}"
+                "fred needs privacy.sampling: poisson or epochs: its release and the rounds must "
+                f"share an adjacency (add or remove one client), found {self.privacy.sampling!r}"
             )

@@ -42,7 +42,7 @@ from jaxpfl.experiments import files, total
 from jaxpfl.experiments.checkpoint import Checkpoints, Restored
 from jaxpfl.experiments.evaluate import Pending, Scores
 from jaxpfl.experiments.tracking import MetricsFile, PrivateLog, Progress, TensorBoard, jsonable
-from jaxpfl.privacy.keys import key_from_words, key_to_words, noise_root, round_keys, training_root
+from jaxpfl.privacy.keys import key_from_words, key_to_words, noise_root, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 
 # Addresses the model's start among the training keys; rounds have the small numbers.
@@ -314,7 +314,7 @@ class Loop:
         """One round: charged first, then sampled, packed and dispatched."""
         began = time.monotonic()
         plan, algorithm = self.algorithm.plan, self.algorithm
-        self.ledger.charge(plan.round_event(), self.label, run=self.run_id, round=round)
+        self.ledger.charge(plan.round_event(round), self.label, run=self.run_id, round=round)
         cohort_clients = plan.sample(self._cohort_seed, round)
         cohort = Cohort(
             self.population,
@@ -326,7 +326,7 @@ class Loop:
             round=round,
             shards=algorithm.shards,
         )
-        keys = round_keys(training_root(self._cohort_seed), self.noise_key, round)
+        keys = plan.keys(training_root(self._cohort_seed), self.noise_key, round)
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
         self._private.append(
@@ -393,7 +393,7 @@ class Loop:
             "the crash (other hardware, devices or versions?): a second release, charged again"
         )
         self.ledger.charge(
-            self.algorithm.plan.round_event(),
+            self.algorithm.plan.released_again_event(),
             f"{self.label} released again as {record['output_hash']}",
             run=self.run_id,
             round=round,

@@ -1,6 +1,6 @@
 """The privacy of a whole run: the rounds, and what was released on the same clients before them."""
 
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent
 
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.plan import Plan
@@ -16,7 +16,7 @@ def epsilon(plan: Plan, before: DpEvent | None, rounds: int) -> float:
         return plan.epsilon(rounds)
     events = [before]
     if rounds:
-        events.append(SelfComposedDpEvent(plan.round_event(), rounds))
+        events.append(plan.event(rounds))
     return accounting.epsilon(
         ComposedDpEvent(events), plan.delta, plan.chosen_accountant, plan.adjacency
     )

@@ -35,7 +35,7 @@ from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 from jaxpfl.privacy.keys import RoundKeys
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.mechanisms import gaussian_noise_like, weighted_noise_like
 from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
@@ -198,6 +198,7 @@ def _release(
     value_std: jax.Array,
     below_std: jax.Array,
     key: jax.Array,
+    terms: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[PyTree, jax.Array]:
     """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators)."""
     sums = jax.lax.with_sharding_constraint(sums, NamedSharding(engine.mesh, PartitionSpec()))
@@ -205,8 +206,11 @@ def _release(
     below = jnp.sum(sums.below)
     if private:
         value_key, below_key = jax.random.split(key)
-        noise = _drawn_in_shares(gaussian_noise_like(value_key, total, value_std), engine.mesh)
-        total = jax.tree.map(jnp.add, total, noise)
+        if terms is None:
+            noise = gaussian_noise_like(value_key, total, value_std)
+        else:
+            noise = weighted_noise_like(*terms, total, value_std)
+        total = jax.tree.map(jnp.add, total, _drawn_in_shares(noise, engine.mesh))
         below = below + gaussian_noise_like(below_key, below, below_std)
     return total, below
 
@@ -327,6 +331,10 @@ class _Door:
         self, broadcast: PyTree, cohort: Iterable[Bucket], state: DoorState, keys: RoundKeys
     ) -> tuple[PyTree, DoorState]:
         plan, sums = self.plan, None
+        if plan.private and (plan.noise == "independent") != (keys.terms is None):
+            raise InputError(
+                f"the plan's noise is {plan.noise!r}: its keys must be made by Plan.keys"
+            )
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
             if sums is None:
@@ -345,6 +353,7 @@ class _Door:
             jnp.float32(plan.value_noise_std(1.0)) * state.clip_norm,
             jnp.float32(plan.indicator_noise_std),
             keys.noise,
+            keys.terms,
         )
         return release, DoorState(next_clip_norm(plan, state.clip_norm, noisy_below))
 

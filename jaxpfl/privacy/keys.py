@@ -26,10 +26,18 @@ NOISE_IMPLEMENTATION = "threefry4x32"
 
 
 class RoundKeys(NamedTuple):
-    """The two typed keys of one round: for clients' training, and for the mechanism's noise."""
+    """The typed keys of one round.
+
+    Attributes:
+      train: for clients' training.
+      noise: for the mechanism's noise, where rounds are independent.
+      terms: typed keys [H] of the draws that make up correlated noise, and their float32 weights
+        [H] (see `privacy.correlated_noise`); None where rounds are independent.
+    """
 
     train: jax.Array
     noise: jax.Array
+    terms: tuple[jax.Array, jax.Array] | None = None
 
 
 def noise_root(reproducible_seed: int | None = None) -> jax.Array:
@@ -55,14 +63,29 @@ def training_root(seed: int) -> jax.Array:
 
 
 def round_keys(training_root: jax.Array, noise_root: jax.Array, round: int) -> RoundKeys:
-    """Returns the keys of round `round` (0 <= round < 2^32), independent between rounds."""
+    """Returns the keys of round `round` (0 <= round < 2^32 - 1), independent between rounds."""
     require_noise_key(noise_root)
-    if not checks.non_negative_int("round", round) < 2**32:
-        raise InputError(f"round must be below 2^32, found {round}")
+    if not checks.non_negative_int("round", round) < 2**32 - 1:
+        raise InputError(f"round must be below 2^32 - 1, found {round}")
     number = jnp.uint32(round)
     return RoundKeys(
         jax.random.fold_in(training_root, number), jax.random.fold_in(noise_root, number)
     )
+
+
+def term_keys(noise_root: jax.Array, addresses_Hx3: np.ndarray) -> jax.Array:
+    """Returns the typed keys [H] of draws that several rounds share, by their addresses."""
+    require_noise_key(noise_root)
+    # Apart from the rounds' own keys, whatever the addresses are.
+    root = jax.random.fold_in(noise_root, jnp.uint32(2**32 - 1))
+
+    def one(address_3):
+        key = root
+        for part in address_3:
+            key = jax.random.fold_in(key, part)
+        return key
+
+    return jax.vmap(one)(jnp.asarray(addresses_Hx3, jnp.uint32))
 
 
 def bound_to(noise_root: jax.Array, identity: bytes) -> jax.Array:

@@ -36,6 +36,28 @@ def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) ->
     return jax.tree.unflatten(structure, noise)
 
 
+def weighted_noise_like(
+    keys_H: jax.Array, weights_H: jax.Array, tree: PyTree, std: jax.Array | float
+) -> PyTree:
+    """Returns std times the weighted sum of H independent draws, for each coordinate of `tree`.
+
+    What correlated noise is made of: a draw that several rounds share has the same key in each.
+
+    Args:
+      keys_H: typed threefry4x32 keys.
+      weights_H: float32; memory does not grow with H.
+    """
+    require_noise_key(keys_H)
+
+    def add(index, total):
+        drawn = gaussian_noise_like(keys_H[index], tree, weights_H[index])
+        return jax.tree.map(jnp.add, total, drawn)
+
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree)
+    total = jax.lax.fori_loop(0, weights_H.shape[0], add, zeros)
+    return jax.tree.map(lambda leaf: leaf * std, total)
+
+
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns float32 draws of N(0, 1) with support to 7.6 standard deviations."""
 

@@ -8,6 +8,7 @@ cannot meet the wrong accountant.
 |----------|---------------------------|-------------------|------------------|------------|
 | poisson  | each with q = n / N       | add or remove one | S                | PLD        |
 | fixed    | exactly n, no replacement | replace one       | 2 S              | RDP        |
+| epochs   | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
 
 The unit is what is added, removed or replaced: a client with all that it holds, or, where everyone
 takes part and the client function bounds each example by itself (`federated.BoundedByExample`), one
@@ -16,7 +17,10 @@ example.
 `noise_multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the
 sum moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size
 round as if it moved by S is a common error (SampledWithoutReplacement in dp-accounting takes the
-multiplier relative to the shift).
+multiplier relative to the shift). In epochs of R = floor(N / n) rounds a client takes part once an
+epoch, at a distance of R, and nothing is amplified: that is DP-FTRL's setting, and there the noise
+may be correlated between rounds (`privacy.correlated_noise`), so that sums of releases, which are
+what a server optimiser uses, carry less of it. An epoch then costs one Gaussian of multiplier z.
 """
 
 import dataclasses
@@ -24,16 +28,21 @@ import math
 from typing import Any, Literal, Self
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, confirmation, events, sampling
+from jaxpfl.privacy import accounting, confirmation, correlated_noise, sampling
 from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.besides import BesidesGaussians
 from jaxpfl.privacy.clipping import Clipping
+from jaxpfl.privacy.correlated_noise import NOISES, Noise
 from jaxpfl.privacy.events import Adjacency
+from jaxpfl.privacy.keys import RoundKeys, round_keys, term_keys
 
-Sampling = Literal["poisson", "fixed"]
+Sampling = Literal["poisson", "fixed", "epochs"]
 Unit = Literal["client", "example"]
 
 _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
@@ -72,7 +81,8 @@ class Plan:
       clip_norm: S, the L2 bound of a contribution (the first round's, under adaptive clipping).
       noise_multiplier: z; the noise on the sum has standard deviation z S.
       delta: of the statement; below 1 / N.
-      sampling: "poisson" or "fixed".
+      sampling: "poisson", "fixed" or "epochs".
+      noise: "independent" in every round, or with sampling in epochs "tree" or "banded".
       clipping: "flat" or "per_layer".
       adaptive_clip: None for a constant clip norm.
       accountant: None = PLD for Poisson, RDP for fixed-size cohorts.
@@ -98,6 +108,7 @@ class Plan:
     private: bool = True
     allow_large_delta: str | None = None
     unit: Unit = "client"
+    noise: Noise = "independent"
 
     def __post_init__(self):
         for name in ("population", "clients_per_round", "rounds"):
@@ -110,7 +121,13 @@ class Plan:
                 f"clip_norm must lie in [1e-12, 1e12], found {self.clip_norm:g}: the square of a "
                 "norm outside that range does not fit float32"
             )
-        checks.one_of("sampling", self.sampling, ("poisson", "fixed"))
+        checks.one_of("sampling", self.sampling, ("poisson", "fixed", "epochs"))
+        checks.one_of("noise", self.noise, NOISES)
+        if self.noise != "independent" and self.sampling != "epochs":
+            raise InputError(
+                f"noise = {self.noise!r} needs sampling = 'epochs', where a client takes part once "
+                f"an epoch, found {self.sampling!r}"
+            )
         checks.one_of("clipping", self.clipping, ("flat", "per_layer"))
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, ("pld", "rdp"))
@@ -148,6 +165,8 @@ class Plan:
                 "adaptive_clip follows a quantile of the whole update's norm, so it needs "
                 "clipping = 'flat', found 'per_layer'"
             )
+        if self.adaptive_clip is not None and self.sampling == "epochs":
+            raise InputError("sampling = 'epochs' needs a constant clip norm: no adaptive_clip")
         if self.adaptive_clip is not None and not 2 * self.indicator_noise_std > (
             self.noise_multiplier
         ):
@@ -184,6 +203,7 @@ class Plan:
         adaptive_clip: AdaptiveClip | None = None,
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
+        noise: Noise = "independent",
         after: dp_accounting.DpEvent | None = None,
     ) -> Self:
         """Returns the plan with the least noise whose epsilon is at most `epsilon`.
@@ -203,9 +223,12 @@ class Plan:
             `after` is of another kind.
         """
         target = checks.positive("epsilon", epsilon)
-        before = _BesidesGaussians.of(after)
-        if before.mu and sampling != "poisson":
-            raise InputError("a plan after other releases needs sampling = 'poisson'")
+        before = BesidesGaussians.of(after)
+        if before.mu and sampling == "fixed":
+            raise InputError(
+                "a plan after other releases needs sampling = 'poisson' or 'epochs', which share "
+                "their adjacency, found 'fixed'"
+            )
         if before.mu and before.epsilon(delta) >= target:
             raise InputError(
                 f"epsilon = {target:g} is for this plan and what is released besides it, which "
@@ -222,6 +245,7 @@ class Plan:
             clipping=clipping,
             accountant=accountant,
             allow_large_delta=allow_large_delta,
+            noise=noise,
         )
         least = accounting.smallest_noise_multiplier(
             lambda z: before.and_then(dataclasses.replace(trial, noise_multiplier=z).event()),
@@ -240,15 +264,15 @@ class Plan:
             f"{found._confirmed_epsilon(before):.6g} by the second, target {target:g}"
         )
 
-    def _confirms(self, target: float, before: "_BesidesGaussians") -> bool:
+    def _confirms(self, target: float, before: BesidesGaussians) -> bool:
         """Whether both accountants stay within the target, and PLD within what RDP allows."""
         within = self._epsilon(before) <= target and self._confirmed_epsilon(before) <= target
-        if self.sampling == "poisson":
+        if self.sampling != "fixed":
             rdp = self._epsilon(before, "rdp")
             within = within and self._epsilon(before, "pld") <= rdp * (1 + 1e-3)
         return within
 
-    def _epsilon(self, before: "_BesidesGaussians", accountant: Accountant | None = None) -> float:
+    def _epsilon(self, before: BesidesGaussians, accountant: Accountant | None = None) -> float:
         """Epsilon of all rounds and of what is released besides."""
         event = before.and_then(self.event())
         chosen = accountant or self.chosen_accountant
@@ -264,6 +288,7 @@ class Plan:
         clip_norm: float = 1e6,
         sampling: Sampling = "poisson",
         clipping: Clipping = "flat",
+        noise: Noise = "independent",
     ) -> Self:
         """Returns a plan with no noise and no guarantee; everything it makes says so."""
         return cls(
@@ -276,11 +301,12 @@ class Plan:
             sampling=sampling,
             clipping=clipping,
             private=False,
+            noise=noise,
         )
 
     @property
     def adjacency(self) -> Adjacency:
-        return "add_or_remove_one" if self.sampling == "poisson" else "replace_one"
+        return "replace_one" if self.sampling == "fixed" else "add_or_remove_one"
 
     @property
     def sampling_rate(self) -> float:
@@ -294,7 +320,12 @@ class Plan:
 
     @property
     def chosen_accountant(self) -> Accountant:
-        return self.accountant or ("pld" if self.sampling == "poisson" else "rdp")
+        return self.accountant or ("rdp" if self.sampling == "fixed" else "pld")
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """R = floor(N / n): with sampling in epochs, a client takes part in one of so many."""
+        return self.population // self.clients_per_round
 
     @property
     def indicator_noise_std(self) -> float:
@@ -315,8 +346,22 @@ class Plan:
             z = (z**-2 - (2 * self.indicator_noise_std) ** -2) ** -0.5
         return z * clip_norm
 
-    def round_event(self) -> dp_accounting.DpEvent:
-        """Returns the event of one round, values and quantile together."""
+    def round_event(self, round: int = 1) -> dp_accounting.DpEvent:
+        """Returns the event of round 1, 2, ...: values and quantile together.
+
+        In epochs, what its first round is charged is the whole epoch's, and the others nothing.
+        """
+        first = (round - 1) % self.rounds_per_epoch == 0
+        if self.sampling == "epochs" and self.private and not first:
+            return dp_accounting.NoOpDpEvent()
+        return self._charged_once()
+
+    def released_again_event(self) -> dp_accounting.DpEvent:
+        """Returns the event of a round that was replayed to another output: a second release."""
+        return self._charged_once()
+
+    def _charged_once(self) -> dp_accounting.DpEvent:
+        """The event of a round, or of an epoch."""
         if not self.private:
             return dp_accounting.NonPrivateDpEvent()
         if self.sampling == "fixed":
@@ -327,24 +372,24 @@ class Plan:
                 dp_accounting.GaussianDpEvent(self.noise_multiplier / 2),
             )
         gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        if self.clients_per_round == self.population:
+        if self.sampling == "epochs" or self.clients_per_round == self.population:
             return gaussian
         return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
 
-    def event(self) -> dp_accounting.DpEvent:
-        """Returns the event of all rounds."""
-        return dp_accounting.SelfComposedDpEvent(self.round_event(), self.rounds)
+    def event(self, rounds: int | None = None) -> dp_accounting.DpEvent:
+        """Returns the event of the first `rounds` rounds (default: all)."""
+        rounds = self.rounds if rounds is None else checks.non_negative_int("rounds", rounds)
+        charged = -(-rounds // self.rounds_per_epoch) if self.sampling == "epochs" else rounds
+        return dp_accounting.SelfComposedDpEvent(self._charged_once(), charged)
 
     def epsilon(self, rounds: int | None = None, accountant: Accountant | None = None) -> float:
         """Returns epsilon at the plan's delta after `rounds` rounds (default: all)."""
         if not self.private:
             return math.inf
-        rounds = self.rounds if rounds is None else checks.non_negative_int("rounds", rounds)
         if rounds == 0:
             return 0.0
-        event = dp_accounting.SelfComposedDpEvent(self.round_event(), rounds)
         return accounting.epsilon(
-            event, self.delta, accountant or self.chosen_accountant, self.adjacency
+            self.event(rounds), self.delta, accountant or self.chosen_accountant, self.adjacency
         )
 
     def confirmed_epsilon(self) -> float:
@@ -353,9 +398,9 @@ class Plan:
         PLD where the plan's accountant is RDP on Poisson cohorts; otherwise an implementation of
         our own that shares no code with dp-accounting (see `privacy.confirmation`).
         """
-        return self._confirmed_epsilon(_BesidesGaussians(0.0))
+        return self._confirmed_epsilon(BesidesGaussians(0.0))
 
-    def _confirmed_epsilon(self, before: "_BesidesGaussians") -> float:
+    def _confirmed_epsilon(self, before: BesidesGaussians) -> float:
         if not self.private:
             return math.inf
         if self.sampling == "fixed":
@@ -368,6 +413,10 @@ class Plan:
             )
         if self.chosen_accountant == "rdp":
             return self._epsilon(before, "pld")
+        if self.sampling == "epochs":
+            epochs = -(-self.rounds // self.rounds_per_epoch)
+            mu = math.hypot(before.mu, epochs**0.5 / self.noise_multiplier)
+            return confirmation.gaussian_epsilon(mu, self.delta)
         return confirmation.poisson_epsilon(
             self.noise_multiplier,
             self.sampling_rate,
@@ -385,7 +434,22 @@ class Plan:
         """Returns the cohort of a round: sorted client indices, int64; PRIVATE."""
         if self.sampling == "poisson":
             return sampling.poisson(self.population, self.sampling_rate, seed, round)
+        if self.sampling == "epochs":
+            return sampling.in_epochs(self.population, self.rounds_per_epoch, seed, round)
         return sampling.fixed_size(self.population, self.clients_per_round, seed, round)
+
+    def keys(self, training_root: jax.Array, noise_root: jax.Array, round: int) -> RoundKeys:
+        """Returns the keys of round 1, 2, ..., and the terms of its noise if that is correlated."""
+        found = round_keys(training_root, noise_root, round)
+        if self.noise == "independent" or not self.private:
+            return found
+        made = correlated_noise.terms(self.noise, round, self.rounds_per_epoch)
+        # As many in every round, so that one program serves all; what is added has weight zero.
+        spare = correlated_noise.most_terms(self.noise, self.rounds, self.rounds_per_epoch)
+        spare -= len(made.weights)
+        addresses = np.pad(made.addresses, ((0, spare), (0, 0)))
+        weights = np.pad(made.weights, (0, spare)).astype(np.float32)
+        return found._replace(terms=(term_keys(noise_root, addresses), jnp.asarray(weights)))
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
@@ -406,31 +470,3 @@ class Plan:
         """Returns the plan that `to_dict` described."""
         adaptive = fields.get("adaptive_clip")
         return cls(**{**fields, "adaptive_clip": AdaptiveClip(**adaptive) if adaptive else None})
-
-
-@dataclasses.dataclass(frozen=True)
-class _BesidesGaussians:
-    """Releases on everyone beside a plan, as ONE Gaussian of shift / std = mu."""
-
-    mu: float
-
-    @classmethod
-    def of(cls, event: dp_accounting.DpEvent | None) -> Self:
-        releases = {} if event is None else events.counts(event)
-        for leaf in releases:
-            if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-                raise InputError(
-                    f"a plan can come after Gaussian releases on everyone, found "
-                    f"{type(leaf).__name__}"
-                )
-        # Gaussians compose to a Gaussian: the squares of their mu add up (Dong et al. 2022).
-        squares = [count / leaf.noise_multiplier**2 for leaf, count in releases.items()]  # pyright: ignore
-        return cls(math.sqrt(math.fsum(squares)))
-
-    def and_then(self, event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        if not self.mu:
-            return event
-        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(1 / self.mu), event])
-
-    def epsilon(self, delta: float) -> float:
-        return confirmation.gaussian_epsilon(self.mu, delta)

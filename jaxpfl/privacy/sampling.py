@@ -2,7 +2,9 @@
 
 Poisson sampling takes each client independently with probability q: the cohort's size varies,
 may be 0, and is private. Fixed-size sampling takes exactly n without replacement; putting one
-client in pushes another out, so it is accounted for under replace-one (see `privacy.plan`).
+client in pushes another out, so it is accounted for under replace-one (see `privacy.plan`). In
+epochs, each client is dealt to one of an epoch's rounds, always the same one, independently of the
+others: nothing is amplified, and nothing about the cohorts needs to be secret.
 Cohorts are a function of (seed, round) alone; whoever knows the seed knows who took part, so
 accounting with amplification assumes that the seed is kept from the adversary.
 """
@@ -31,3 +33,9 @@ def fixed_size(population: int, clients: int, seed: int, round: int) -> np.ndarr
         population, clients, replace=False, shuffle=False
     )
     return np.sort(drawn.astype(np.int64))
+
+
+def in_epochs(population: int, rounds_per_epoch: int, seed: int, round: int) -> np.ndarray:
+    """Returns the sorted indices (int64) of the clients dealt to round 1, 2, ...; may be empty."""
+    places = generator(seed, "place in the epoch").integers(0, rounds_per_epoch, population)
+    return np.flatnonzero(places == (round - 1) % rounds_per_epoch)

@@ -1,0 +1,228 @@
+"""DP-FTRL: what correlated noise costs, that it is what it says, and what it gains."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.federated import private_sum
+from jaxpfl.privacy import Plan, confirmation, correlated_noise
+from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from jaxpfl.privacy.mechanisms import gaussian_noise_like
+
+FIELDS = dict(
+    population=50,
+    clients_per_round=7,
+    rounds=15,
+    clip_norm=0.5,
+    noise_multiplier=2.0,
+    delta=1e-5,
+    sampling="epochs",
+)
+CORRELATED = pytest.mark.parametrize("noise", ["tree", "banded"])
+
+
+def mixing(noise, rounds, per_epoch):
+    """The matrix from independent draws (columns, by address) to the noise of each round."""
+    columns, rows = {}, []
+    for round in range(1, rounds + 1):
+        found = correlated_noise.terms(noise, round, per_epoch)
+        row = {}
+        for address, weight in zip(map(tuple, found.addresses), found.weights, strict=True):
+            assert address not in row
+            row[address] = weight
+            columns.setdefault(address, len(columns))
+        rows.append(row)
+    matrix = np.zeros((rounds, len(columns)))
+    for index, row in enumerate(rows):
+        for address, weight in row.items():
+            matrix[index, columns[address]] = weight
+    return matrix
+
+
+@CORRELATED
+@pytest.mark.parametrize("per_epoch", [1, 2, 3, 7, 8, 10])
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_sensitivity_of_an_epoch_is_one(noise, per_epoch, epochs):
+    """Noise B Z hides a shift x as well as (x^T (B B^T)^-1 x)^(1/2) says: the Mahalanobis length.
+
+    A client that takes part once an epoch, in the same place, shifts the releases by an adaptively
+    chosen vector of length at most 1 in each of its rounds; the directions that add up most are
+    looked for over all signs. The squared length is at most 1 an epoch, and some place reaches it.
+    """
+    rounds = per_epoch * epochs
+    matrix = mixing(noise, rounds, per_epoch)
+    precision = np.linalg.inv(matrix @ matrix.T)
+    worst = 0.0
+    for place in range(per_epoch):
+        rows = place + per_epoch * np.arange(epochs)
+        block = precision[np.ix_(rows, rows)]
+        # Largest for unit shifts of free direction: at most the sum of absolute entries.
+        worst = max(worst, np.abs(block).sum())
+    assert worst <= epochs * (1 + 1e-9)
+    assert worst > epochs * (1 - 1e-9) or noise == "tree"
+
+
+def test_a_tree_is_what_the_paper_describes():
+    """Prefix sums carry one draw of deviation sqrt(levels) for every node of their binary form."""
+    matrix = mixing("tree", 10, 10)
+    prefixes = np.cumsum(matrix, axis=0)
+    for count, row in enumerate(prefixes, 1):
+        used = row[row != 0]
+        np.testing.assert_allclose(used, 2.0)  # sqrt of ceil(log2(10 + 1)) = 4
+        assert len(used) == count.bit_count()
+    # A restart: the second epoch shares no draw with the first.
+    both = mixing("tree", 20, 10)
+    assert not np.any(np.any(both[:10] != 0, axis=0) & np.any(both[10:] != 0, axis=0))
+
+
+def test_bands_invert_the_truncated_square_root():
+    strategy = np.zeros((12, 12))
+    coefficients = correlated_noise.square_root(4)
+    np.testing.assert_allclose(coefficients, [1, 1 / 2, 3 / 8, 5 / 16])
+    for k, value in enumerate(coefficients / np.linalg.norm(coefficients)):
+        strategy += np.diag(np.full(12 - k, value), -k)
+    matrix = mixing("banded", 12, 4)
+    np.testing.assert_allclose(matrix @ strategy, np.eye(12), atol=1e-12)
+    # Untruncated, the square root squared is the matrix of prefix sums.
+    root = sum(
+        np.diag(np.full(9 - k, c), -k) for k, c in enumerate(correlated_noise.square_root(9))
+    )
+    np.testing.assert_allclose(root @ root, np.tril(np.ones((9, 9))), atol=1e-12)
+
+
+def test_correlated_noise_makes_prefix_sums_quieter():
+    """One epoch of 64 rounds: mean variance of what the server's sum carries, at one epsilon."""
+
+    def mean_variance(noise):
+        prefixes = np.cumsum(mixing(noise, 64, 64), axis=0)
+        return float(np.mean(np.sum(prefixes**2, axis=1)))
+
+    independent, tree, banded = map(mean_variance, ("independent", "tree", "banded"))
+    assert independent == pytest.approx(32.5)
+    # 7 levels, and about half of a round's bits are set.
+    assert 15 < tree < 25
+    assert banded < tree / 4
+
+
+@CORRELATED
+def test_the_door_adds_this_noise(noise):
+    """Frozen noise of all rounds against the matrix; rounds may be computed in any order."""
+    plan = Plan(**FIELDS, noise=noise)
+    roots = training_root(0), noise_root(reproducible_seed=3)
+    door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
+    matrix, columns = [], {}
+    for round in range(1, 16):
+        found = correlated_noise.terms(noise, round, plan.rounds_per_epoch)
+        matrix.append(dict(zip(map(tuple, found.addresses), found.weights, strict=True)))
+        for address in matrix[-1]:
+            columns.setdefault(address, len(columns))
+    draws = {}
+    for address in columns:
+        key = jax.random.fold_in(roots[1], jnp.uint32(2**32 - 1))
+        for part in address:
+            key = jax.random.fold_in(key, jnp.uint32(part))
+        draws[address] = np.asarray(gaussian_noise_like(key, jnp.zeros(3), 1.0), np.float64)
+    for round in (15, 1, 8, 7):
+        release, _ = door(jnp.zeros(3), [], door.init(), plan.keys(*roots, round))
+        expected = 2.0 * 0.5 * sum(w * draws[a] for a, w in matrix[round - 1].items())
+        np.testing.assert_allclose(release, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_door_refuses_keys_of_another_plan():
+    """TRUST 13: correlated noise and its accounting cannot be taken apart."""
+    roots = training_root(0), noise_root(reproducible_seed=3)
+    tree, independent = Plan(**FIELDS, noise="tree"), Plan(**FIELDS)
+    for plan, keys in (
+        (tree, round_keys(*roots, 1)),
+        (independent, tree.keys(*roots, 1)),
+    ):
+        door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
+        with pytest.raises(InputError, match="keys must be made by Plan.keys"):
+            door(jnp.zeros(3), [], door.init(), keys)
+
+
+@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
+def test_cost_is_one_gaussian_an_epoch(noise):
+    plan = Plan(**FIELDS, noise=noise)
+    assert plan.rounds_per_epoch == 7
+    gaussian = dp_accounting.GaussianDpEvent(2.0)
+    charged = [plan.round_event(round) for round in range(1, 16)]
+    assert [event == gaussian for event in charged] == [
+        round in (1, 8, 15) for round in range(1, 16)
+    ]
+    assert all(isinstance(e, dp_accounting.NoOpDpEvent) for e in charged if e != gaussian)
+    assert plan.event() == dp_accounting.SelfComposedDpEvent(gaussian, 3)
+    assert plan.released_again_event() == gaussian
+    exact = [confirmation.gaussian_epsilon(count**0.5 / 2.0, 1e-5) for count in (1, 2, 3)]
+    np.testing.assert_allclose([plan.epsilon(1), plan.epsilon(8), plan.epsilon()], exact, rtol=1e-3)
+    assert plan.epsilon(7) == plan.epsilon(1) and plan.epsilon(0) == 0
+    assert "add or remove one client" in plan.statement()
+
+
+@CORRELATED
+def test_calibrated_to_an_epsilon(noise):
+    target = {k: v for k, v in FIELDS.items() if k != "noise_multiplier"}
+    plan = Plan.calibrated(epsilon=3.0, noise=noise, **target)
+    assert 2.99 < plan.epsilon() <= 3.0 and plan.confirmed_epsilon() <= 3.0
+    alone = Plan.calibrated(epsilon=3.0, **target)
+    assert plan.noise_multiplier == alone.noise_multiplier
+    after = dp_accounting.GaussianDpEvent(3.0)
+    assert Plan.calibrated(
+        epsilon=3.0, noise=noise, after=after, **target
+    ).noise_multiplier > 1.05 * (plan.noise_multiplier)
+
+
+def test_published_over_counting():
+    """SPEC D.1: DP-FTRL accounted over 20 EPOCHS where 20 ROUNDS are run needs sens^2 = 20 levels;
+    with N = 10,000 and n = 1,000 these are two epochs of ten rounds."""
+    plan = Plan(**FIELDS | dict(population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6))
+    levels = plan.rounds_per_epoch.bit_length()
+    assert levels == int(np.ceil(np.log2(plan.rounds_per_epoch + 1))) == 4
+    ours = 2 * levels  # squared, in units of S: two epochs
+    assert (20 * levels / ours) ** 0.5 == pytest.approx(3.16, abs=0.01)
+
+
+def test_everyone_takes_part_once_an_epoch():
+    plan = Plan(**FIELDS)
+    cohorts = [plan.sample(5, round) for round in range(1, 15)]
+    assert sorted(np.concatenate(cohorts[:7]).tolist()) == list(range(50))
+    for first, second in zip(cohorts[:7], cohorts[7:], strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert len({len(cohort) for cohort in cohorts}) > 1
+    assert not np.array_equal(cohorts[0], plan.sample(6, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"noise": "tree", "sampling": "poisson"}, "noise = 'tree' needs sampling = 'epochs'"),
+        ({"noise": "trees"}, "noise must be one of 'independent', 'tree', 'banded'"),
+        ({"unit": "example"}, "unit = 'example' needs everyone to take part"),
+    ],
+)
+def test_bad_plans(change, message):
+    """TRUST 13"""
+    with pytest.raises(InputError, match=message):
+        Plan(**FIELDS | change)
+
+
+def test_adaptive_clipping_is_refused():
+    from jaxpfl.privacy import AdaptiveClip
+
+    with pytest.raises(InputError, match="needs a constant clip norm"):
+        Plan(**FIELDS, adaptive_clip=AdaptiveClip())
+
+
+@CORRELATED
+def test_without_privacy_there_is_no_noise(noise):
+    plan = Plan.without_privacy(
+        population=50, clients_per_round=7, rounds=3, sampling="epochs", noise=noise
+    )
+    keys = plan.keys(training_root(0), noise_root(0), 1)
+    door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
+    release, _ = door(jnp.zeros(3), [], door.init(), keys)
+    np.testing.assert_array_equal(release, np.zeros(3))
+    assert isinstance(plan.round_event(2), dp_accounting.NonPrivateDpEvent)
