@@ -51,10 +51,10 @@ class Requests(NamedTuple):
       count: int32, how many there are; the rest of the arrays is filling.
     """
 
-    number_R: Array
-    key_RxW: Array
-    token_R: Array
-    count: Array
+    number_R: Array | np.ndarray
+    key_RxW: Array | np.ndarray
+    token_R: Array | np.ndarray
+    count: Array | np.ndarray
 
 
 class Sequences(NamedTuple):
@@ -105,7 +105,7 @@ def run(
     """
     size = slots.number_S.shape[0]
     rows = log_rows(requests.number_R.shape[0], size, sequences.max_tokens)
-    number_R, key_RxW, token_R, count = requests
+    number_R, key_RxW, token_R, count = map(jnp.asarray, requests)
 
     def unfinished(state: tuple[Slots, Array, Array, Array]) -> Array:
         slots, begun, _, _ = state
