@@ -35,7 +35,6 @@ from jaxpfl.models.base import Metrics, Model, Params, summarise
 Columns = Mapping[str, np.ndarray]
 
 _DISPATCH_SECONDS = 0.5
-_VALIDATION_BATCH = 128
 _SAMPLED = 65_536
 
 
@@ -123,9 +122,8 @@ def fit(
     if valid is not None:
         count = _checked(model, valid, "valid")
         held_out = place({name: np.asarray(valid[name]) for name in model.columns})
-        devices = 1 if mesh is None else mesh.shape["data"]
-        size = -(-min(_VALIDATION_BATCH, count) // devices) * devices
-        looked_at = jax.device_put(batches(np.arange(count), size), dealt)
+        # What fits in training fits here.
+        looked_at = jax.device_put(batches(np.arange(count), part), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
 

@@ -46,7 +46,7 @@ def log_probabilities(
       InputError: a pair longer than the model's positions, an id outside of its vocabulary.
     """
     check_fits(model, pairs)
-    params = placed(model, params, mesh)
+    params = placed(params, mesh)
     width_N, response = room(pairs, multiple)
     order = np.argsort(-width_N, kind="stable")
     found_Nx2 = np.zeros((len(pairs), 2), np.float32)
@@ -110,7 +110,7 @@ def dealt(tree: Any, mesh: Mesh | None) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
 
 
-def placed(model: "Decoder", params: Params, mesh: Mesh | None) -> Params:
+def placed(params: Params, mesh: Mesh | None) -> Params:
     if mesh is None:
         return jax.tree.map(jnp.asarray, params)
     if "data" not in mesh.axis_names:

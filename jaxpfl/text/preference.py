@@ -160,7 +160,7 @@ def tune(
     if model.lora is None:
         raise InputError("the model has no adapters to tune: attach them first (lora.attach)")
     check_fits(model, pairs)
-    params = placed(model, params, mesh)
+    params = placed(params, mesh)
     part = min(settings.part or settings.batch_size, settings.batch_size)
     if reference is None:
         bare, base = lora.detach(model, params)
