@@ -1,0 +1,169 @@
+"""Scores of candidates by clients: the releaser against a loop that makes every score vector.
+
+    python -m benchmarks.micro.scores
+    python -m benchmarks.micro.scores --clients 100 --prompts 180
+
+One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 384 dimensions.
+
+    loop, numpy            per client: the cosines of all candidates with each of its texts, their
+                           mean over the texts, centred per prompt, scaled, added; then noise
+    loop over means        the same with the mean taken first: cosines with one vector a client
+    all means at once      the same for all clients in one matrix [clients, candidates]
+    release                `CandidateScores.release`, whole: hashed, charged to the ledger on the
+                           disk, sampled, packed, summed, noised, expanded
+    release, scores only   the same without hashing and charging the candidates
+
+    votes                  `release` of the nearest-neighbour histogram of the clients' texts
+
+All begin with raw embeddings of the candidates. The clients' normalised embeddings and their means
+do not change from round to round and are made before. `memory MB` is what the process's peak grew
+by in the first call; each runs in a process of its own.
+"""
+
+import dataclasses
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from benchmarks import harness
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    clients: int = 1000
+    texts: int = 8  # of each client
+    prompts: int = 1800
+    responses: int = 10
+    dimension: int = 384
+    repeats: int = 5
+    devices: int | None = None  # virtual CPU devices; default one a core
+
+
+def main(config: Config) -> list[dict]:
+    context = multiprocessing.get_context("spawn")
+    memory = {}
+    for name in NAMES:
+        with context.Pool(1) as pool:
+            memory[name] = pool.apply(growth, (config, name))
+    with programs(config) as functions:
+        seconds = harness.interleaved(functions, config.repeats)
+    rows = [
+        {
+            "what": name,
+            "seconds": taken,
+            "times the loop": seconds["loop, numpy"] / taken,
+            "memory MB": memory[name],
+            **dataclasses.asdict(config),
+        }
+        for name, taken in seconds.items()
+    ]
+    harness.table(rows, ["what", "seconds", "times the loop", "memory MB"])
+    print(f"recorded in {harness.record('scores', rows)}")
+    return rows
+
+
+NAMES = (
+    "loop, numpy",
+    "loop over means",
+    "all means at once",
+    "release",
+    "release, scores only",
+    "votes",
+)
+
+
+def growth(config: Config, name: str) -> float:
+    """MB by which the peak memory grows in the first call of one program."""
+    with programs(config) as functions:
+        before = harness.peak_memory_mb()
+        functions[name]()
+        return harness.peak_memory_mb() - before
+
+
+@contextmanager
+def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
+    """The programs over one set of clients and candidates."""
+    harness.use_cpu_devices(config.devices)
+    from jaxpfl import Plan
+    from jaxpfl.algorithms.candidate_scores import CandidateScores
+    from jaxpfl.data import Population
+    from jaxpfl.federated.scores import mean_embeddings
+    from jaxpfl.privacy import Ledger
+    from jaxpfl.privacy.keys import noise_root
+
+    rng = np.random.default_rng(0)
+    shape = (config.prompts, config.responses, config.dimension)
+    candidates_KxJxD = rng.standard_normal(shape, np.float32)
+    texts_NxD = rng.standard_normal((config.clients * config.texts, config.dimension), np.float32)
+    offsets = np.arange(config.clients + 1) * config.texts
+    names = [str(client) for client in range(config.clients)]
+    clients = Population({"embedding": texts_NxD}, offsets, names)
+    plan = Plan(
+        population=config.clients,
+        clients_per_round=config.clients,
+        rounds=100_000,
+        clip_norm=1.0,
+        noise_multiplier=3.35,
+        delta=3e-6,
+    )
+    means_CxD = mean_embeddings(texts_NxD, offsets)
+    units_NxD = texts_NxD / np.linalg.norm(texts_NxD, axis=1, keepdims=True)
+    units_CxTxD = units_NxD.reshape(config.clients, config.texts, -1)
+    rounds = iter(range(1, plan.rounds))
+
+    def unit_candidates() -> np.ndarray:
+        return candidates_KxJxD / np.linalg.norm(candidates_KxJxD, axis=2, keepdims=True)
+
+    def loop(scores_of: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
+        units_MxD = unit_candidates().reshape(-1, config.dimension)
+        total_KxJ = np.zeros(shape[:2], np.float32)
+        for client in range(config.clients):
+            score_KxJ = scores_of(units_MxD, client).reshape(shape[:2])
+            score_KxJ -= score_KxJ.mean(axis=1, keepdims=True)
+            norm = np.linalg.norm(score_KxJ)
+            total_KxJ += score_KxJ / norm if norm else 0.0
+        return total_KxJ + 3.35 * rng.standard_normal(shape[:2], np.float32)
+
+    def at_once() -> np.ndarray:
+        units_MxD = unit_candidates().reshape(-1, config.dimension)
+        scores_CxKxJ = (means_CxD @ units_MxD.T).reshape(-1, *shape[:2])
+        scores_CxKxJ -= scores_CxKxJ.mean(axis=2, keepdims=True)
+        norms_C = np.linalg.norm(scores_CxKxJ.reshape(len(means_CxD), -1), axis=1)
+        total_KxJ = np.tensordot((1 / norms_C).astype(np.float32), scores_CxKxJ, 1)
+        return total_KxJ + 3.35 * rng.standard_normal(shape[:2], np.float32)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        with Ledger(path, clients.fingerprint) as ledger:
+            key = noise_root()
+            linear = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
+            free = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
+            secrets = free._charge(candidates_KxJxD, 1)
+            free._charge = lambda candidates, round: secrets
+            votes = CandidateScores(
+                clients,
+                plan,
+                ledger=ledger,
+                noise_key=key,
+                kind="nn_histogram",
+                max_texts=config.texts,
+            )
+            yield {
+                "loop, numpy": lambda: loop(
+                    lambda units, i: (units @ units_CxTxD[i].T).mean(axis=1)
+                ),
+                "loop over means": lambda: loop(lambda all, i: all @ means_CxD[i]),
+                "all means at once": at_once,
+                "release": lambda: linear.release(candidates_KxJxD, round=next(rounds)),
+                "release, scores only": lambda: free.release(candidates_KxJxD, round=next(rounds)),
+                "votes": lambda: votes.release(candidates_KxJxD, round=next(rounds)),
+            }
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
