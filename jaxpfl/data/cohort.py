@@ -265,6 +265,8 @@ def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
 
 def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
+    if size == 1:
+        return [np.zeros(1, np.int64)] * spec.epochs  # no choice: a generator would cost the most
     seed, round = address
     key = np.array([seed % 2**64, _PURPOSE], np.uint64)
     counter = np.array([0, seed >> 64, round, client], np.uint64)
