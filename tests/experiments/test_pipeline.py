@@ -16,6 +16,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import config_file, loop, pipeline
 from jaxpfl.experiments.build import build
 from jaxpfl.experiments.execute import COUNTERFACTUAL, Outcome, resume_run, run_config
+from jaxpfl.privacy import plan
 from jaxpfl.privacy.ledger import Ledger
 
 REPRODUCIBLE = ("--run.reproducible_noise", "True")
@@ -179,8 +180,8 @@ def _crash_in(target: object, name: str, call: int):
         (pipeline, "score", 1),  # released, and not scored
         (pipeline, "prefinetune", 2),  # the winner is prefinetuned, a loser is not
         (pipeline, "save_params", 1),
-        (loop, "round_keys", 3),  # inside the winner's rounds
-        (loop, "round_keys", 5),  # inside a loser's rounds
+        (plan, "round_keys", 3),  # inside the winner's rounds
+        (plan, "round_keys", 5),  # inside a loser's rounds
     ],
 )
 def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
@@ -230,7 +231,7 @@ def test_a_signal_in_a_losers_rounds_names_the_directory_to_resume(
     pipeline_config, straight, tmp_path, monkeypatch
 ):
     out, rounds = tmp_path / "run", 0
-    real = loop.round_keys
+    real = plan.round_keys
 
     def signalling(*arguments):
         nonlocal rounds
@@ -240,7 +241,7 @@ def test_a_signal_in_a_losers_rounds_names_the_directory_to_resume(
         return real(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "round_keys", signalling)
+        patched.setattr(plan, "round_keys", signalling)
         with pytest.raises(loop.Interrupted, match=f"resume {out}$"):
             run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
     resume_run(out, shown=False)

@@ -17,6 +17,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import config_file, loop
 from jaxpfl.experiments.execute import resume_run, run_config
+from jaxpfl.privacy import plan
 
 # Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
 # saving and deleting checkpoints are such operations. Prints how many there were if it lives.
@@ -141,7 +142,7 @@ def run_to(tiny_config, tmp_path, monkeypatch):
 
     def run(crash: int) -> Path:
         out = tmp_path / "run"
-        real = loop.round_keys
+        real = plan.round_keys
 
         def crashing(train, noise, number):
             if number == crash:
@@ -149,7 +150,7 @@ def run_to(tiny_config, tmp_path, monkeypatch):
             return real(train, noise, number)
 
         with monkeypatch.context() as patched:
-            patched.setattr(loop, "round_keys", crashing)
+            patched.setattr(plan, "round_keys", crashing)
             with pytest.raises(RuntimeError, match="crash"):
                 run_config(config_file.load(tiny_config), out, shown=False)
         return out
@@ -268,7 +269,7 @@ def test_os_noise_differs_between_runs_and_resumes_to_the_same_bits(
 
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = loop.round_keys
+    real = plan.round_keys
 
     def signalling(train, noise, number):
         if number == 3:
@@ -277,7 +278,7 @@ def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "round_keys", signalling)
+        patched.setattr(plan, "round_keys", signalling)
         with pytest.raises(loop.Interrupted, match="after round 3") as caught:
             run_config(config_file.load(tiny_config), out, shown=False)
     assert caught.value.number == signal.SIGTERM
