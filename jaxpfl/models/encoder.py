@@ -216,6 +216,10 @@ class Encoder:
     def columns(self) -> tuple[str, ...]:
         return ("tokens",)
 
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]

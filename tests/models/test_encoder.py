@@ -244,6 +244,8 @@ def test_a_causal_encoder_with_a_head_is_a_model_like_any_other():
     check_masked(CAUSAL, batch, {"tokens": tokens_BxL[:2] * 0 + 7})
     check_all_masked(CAUSAL, batch)
     check_parameters_kept(CAUSAL, batch)
+    assert CAUSAL.columns == ("tokens",)
+    assert (CAUSAL.name, CAUSAL.vocab_size) == ("bert", 40)
 
 
 def test_the_gradient_of_the_loss_is_that_of_the_plain_cross_entropy():

@@ -1,4 +1,4 @@
-"""Weights and folders of published encoders: what is wrong is refused by name."""
+"""Weights and folders of published models: what is wrong is refused by name."""
 
 import json
 import shutil

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import pretrained
 from jaxpfl.text.embed import encoder as module
 from jaxpfl.text.embed.encoder import SentenceEncoder
 
@@ -219,4 +220,18 @@ def test_a_tokenizer_of_another_model_is_refused(folder):
         SentenceEncoder.load(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"there is no file .*tokenizer\.json"):
+        SentenceEncoder.load(folder)
+
+
+def test_a_model_in_several_files_is_the_same_embedder_and_a_decoder_is_none(folder):
+    whole = SentenceEncoder.load(folder)
+    texts = _texts(3)
+    expected = whole(texts)
+    config = json.loads((folder / "config.json").read_text())
+    pretrained.save(folder, whole.model, whole._params, shard_bytes=40_000)
+    split = SentenceEncoder.load(folder)
+    assert len(pretrained.weight_files(folder)) > 1 and split.name != whole.name
+    np.testing.assert_array_equal(split(texts), expected)
+    (folder / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
+    with pytest.raises(InputError, match=r"config\.json: an encoder is needed, found a decoder"):
         SentenceEncoder.load(folder)
