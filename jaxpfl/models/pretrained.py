@@ -44,6 +44,8 @@ MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
 
 # Rows of a tensor that are read at a time: few where they become columns, which a cache must hold.
 _ROWS, _ROWS_TURNED = 4_096, 64
+# Far above any published model's: a file must not make us build networks without end.
+_MOST_LAYERS = 1_000
 
 
 def load(
@@ -90,11 +92,15 @@ def read_config(path: str | Path) -> Encoder | Decoder:
     try:
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         if model_type in transformer_config.MODEL_TYPES:
-            return Decoder(DecoderConfig.from_dict(values))
-        causal = values.get("is_decoder") or False
-        if not isinstance(causal, bool):
-            raise InputError(f"is_decoder must be true or false, found {causal!r}")
-        return Encoder(EncoderConfig.from_dict(values), causal=causal)
+            model = Decoder(DecoderConfig.from_dict(values))
+        else:
+            causal = values.get("is_decoder") or False
+            if not isinstance(causal, bool):
+                raise InputError(f"is_decoder must be true or false, found {causal!r}")
+            model = Encoder(EncoderConfig.from_dict(values), causal=causal)
+        if model.config.layers > _MOST_LAYERS:
+            raise InputError(f"layers must be at most {_MOST_LAYERS}, found {model.config.layers}")
+        return model
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -306,6 +312,7 @@ def _cut(block: Block, leaf: Any) -> np.ndarray:
 
 
 def _rows(count: int, step: int) -> Iterator[tuple[slice]]:
+    """`count` rows in slices of `step`, each as an index of the first axis."""
     for start in range(0, count, step):
         yield (slice(start, min(start + step, count)),)
 

@@ -340,6 +340,7 @@ def test_an_encoder_keeps_its_head_and_mask(kind, causal, tmp_path):
     ("change", "message"),
     [
         ({"model_type": "mamba"}, "model_type must be one of 'bert', .*, found 'mamba'"),
+        ({"n_layer": 10**9}, "layers must be at most 1000, found 1000000000"),
         ({"n_layer": 3}, "tensor 'h.2.ln_1.weight' is missing"),
         ({"n_layer": 1}, "tensor 'transformer.h.1.attn.c_attn.bias' is not part"),
         ({"n_embd": 36}, r"must have shape \[61, 36\], found \[61, 32\]"),
