@@ -1,0 +1,318 @@
+"""POPri: policy optimisation for private data.
+
+Source: Hou, Wang, Zhan, Shrivastava, Fanti, Liu et al. 2025, "Private federated learning using
+preference-optimized synthetic data", Algorithm 1.
+
+    for each round t:
+        prompts    K, each of three public texts, drawn anew
+        responses  J to each prompt, by the language model
+        scores     of every response, by sampled clients, through the door       charged
+        pairs      of each prompt, the response of the best score over that of rank l
+        tune       LoRA adapters by DPO against the public model
+    the model writes the synthetic corpus
+
+Only the scores come from clients; whatever is done with them costs nothing more. No checkpoint is
+chosen by private data: the last round's adapters are the result.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxpfl.checks import non_negative, positive_int, real
+from jaxpfl.errors import InputError
+from jaxpfl.models import lora
+from jaxpfl.models.lora import LoRA
+from jaxpfl.text.embed import Embedder
+from jaxpfl.text.few_shot import POPRI, FewShot
+from jaxpfl.text.generate import prompt_ids
+from jaxpfl.text.language_model import LanguageModel
+from jaxpfl.text.preference import PreferenceSettings, pairs_of, tune
+from jaxpfl.text.ranking import preferences
+from jaxpfl.text.sampling import Sampling
+
+Arrays = Mapping[str, np.ndarray]
+Keep = Callable[[str, Callable[[], Arrays]], Arrays]
+"""`keep(name, make)` returns what `make()` made, now or in an earlier attempt at the same run."""
+
+
+def nothing_kept(name: str, make: Callable[[], Arrays]) -> Arrays:
+    del name
+    return make()
+
+
+class Scorer(Protocol):
+    """Releases clients' noisy scores, as `algorithms.candidate_scores.CandidateScores` does."""
+
+    def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class PopriSettings:
+    """POPri's numbers; the defaults are the paper's (section 5, appendix B).
+
+    Attributes:
+      prompts: K, a round.
+      responses: J, to each prompt.
+      rejected_rank: l; the best response has rank 1.
+      format: how public texts become a prompt.
+      prompt_tokens: a prompt is cut to its last tokens.
+      new_tokens: so many are generated of a response ...
+      response_tokens: ... and so many of its text are kept.
+      temperature, top_p: of the generation.
+      preference: of the tuning, `epochs` a round; its optimiser starts anew in every round.
+      lora: the adapters.
+    """
+
+    prompts: int = 1_800
+    responses: int = 10
+    rejected_rank: int = 5
+    format: FewShot = POPRI
+    prompt_tokens: int = 256
+    new_tokens: int = 85
+    response_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    preference: PreferenceSettings = field(default_factory=PreferenceSettings)
+    lora: LoRA = field(default_factory=LoRA)
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "responses", "prompt_tokens", "new_tokens", "response_tokens"):
+            positive_int(name, getattr(self, name))
+        if not 2 <= positive_int("rejected_rank", self.rejected_rank) <= self.responses:
+            raise InputError(
+                f"rejected_rank must lie in 2 .. {self.responses}, the number of responses to a "
+                f"prompt, found {self.rejected_rank}"
+            )
+        non_negative("temperature", self.temperature)
+        if not 0 < real("top_p", self.top_p) <= 1:
+            raise InputError(f"top_p must lie in 0 .. 1 and not be 0, found {self.top_p!r}")
+
+    @property
+    def sampling(self) -> Sampling:
+        stop = (self.format.stop,) if self.format.stop else ()
+        return Sampling(self.new_tokens, self.temperature, self.top_p, stop=stop)
+
+
+@dataclass(frozen=True)
+class Written:
+    """One round's prompts, their responses and how the model was tuned on them; public.
+
+    Attributes:
+      prompts: K texts.
+      responses: K lists of J texts.
+      scores_KxJ: the clients' noisy scores.
+      pairs: number of preference pairs; fewer than K where two responses are the same.
+      record: of the tuning, see `text.preference.Tuned`.
+    """
+
+    round: int
+    prompts: list[str]
+    responses: list[list[str]]
+    scores_KxJ: np.ndarray
+    pairs: int
+    record: dict[str, Any]
+
+
+def popri(
+    generator: LanguageModel,
+    samples: Sequence[str],
+    scorer: Scorer,
+    embedder: Embedder,
+    settings: PopriSettings,
+    *,
+    rounds: int,
+    seed: int,
+    keep: Keep = nothing_kept,
+    told: Callable[[Written], None] | None = None,
+    progress: bool = False,
+) -> LanguageModel:
+    """Tunes `generator` towards the clients' texts; returns it with adapters.
+
+    A function of its arguments and of the scores that are released: a run that was stopped goes on
+    from what `keep` has of it, to the same bits.
+
+    Args:
+      generator: PUBLIC, without adapters.
+      samples: PUBLIC texts that prompts are made of.
+      scorer: of the clients, whose plan has at least `rounds` rounds.
+      embedder: public; the one that the clients' texts were embedded with.
+      seed: of prompts, responses and the order of pairs.
+      keep: stores each phase's result: "round 3 responses", "round 3 scores", "round 3 adapters".
+      told: is called after each round.
+      progress: show bars on stderr.
+
+    Raises:
+      InputError: too few samples, or a generator with adapters.
+      BudgetExhausted: the next round's scores do not fit the ledger's budget.
+    """
+    positive_int("rounds", rounds)
+    model, params = lora.attach(
+        generator.model, generator.params, settings.lora, _key(seed, "adapters")
+    )
+    adapters, base = lora.split(params)
+    for round in range(1, rounds + 1):
+        prompts = settings.format.prompts(samples, settings.prompts, seed=seed, round=round)
+        prompts = _last_tokens(generator, prompts, settings.prompt_tokens)
+
+        def responses(prompts=prompts, adapters=adapters, round=round) -> Arrays:
+            writer = generator.replaced(model, lora.join(adapters, base))
+            texts = respond(writer, prompts, settings, _key(seed, "responses", round), progress)
+            return {"texts": np.array(texts)}
+
+        texts_KxJ = keep(f"round {round} responses", responses)["texts"]
+
+        def scores(texts_KxJ=texts_KxJ, round=round) -> Arrays:
+            embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
+            candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
+            return {"scores": scorer.release(candidates_KxJxD, round=round)}
+
+        scores_KxJ = keep(f"round {round} scores", scores)["scores"]
+        pairs = preference_pairs(generator, prompts, texts_KxJ, scores_KxJ, settings)
+
+        def tuned(pairs=pairs, adapters=adapters, round=round) -> Arrays:
+            if pairs is None:
+                return _flat(adapters, {})
+            found = tune(
+                model,
+                lora.join(adapters, base),
+                pairs,
+                settings.preference,
+                seed=_number(seed, "pairs", round),
+                mesh=generator.mesh,
+                progress=progress,
+            )
+            return _flat(lora.split(found.params)[0], found.record)
+
+        adapters, record = _unflat(keep(f"round {round} adapters", tuned), adapters)
+        if told is not None:
+            texts = texts_KxJ.tolist()
+            count = 0 if pairs is None else len(pairs)
+            told(Written(round, prompts, texts, scores_KxJ, count, record))
+    return generator.replaced(model, lora.join(adapters, base))
+
+
+def respond(
+    writer: LanguageModel,
+    prompts: Sequence[str],
+    settings: PopriSettings,
+    key: jax.Array,
+    progress: bool = False,
+) -> list[list[str]]:
+    """J texts for each prompt, cleaned and cut as `settings` say; some may be empty."""
+    raw = writer.write(
+        prompts,
+        key,
+        sampling=settings.sampling,
+        responses=settings.responses,
+        progress=progress,
+    )
+    clean = [settings.format.response(text) for row in raw for text in row]
+    cut = writer.shortened(clean, settings.response_tokens)
+    step = settings.responses
+    return [cut[start : start + step] for start in range(0, len(cut), step)]
+
+
+def preference_pairs(
+    generator: LanguageModel,
+    prompts: Sequence[str],
+    texts_KxJ: np.ndarray,
+    scores_KxJ: np.ndarray,
+    settings: PopriSettings,
+) -> Any:
+    """Pairs of token ids (`text.preference.Pairs`), or None where no prompt gives one.
+
+    A prompt whose chosen and rejected texts are the same, or one of them empty, gives none: it
+    would teach nothing. A response that was not cut short ends with end-of-text, where the
+    tokeniser has it and nothing else ends a response.
+    """
+    chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
+    rows = np.arange(len(texts_KxJ))
+    chosen, rejected = texts_KxJ[rows, chosen_K].tolist(), texts_KxJ[rows, rejected_K].tolist()
+    used = [k for k in rows.tolist() if chosen[k] and rejected[k] and chosen[k] != rejected[k]]
+    if not used:
+        return None
+    end = None if settings.format.stop else generator.tokeniser.end_of_text
+
+    def ids(texts: list[str]) -> list[np.ndarray]:
+        found = generator.tokeniser.encode([texts[k] for k in used])
+        if end is None:
+            return found
+        short = settings.response_tokens
+        return [np.append(row, np.int32(end)) if len(row) < short else row for row in found]
+
+    prompt_rows = prompt_ids(generator.tokeniser, [prompts[k] for k in used])
+    longest = settings.prompt_tokens + settings.response_tokens
+    return pairs_of(
+        prompt_rows,
+        ids(chosen),
+        ids(rejected),
+        prompt_tokens=settings.prompt_tokens,
+        total_tokens=longest,
+    )
+
+
+def synthesise(
+    writer: LanguageModel,
+    samples: Sequence[str],
+    number: int,
+    settings: PopriSettings,
+    *,
+    seed: int,
+    progress: bool = False,
+) -> list[str]:
+    """The synthetic corpus: about `number` texts from new prompts, one to each, none empty."""
+    positive_int("number", number)
+    # Round 0: no round of the algorithm has these prompts.
+    prompts = settings.format.prompts(samples, number, seed=seed, round=0)
+    prompts = _last_tokens(writer, prompts, settings.prompt_tokens)
+    raw = writer.write(prompts, _key(seed, "corpus"), sampling=settings.sampling, progress=progress)
+    clean = [settings.format.response(text) for (text,) in raw]
+    return [text for text in writer.shortened(clean, settings.response_tokens) if text]
+
+
+def _last_tokens(generator: LanguageModel, prompts: list[str], tokens: int) -> list[str]:
+    """Prompts cut to their last tokens."""
+    tokeniser = generator.tokeniser
+    room = tokens - (tokeniser.start is not None)
+    return [
+        tokeniser.decode(row[-room:]) if len(row) > room else prompt
+        for prompt, row in zip(prompts, tokeniser.encode(prompts), strict=True)
+    ]
+
+
+def _flat(adapters: Any, record: Mapping[str, Any]) -> Arrays:
+    """Adapters and the tuning's record as plain arrays with names."""
+    arrays = {
+        f"{name}.{leaf}": np.asarray(value)
+        for name, part in adapters.items()
+        for leaf, value in part.items()
+    }
+    return arrays | {f"record.{name}": np.asarray(value) for name, value in record.items()}
+
+
+def _unflat(arrays: Arrays, like: Any) -> tuple[Any, dict[str, Any]]:
+    adapters = {
+        name: {leaf: jax.numpy.asarray(arrays[f"{name}.{leaf}"]) for leaf in part}
+        for name, part in like.items()
+    }
+    record = {
+        name.removeprefix("record."): value.tolist()
+        for name, value in arrays.items()
+        if name.startswith("record.")
+    }
+    return adapters, record
+
+
+def _number(seed: int, purpose: str, round: int = 0) -> int:
+    digest = hashlib.sha256(f"popri {purpose} {seed} {round}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _key(seed: int, purpose: str, round: int = 0) -> jax.Array:
+    """A public key: what it draws goes to the clients anyhow."""
+    return jax.random.key(_number(seed, purpose, round))
