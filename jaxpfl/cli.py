@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     resume = command("resume", _resume, "Go on with an interrupted run, to the same final bits.")
     resume.add_argument("directory", metavar="DIR", type=Path)
+    sweep = command("sweep", _sweep, "Carry out one experiment at every point of a grid.")
+    sweep.add_argument("config", metavar="CONFIG", type=Path, help="YAML file of the sweep")
+    sweep.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="directory (default: runs/NAME-OF-CONFIG); what is done there is not done again",
+    )
     report = command("report", _report, "Write a run's report.html and its plots anew.")
     report.add_argument("directory", metavar="DIR", type=Path)
     convert = command("convert", _convert, "Write clients' data to a folder that opens at once.")
@@ -192,6 +200,25 @@ def _resume(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     from jaxpfl.experiments.studies import resume_study
 
     return _told_study(resume_study(arguments.directory))
+
+
+def _sweep(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.sweep_config import load_sweep
+
+    sweep = load_sweep(arguments.config)
+    devices = {point.config.run.devices for point in sweep.points}
+    if len(devices) > 1:
+        raise InputError(f"{arguments.config}: run.devices must be the same at all points")
+    _use_devices(sweep.points[0].config)
+    from jaxpfl.experiments.sweep import run_sweep
+    from jaxpfl.experiments.sweep_page import table_lines
+
+    out = arguments.out or Path("runs", arguments.config.stem)
+    print(f"sweep directory: {out}", file=sys.stderr)
+    outcome = run_sweep(sweep, out)
+    report = outcome.out / "report.html"
+    text = "\n".join([f"report: {report}", "", *table_lines(sweep, outcome.rows)])
+    return {"out": str(outcome.out), "report": str(report), "rows": outcome.rows, "text": text}
 
 
 def _use_devices(config: "Config | Study") -> "Config | Study":

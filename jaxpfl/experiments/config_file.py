@@ -36,6 +36,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config | Study:
     Raises:
       InputError: on anything the dataclasses above do not have, naming file and key.
     """
+    config = from_mapping(read_mapping(path), str(path))
+    return override(config, overrides) if overrides else config
+
+
+def read_mapping(path: str | Path) -> Any:
+    """What a YAML file holds, as plain data; no aliases, no key twice, at most 1 MB.
+
+    Raises:
+      InputError: it cannot be read, or is not YAML.
+    """
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -46,8 +56,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config | Study:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{path}: the config cannot be read: {reason}") from error
-    config = from_mapping(_parse_yaml(text, str(path)), str(path))
-    return override(config, overrides) if overrides else config
+    return _parse_yaml(text, str(path))
 
 
 def from_mapping(mapping: Any, where: str) -> Config | Study:

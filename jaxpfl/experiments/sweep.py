@@ -1,0 +1,188 @@
+"""Carries out a sweep: all points in one process, and one table and one plot at the end.
+
+    sweep.yaml             what was asked for: every point, with its config
+    points/NAME/           a run or study like any other, with its own ledger and report
+    table.csv, sweep.json  metric by point; mean and standard error over repetitions
+    report.html, pictures/
+
+Points share their compiled code: it depends on shapes, not on noise. A point that is done is not
+done again, one that was interrupted goes on, to the same bits.
+
+A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
+own. Whoever publishes several points has released all of them; the report says so.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import files
+from jaxpfl.experiments.config import Config
+from jaxpfl.experiments.config_file import to_mapping
+from jaxpfl.experiments.sweep_config import Point, Sweep
+from jaxpfl.experiments.tracking import Progress, jsonable
+
+POINTS = "points"
+SIMULATION = (
+    "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
+    "What is published of several points costs the sum of them."
+)
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep came to.
+
+    Attributes:
+      out: its directory.
+      rows: one for each combination of values but repetitions: the values, "mean", "error"
+        (standard error of the mean, None for a single one), "runs".
+    """
+
+    out: Path
+    rows: list[dict[str, Any]]
+
+
+def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutcome:
+    """Carries out what is left of `sweep` in `out`.
+
+    Raises:
+      InputError: `out` holds another sweep, or a point's result has no such metric.
+      Interrupted: a point was; what is done stays done.
+    """
+    directory = Path(out)
+    directory.mkdir(parents=True, exist_ok=True)
+    with files.exclusive(directory):
+        _require_same(directory / "sweep.yaml", sweep)
+        results = []
+        with Progress(
+            f"sweep {sweep.title}", rounds=len(sweep.points), clients=None, shown=shown
+        ) as progress:
+            progress.begin(0)
+            for number, point in enumerate(sweep.points, 1):
+                progress.message(f"point {number} of {len(sweep.points)}: {point.name}")
+                results.append(_carried_out(point, directory / POINTS / point.name))
+                progress.update(number, {})
+        rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
+        _write(directory, sweep, results, rows)
+    return SweepOutcome(directory, rows)
+
+
+def _carried_out(point: Point, folder: Path) -> dict[str, Any]:
+    """The point's result: read where it is done, else made."""
+    # Imported late, as on the command line.
+    from jaxpfl.experiments.execute import resume_run, run_config
+    from jaxpfl.experiments.studies import RECORD, resume_study, run_study
+
+    done = folder / "point.json"
+    if done.exists():
+        return files.read_json(done)
+    begun = (folder / "config.yaml").exists()
+    if isinstance(point.config, Config):
+        outcome = (
+            resume_run(folder, shown=False)
+            if begun
+            else run_config(point.config, folder, shown=False)
+        )
+        result = {**files.read_json(folder / "result.json"), "privacy": outcome.privacy}
+    else:
+        carry_out = resume_study if begun else partial(run_study, point.config)
+        carry_out(folder, shown=False)
+        result = files.read_json(folder / RECORD)
+    result = jsonable(result)
+    files.write_atomically(done, json.dumps(result) + "\n")
+    return result
+
+
+def value_of(result: Mapping[str, Any], metric: str) -> float:
+    """The metric of one point: a name in its "metrics", those of an evaluation included.
+
+    Raises:
+      InputError: there is no such number; the sentence says which there are.
+    """
+    known: dict[str, float] = {}
+
+    def add(mapping: Mapping[str, Any]) -> None:
+        for name, value in mapping.items():
+            if isinstance(value, Mapping):
+                add(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                known[name] = float(value)
+
+    add(result.get("metrics", {}))
+    if metric not in known:
+        raise InputError(f"metric must be one of {', '.join(sorted(known))}, found {metric!r}")
+    return known[metric]
+
+
+def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
+    """Mean and standard error over the repetitions of each combination, in the sweep's order."""
+    groups: dict[str, tuple[dict[str, Any], list[float]]] = {}
+    for point, value in zip(sweep.points, values, strict=True):
+        kept = {name: each for name, each in point.values.items() if name != sweep.over}
+        groups.setdefault(repr(kept), (kept, []))[1].append(value)
+    rows = []
+    for kept, found in groups.values():
+        mean = math.fsum(found) / len(found)
+        error = None
+        if len(found) > 1:
+            variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
+            error = math.sqrt(variance / len(found))
+        rows.append({**kept, "mean": mean, "error": error, "runs": len(found)})
+    return rows
+
+
+def _require_same(path: Path, sweep: Sweep) -> None:
+    """Writes what the sweep is, or refuses a directory that holds another."""
+    described = {
+        "metric": sweep.metric,
+        "over": sweep.over,
+        "points": {point.name: to_mapping(point.config) for point in sweep.points},
+    }
+    text = yaml.safe_dump(jsonable(described), sort_keys=False, allow_unicode=True)
+    if path.exists():
+        if path.read_text(encoding="utf-8") != text:
+            raise InputError(f"{path}: the directory holds another sweep; choose another --out")
+        return
+    files.write_atomically(path, text)
+
+
+def _write(
+    directory: Path, sweep: Sweep, results: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> None:
+    from jaxpfl.experiments.sweep_page import write_sweep_page
+
+    points = [
+        {
+            "point": point.name,
+            **point.values,
+            "value": value_of(result, sweep.metric),
+            "private": result.get("private", not result.get("stamp")),
+            "privacy": result.get("privacy"),
+        }
+        for point, result in zip(sweep.points, results, strict=True)
+    ]
+    record = {
+        "note": SIMULATION,
+        "metric": sweep.metric,
+        "x": sweep.x,
+        "line": sweep.line,
+        "rows": rows,
+        "points": points,
+    }
+    files.write_atomically(directory / "sweep.json", json.dumps(jsonable(record), indent=1) + "\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_atomically(directory / "table.csv", buffer.getvalue())
+    write_sweep_page(directory, sweep, record)
