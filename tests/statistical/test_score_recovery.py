@@ -131,7 +131,7 @@ def differing(tmp_path_factory):
 
 
 def test_centring_recovers_more_of_the_order_than_clipping(alike):
-    for sigma, errors in zip(SIGMAS, (20, 5), strict=True):
+    for sigma, errors in zip(SIGMAS, (10, 4), strict=True):
         clipped, centred = (alike[kind, sigma, "every_score"] for kind in ("cosine", "zscore"))
         assert margin(centred, clipped) > errors
     mean = means(alike)
