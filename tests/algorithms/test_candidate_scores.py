@@ -103,7 +103,7 @@ def test_without_noise_the_release_is_the_definitions(opened, kind, clip_norm):
     np.testing.assert_allclose(released, expected, rtol=1e-4, atol=1e-4 * clip_norm)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
 def test_the_noise_is_the_plans(opened, kind):
     """Noise of z S on what is released, and under "every_score" on every score."""
     embeddings = candidates(prompts=200, responses=5)

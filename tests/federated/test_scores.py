@@ -289,12 +289,9 @@ def test_noise_outside_is_the_rest_of_the_noise_on_every_score():
     """Together N(0, I) in each entry: orthogonal to the columns, and of full size elsewhere."""
     space = score_space(jnp.asarray(random_candidates()), "none")
     columns = columns_of(space)
-    draws = np.stack(
-        [
-            np.ravel(space.noise_outside(jax.random.fold_in(noise_root(0), i), jnp.float32(2.0)))
-            for i in range(2_000)
-        ]
-    )
+    keys_N = jax.random.split(noise_root(0), 2_000)
+    draws_NxKxJ = jax.vmap(lambda key: space.noise_outside(key, jnp.float32(2.0)))(keys_N)
+    draws = np.reshape(draws_NxKxJ, (2_000, -1))
     np.testing.assert_allclose(draws @ columns, 0.0, atol=1e-3)
     expected = 4.0 * (np.eye(PROMPTS * RESPONSES) - columns @ columns.T)
     # The standard error of a covariance of 4 is 4 sqrt(2 / 2000) = 0.13.
