@@ -27,7 +27,13 @@ from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
 from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Interrupted, Loop, Result, Tracking
 from jaxpfl.experiments.pipeline import load_params, save_params
 from jaxpfl.experiments.report import write_report
-from jaxpfl.experiments.study_config import GanInversionConfig, ScaledUpConfig, Study
+from jaxpfl.experiments.study_config import (
+    GanInversionConfig,
+    OovConcatenationConfig,
+    ScaledUpConfig,
+    Study,
+)
+from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -115,6 +121,10 @@ def _parts(config: Any) -> tuple[Callable, Callable, Callable]:
         from jaxpfl.experiments import gan_inversion, gan_inversion_page
 
         return gan_inversion.prepare, gan_inversion_page.page, gan_inversion_page.lines
+    if isinstance(config, SyntheticTextConfig):
+        from jaxpfl.experiments import synthetic_text, synthetic_text_page
+
+        return synthetic_text.prepare, synthetic_text_page.page, synthetic_text_page.lines
     from jaxpfl.experiments import oov_concatenation, oov_concatenation_page
 
     return oov_concatenation.prepare, oov_concatenation_page.page, oov_concatenation_page.lines
@@ -122,7 +132,7 @@ def _parts(config: Any) -> tuple[Callable, Callable, Callable]:
 
 def stamp(config: Study) -> str:
     """What every artefact of a study without privacy says; "" for a private one."""
-    privacy = config.privacy if isinstance(config, GanInversionConfig) else config.words.privacy
+    privacy = config.words.privacy if isinstance(config, OovConcatenationConfig) else config.privacy
     if not privacy.private:
         return NOT_PRIVATE
     return REPRODUCIBLE if config.run.reproducible_noise else ""

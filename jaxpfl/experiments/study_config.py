@@ -1,7 +1,8 @@
 """What a study is: several runs that a modeller looks at side by side to find a bug.
 
-Studies are the experiments of Augenstein et al. 2020, "Generative models for effective ML on
-private, decentralized datasets", sections 5 and 6. As in `config`, every field is PUBLIC.
+The studies here are the experiments of Augenstein et al. 2020, "Generative models for effective ML
+on private, decentralized datasets", sections 5 and 6; `synthetic_config` has POPri's. As in
+`config`, every field is PUBLIC.
 """
 
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from jaxpfl.experiments.config import (
     RunConfig,
     TrainingConfig,
 )
+from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 
 
 @dataclass(frozen=True)
@@ -298,11 +300,12 @@ class OovConcatenationConfig:
             )
 
 
-Study = GanInversionConfig | OovConcatenationConfig
+Study = GanInversionConfig | OovConcatenationConfig | SyntheticTextConfig
 
 STUDIES: dict[str, type] = {
     "gan_inversion": GanInversionConfig,
     "oov_concatenation": OovConcatenationConfig,
+    "synthetic_text": SyntheticTextConfig,
 }
 
 

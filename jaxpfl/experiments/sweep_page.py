@@ -88,6 +88,10 @@ def _by_axis(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     smallest, largest = min(row[axis] for row in rows), max(row[axis] for row in rows)
     if largest >= 8 * smallest:
         panel.set_xscale("log")
+        panel.minorticks_off()
+    ticks = sorted({row[axis] for row in rows})
+    if len(ticks) <= 12:
+        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     panel.set_xlabel(_short(axis))
     panel.set_ylabel(sweep.metric)
     if any(lines):

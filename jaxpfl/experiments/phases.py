@@ -1,0 +1,69 @@
+"""Results of a run's phases: each is written whole, found again, and never taken for another's.
+
+    phases/NAME.npz, phases/NAME.json       arrays, and their SHA-256
+
+A phase that was killed is made again. Where it releases something private, the release itself must
+be the same again (`algorithms.candidate_scores`), so that nothing is charged twice.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import files
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Arrays by phase, in a folder.
+
+    Attributes:
+      folder: made at the first phase.
+      run: identifies the run; the phases of another are refused.
+    """
+
+    folder: Path
+    run: str
+
+    def __call__(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """What `make()` made, now or before; numbers and texts alone.
+
+        Raises:
+          InputError: the folder holds another run's phase.
+          CorruptFile: a file was altered, or is missing.
+        """
+        stem = name.replace(" ", "_")
+        note, path = self.folder / f"{stem}.json", self.folder / f"{stem}.npz"
+        if not note.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            content = files.npz({key: np.asarray(value) for key, value in make().items()})
+            files.write_atomically(path, content)
+            record = {"run": self.run, "sha256": hashlib.sha256(content).hexdigest()}
+            files.write_atomically(note, json.dumps(record) + "\n")
+        record = files.read_json(note)
+        if record.get("run") != self.run:
+            raise InputError(
+                f"{note}: is of run {record.get('run')}, expected {self.run}: the config, the data "
+                "or the noise key is not the one this run began with"
+            )
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != record.get("sha256"):
+            raise CorruptFile(f"{path}: was altered: it fails its SHA-256")
+        try:
+            # Read back even when just made: a resumed run goes on from the very same arrays.
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                return {key: arrays[key] for key in arrays.files}
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise CorruptFile(f"{path}: is not a file of arrays") from error
