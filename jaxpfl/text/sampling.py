@@ -37,7 +37,7 @@ from jaxpfl.text.waves import (
     waves_of,
 )
 
-_LADDER = np.array([0, 16, 32, 64, 96, 128, 192, 256, 384, 512])
+_LADDER = np.array([16, 32, 64, 96, 128, 192, 256, 384, 512])
 _CPU_SLOTS, _SLOTS = 64, 1_024
 _CPU_WAVE_TOKENS, _WAVE_TOKENS = 1_024, 16_384
 # Of a device's memory, for the cache of the slots.

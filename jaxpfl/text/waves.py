@@ -5,8 +5,8 @@ end in the waves that follow. So no slot waits for another, and the memory for p
 one wave.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ from jaxpfl.text.slots import Requests, Sequences, Slots
 DATA = "data"
 """The mesh axis whose devices share the requests."""
 
-KEY_IMPL = "threefry2x32"
+KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
 
 
 class Program(NamedTuple):
@@ -156,18 +156,22 @@ def _run_alone(
 
 
 def idle_slots(program: Program, slots: int, room: int, devices: int) -> Slots:
-    """Empty slots on every device."""
-    positive_int("slots", slots)
-    model, words = program.model, 2
+    """Empty slots on every device, with room for so many tokens each."""
+    return _maker(program.model, program.mesh, positive_int("slots", slots), room, devices)()
 
+
+@lru_cache(maxsize=32)
+def _maker(
+    model: Decoder, mesh: Mesh | None, slots: int, room: int, devices: int
+) -> Callable[[], Slots]:
     def make() -> Slots:
         cache = Cache.empty(model.config, slots, room, model.compute)
-        one = slots_module.idle(slots, words, cache)
+        one = slots_module.idle(slots, _KEY_WORDS, cache)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (devices, *leaf.shape)), one)
 
-    if program.mesh is None:
-        return jax.jit(make)()
-    return jax.jit(make, out_shardings=NamedSharding(program.mesh, PartitionSpec(DATA)))()
+    if mesh is None:
+        return jax.jit(make)
+    return jax.jit(make, out_shardings=NamedSharding(mesh, PartitionSpec(DATA)))
 
 
 def waves_of(
