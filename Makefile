@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo test test-newest test-slow lint bench tff-check constraints clean
+.PHONY: help demo test test-newest test-slow lint bench bench-gpu parity tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make test-slow    the tests that take minutes"
 	@echo "make lint         ruff and pyright"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
+	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
+	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
 	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
 	@echo "make clean        remove environments and caches; runs/ stays"
@@ -58,6 +60,21 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.macro.gan_round
 	.venv/bin/python -m benchmarks.macro.word_lm
 
+bench-gpu: .venv/installed-dev
+	.venv/bin/python -m benchmarks.gpu.llama
+
+parity: .venv-parity/installed
+	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
+	    tests/models/test_adapter_files.py tests/text/embed
+
+# A developer's environment with the original libraries beside ours.
+.venv-parity/installed: $(PINS)
+	@tools/environment.sh .venv-parity dev "$(PYTHON)"
+	@rm -f .venv-parity/installed
+	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 \
+	    sentence-transformers peft==0.21.2
+	@touch $@
+
 # TFF_FILES: sources such as "PATH.sqlite?dataset=emnist&split=all_train"; default: the fixtures,
 # and files made for it.
 tff-check: .venv/installed-dev .venv-tff/installed
@@ -88,5 +105,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-parity .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
