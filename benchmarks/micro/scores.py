@@ -1,7 +1,7 @@
 """Scores of candidates by clients: the releaser against a loop that makes every score vector.
 
     python -m benchmarks.micro.scores
-    python -m benchmarks.micro.scores --clients 100 --prompts 180
+    python -m benchmarks.micro.scores --clients 10000 --only release votes
 
 One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 384 dimensions.
 
@@ -21,6 +21,7 @@ by in the first call; each runs in a process of its own.
 """
 
 import dataclasses
+import math
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,21 +43,23 @@ class Config:
     dimension: int = 384
     repeats: int = 5
     devices: int | None = None  # virtual CPU devices; default one a core
+    only: tuple[str, ...] = ()  # of the programs, by name; default all
 
 
 def main(config: Config) -> list[dict]:
     context = multiprocessing.get_context("spawn")
     memory = {}
-    for name in NAMES:
+    for name in config.only or NAMES:
         with context.Pool(1) as pool:
             memory[name] = pool.apply(growth, (config, name))
     with programs(config) as functions:
-        seconds = harness.interleaved(functions, config.repeats)
+        chosen = {name: functions[name] for name in config.only or NAMES}
+        seconds = harness.interleaved(chosen, config.repeats)
     rows = [
         {
             "what": name,
             "seconds": taken,
-            "times the loop": seconds["loop, numpy"] / taken,
+            "times the loop": seconds.get("loop, numpy", math.nan) / taken,
             "memory MB": memory[name],
             **dataclasses.asdict(config),
         }

@@ -135,9 +135,9 @@ class CandidateScores:
     def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray:
         """Charges the ledger and releases the noisy sum of scores, float32 [prompts, responses].
 
-        Candidates, round and all that the releaser was made with decide the cohort and the noise:
-        the same release again is the same to the bit (on as many devices), and costs nothing more.
-        Whatever differs, cohort and noise are independent and the release is charged.
+        Candidates, round, devices and all that the releaser was made with decide the cohort and
+        the noise: the same release again is the same to the bit and costs nothing more. Whatever
+        differs, cohort and noise are independent and the release is charged.
 
         Args:
           candidates_KxJxD: the candidates' embeddings, float [prompts, responses, d], of any
@@ -173,9 +173,22 @@ class CandidateScores:
             scores_KxJ += space.noise_outside(key, std)
         return np.asarray(scores_KxJ)
 
+    def floats_per_client(self, prompts: int, responses: int) -> tuple[int, int]:
+        """Returns how many float32 numbers a client receives and sends in a round.
+
+        For the linear kinds it is L, half of a square, and its coordinates: neither grows with the
+        candidates.
+        """
+        dimension = self.dimension
+        if self.kind == "nn_histogram":
+            return prompts * responses * dimension, prompts * responses
+        return dimension * (dimension + 1) // 2, dimension
+
     def _charge(self, candidates: np.ndarray, round: int) -> _Release:
         plan = self.plan.to_dict()
-        settings = [self.run, round, self.kind, self.noise, self.max_texts, plan]
+        # Other devices round otherwise: with one noise, two releases would tell the difference.
+        devices = [device.device_kind for device in self._mesh.devices.flat]
+        settings = [self.run, round, self.kind, self.noise, self.max_texts, plan, devices]
         digest = hashlib.sha256(json.dumps([*settings, self._clients_hash]).encode())
         digest.update(json.dumps(candidates.shape).encode())
         digest.update(np.ascontiguousarray(candidates).data)

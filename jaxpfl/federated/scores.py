@@ -99,7 +99,7 @@ def _moderate(rows: jax.Array) -> jax.Array:
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
-@partial(jax.jit, static_argnames=("centring",))
+@partial(jax.jit, static_argnames=("centring",), donate_argnames=("rows_KxJxD",))
 def _centred(rows_KxJxD: jax.Array, centring: Centring) -> jax.Array:
     # From one of the rows first: rows that are all alike become exactly zero.
     if centring == "all":
@@ -116,15 +116,18 @@ def _factor(rows_KxJxD: jax.Array) -> jax.Array:
     gram_DxD = jnp.matmul(rows_MxD.T, rows_MxD, precision="highest")
     identity_DxD = jnp.eye(dimension, dtype=jnp.float32)
 
-    def attempt(ridge):
-        return ridge, jnp.linalg.cholesky(gram_DxD + ridge * identity_DxD)
+    def attempt(times, ridge):
+        return times, ridge, jnp.linalg.cholesky(gram_DxD + ridge * identity_DxD)
 
-    # It fails, with NaN, where rounding has made the sum indefinite.
-    start = attempt(jnp.float32(2.0**-21) * jnp.trace(gram_DxD) + jnp.float32(1e-20))
-    _, factor_DxD = jax.lax.while_loop(
-        lambda tried: ~jnp.all(jnp.isfinite(tried[1])),
-        lambda tried: attempt(jnp.float32(4) * tried[0]),
-        start,
+    def failed(tried):
+        # With NaN, where rounding has made the sum indefinite. A ridge above the trace does not
+        # fail, unless the candidates themselves are not finite.
+        times, _, factor_DxD = tried
+        return (times < 12) & ~jnp.all(jnp.isfinite(factor_DxD))
+
+    start = attempt(0, jnp.float32(2.0**-21) * jnp.trace(gram_DxD) + jnp.float32(1e-20))
+    _, _, factor_DxD = jax.lax.while_loop(
+        failed, lambda tried: attempt(tried[0] + 1, jnp.float32(4) * tried[1]), start
     )
     return factor_DxD
 

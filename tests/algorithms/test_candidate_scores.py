@@ -232,12 +232,21 @@ def test_an_empty_round_is_noise_and_is_charged(opened, monkeypatch):
     assert len(empty.ledger) == 3
 
 
-def test_devices_do_not_matter(opened):
-    """TRUST 22: the same noise once, the same sum to rounding."""
-    for kind in ("per_prompt", "nn_histogram"):
-        one = opened(kind=kind, mesh=client_mesh(1)).release(candidates(), round=1)
-        two = opened(kind=kind, mesh=client_mesh(2)).release(candidates(), round=1)
-        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+def test_devices_change_only_rounding_and_are_charged_for_it(opened, tmp_path):
+    """TRUST 22, 34: what another layout releases is not the same to the bit."""
+    population = clients()
+    with Ledger(tmp_path / "devices.jsonl", population.fingerprint) as ledger:
+        one, two = (
+            opened(population, silent(), ledger=ledger, mesh=client_mesh(devices))
+            for devices in (1, 2)
+        )
+        np.testing.assert_allclose(
+            one.release(candidates(), round=1),
+            two.release(candidates(), round=1),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+        assert len(ledger) == 2
 
 
 def test_duplicate_candidates_get_equal_scores(opened):
@@ -314,6 +323,13 @@ def test_what_does_not_fit_together_is_refused(opened, tmp_path):
     for round in (0, -1, 1.0, True):
         with pytest.raises(InputError, match="round"):
             scores.release(candidates(), round=round)
+
+
+def test_what_a_client_sends_does_not_grow_with_the_candidates(opened):
+    """Against the 7 million and 18,000 numbers of SPEC C.2."""
+    linear, votes = opened(), opened(kind="nn_histogram")
+    assert linear.floats_per_client(4, 3) == linear.floats_per_client(1_800, 10) == (15, DIM)
+    assert votes.floats_per_client(1_800, 10) == (18_000 * DIM, 18_000)
 
 
 def test_the_released_key_is_no_plain_seed(opened):

@@ -298,6 +298,14 @@ def test_noise_outside_is_the_rest_of_the_noise_on_every_score():
     np.testing.assert_allclose(draws.T @ draws / len(draws), expected, atol=0.6)
 
 
+def test_candidates_that_are_not_finite_make_no_factor_and_do_not_hang(parts):
+    """They are refused where they come in; here no client's coordinates are finite."""
+    candidates = random_candidates()
+    candidates[1, 2, 3] = np.nan
+    factor = score_space(jnp.asarray(candidates), "none").factor_DxD
+    np.testing.assert_array_equal(coordinates(means_of(parts), factor, "cosine"), 0.0)
+
+
 def votes(parts, candidates, *, max_texts=12, chosen=None, **door):
     unit_MxD = unit_rows(jnp.asarray(candidates)).reshape(-1, DIM)
     like = jax.ShapeDtypeStruct((len(unit_MxD),), jnp.float32)
