@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.experiments import config_file, studies
+from jaxpfl.experiments.sweep_config import load_sweep
 from jaxpfl.models import count_parameters
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +22,12 @@ def fixtures(data_folder) -> Path:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_valid_and_says_how_it_is_run(path):
-    config = config_file.load(path)
-    assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
+    if "metric" in config_file.read_mapping(path):
+        configs = [point.config for point in load_sweep(path).points]
+    else:
+        configs = [config_file.load(path)]
+    for config in configs:
+        assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
     head = path.read_text().split("\n\n")[0]
     for word in ("Command:", "Expected:"):
         assert word in head, f"{path.name} does not say {word}"
