@@ -1,0 +1,227 @@
+"""Responses of a decoder in tokens per second, against simpler loops over the same tokens.
+
+    python -m benchmarks.macro.generate
+    python -m benchmarks.macro.generate --weights FOLDER
+
+The model is stories260K (5 layers of 64 features, 512 tokens; FOLDER has stories260K.bin), or
+random weights of its shape; `--shape distilgpt2` takes random weights of that one. All draw the
+same tokens from the same keys at temperature 1, and the benchmark ends if they do not:
+
+  ours              `jaxpfl.text.sample`, on one device and dealt to all
+  no cache          a batch of as many requests as ours has slots; every token reads the whole
+                    rows again, padded to the next multiple of 32, in one compiled program; a batch
+                    ends with its last response
+  one at a time     with the cache, a compiled step for each token of each request
+
+The slower loops do a part of the requests. Tokens that come after a response's end count nowhere.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import AxisType
+
+from benchmarks import harness
+from jaxpfl.models import llama2c
+from jaxpfl.models.transformer import Decoder
+from jaxpfl.models.transformer_config import DecoderConfig, distilgpt2
+from jaxpfl.text.draw import draw, probabilities
+from jaxpfl.text.sampling import Sampling, sample
+
+PROMPT_TOKENS = 16
+START = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    weights: pathlib.Path | None = None
+    shape: Literal["stories260k", "distilgpt2"] = "stories260k"
+    prompts: int = 32
+    responses: int = 8
+    new_tokens: int = 128
+    slots: tuple[int, ...] = (0,)  # sequences at a time on a device; 0 = the default
+    baselines: bool = True
+    devices: int | None = None  # virtual CPU devices; default one a core
+    repeats: int = 2
+    record: bool = True
+
+
+def model_of(config: Config) -> tuple[Any, Any, str]:
+    """The model, its parameters and what to call it."""
+    if config.shape == "distilgpt2":
+        model = Decoder(distilgpt2())
+    elif config.weights is not None:
+        return *llama2c.load(config.weights / "stories260K.bin"), "stories260K"
+    else:
+        stories260k = DecoderConfig(
+            "llama",
+            512,
+            64,
+            layers=5,
+            heads=8,
+            kv_heads=4,
+            inner_size=172,
+            positions=512,
+            tied=True,
+        )
+        model = Decoder(stories260k)
+    return model, jax.jit(model.init)(jax.random.key(0)), f"{config.shape}, random"
+
+
+class NoCache:
+    """Every token reads its whole row again."""
+
+    def __init__(self, model: Any, params: Any, ends: tuple[int, ...], new_tokens: int):
+        self.params, self.ends, self.new_tokens = params, ends, new_tokens
+        self.step = functools.partial(_whole_step, model)
+
+    def __call__(self, prompts_BxL: np.ndarray, keys_B: Any) -> np.ndarray:
+        held = prompts_BxL.shape[1]
+        ended_B = np.zeros(len(prompts_BxL), bool)
+        drawn_BxT = np.full((len(prompts_BxL), self.new_tokens), -1, np.int32)
+        rows_BxL = np.concatenate([prompts_BxL, drawn_BxT], axis=1)
+        for t in range(self.new_tokens):
+            width = min(-(-(held + t) // 32) * 32, rows_BxL.shape[1])
+            token_B = self.step(self.params, rows_BxL[:, :width].copy(), held + t, keys_B, t)
+            rows_BxL[:, held + t] = np.asarray(token_B)
+            drawn_BxT[~ended_B, t] = rows_BxL[~ended_B, held + t]
+            ended_B |= np.isin(drawn_BxT[:, t], self.ends)
+            if ended_B.all():
+                break
+        return drawn_BxT
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _whole_step(model: Any, params: Any, rows_BxL: Any, held: Any, keys_B: Any, t: Any) -> Any:
+    hidden_BxH = jnp.take(model.hidden(params, rows_BxL), held - 1, axis=1)
+    return _drawn(model.logits(params, hidden_BxH), keys_B, t)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _cached_step(model: Any, params: Any, token_B: Any, cache: Any, keys_B: Any, t: Any) -> Any:
+    logits_BxV, cache = model.step(params, token_B, cache)
+    return _drawn(logits_BxV, keys_B, t), cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _prefill(model: Any, new_tokens: int, params: Any, rows_BxL: Any) -> Any:
+    return model.prefill(params, rows_BxL, new_tokens)
+
+
+def _drawn(logits_BxV: Any, keys_B: Any, t: Any) -> Any:
+    keys_B = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, t)
+    return draw(keys_B, probabilities(logits_BxV, jnp.float32(1)))
+
+
+class OneAtATime:
+    """With the cache, but a request after the other."""
+
+    def __init__(self, model: Any, params: Any, ends: tuple[int, ...], new_tokens: int):
+        self.params, self.ends, self.new_tokens = params, ends, new_tokens
+        self.step = functools.partial(_cached_step, model)
+        self.prefill = functools.partial(_prefill, model, new_tokens)
+
+    def __call__(self, prompts_BxL: np.ndarray, keys_B: Any) -> np.ndarray:
+        drawn_BxT = np.full((len(prompts_BxL), self.new_tokens), -1, np.int32)
+        for b, prompt_L in enumerate(prompts_BxL):
+            cache = self.prefill(self.params, prompt_L[None, :-1])
+            token, key = prompt_L[-1:], keys_B[b : b + 1]
+            for t in range(self.new_tokens):
+                token, cache = self.step(self.params, token, cache, key, t)
+                drawn_BxT[b, t] = int(token[0])
+                if drawn_BxT[b, t] in self.ends:
+                    break
+        return drawn_BxT
+
+
+def main(config: Config) -> None:
+    harness.use_cpu_devices(config.devices)
+
+    model, params, name = model_of(config)
+    ends = (START,)
+    generator = np.random.default_rng(0)
+    prompts_PxL = generator.integers(3, model.vocab_size, (config.prompts, PROMPT_TOKENS), np.int32)
+    prompts_PxL[:, 0] = START
+    key = jax.random.key(1)
+    sampling = Sampling(max_new_tokens=config.new_tokens)
+
+    def ours(slots: int, mesh: Any) -> np.ndarray:
+        drawn = sample(
+            model,
+            params,
+            prompts_PxL,
+            key,
+            sampling=sampling,
+            responses=config.responses,
+            ends=ends,
+            slots=slots or None,
+            mesh=mesh,
+        )
+        return drawn.reshape(-1, config.new_tokens)
+
+    every = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
+    contenders: dict[str, tuple[Any, int]] = {}
+    requests = config.prompts * config.responses
+    for slots in config.slots:
+        shown = f", {slots} slots" if slots else ""
+        contenders[f"ours, 1 device{shown}"] = functools.partial(ours, slots, None), requests
+        if len(jax.devices()) > 1:
+            what = f"ours, {len(jax.devices())} devices{shown}"
+            contenders[what] = functools.partial(ours, slots, every), requests
+    if config.baselines:
+        rows_NxL = np.repeat(prompts_PxL, config.responses, 0)
+        pairs = np.indices((config.prompts, config.responses)).reshape(2, -1)
+        keys_N = jax.vmap(lambda p, j: jax.random.fold_in(jax.random.fold_in(key, p), j))(*pairs)
+        for what, loop, count in (
+            ("no cache", NoCache(model, params, ends, config.new_tokens), min(64, requests)),
+            ("one at a time", OneAtATime(model, params, ends, config.new_tokens), 4),
+        ):
+            call = functools.partial(loop, rows_NxL[:count], keys_N[:count])
+            contenders[what] = call, count
+
+    drawn: dict[str, np.ndarray] = {}
+
+    def timed(what: str) -> Any:
+        drawn[what] = contenders[what][0]()
+
+    seconds = harness.interleaved(
+        {what: functools.partial(timed, what) for what in contenders}, config.repeats
+    )
+    reference = next(iter(drawn.values()))
+    rows = []
+    for what, (_, count) in contenders.items():
+        same = float(np.mean((drawn[what] == reference[:count]).all(1)))
+        # Two draws may be tied to the last bit of their logits.
+        if same < 0.95:
+            raise SystemExit(f"{what} drew other tokens: {same:.1%} of the rows agree")
+        tokens = int(np.sum(drawn[what] != -1))
+        rows.append(
+            {
+                "what": what,
+                "model": name,
+                "requests": count,
+                "new_tokens": config.new_tokens,
+                "tokens": tokens,
+                "seconds": seconds[what],
+                "tokens/s": tokens / seconds[what],
+                "rows alike": same,
+            }
+        )
+    if config.baselines:
+        slow = next(row["tokens/s"] for row in rows if row["what"] == "no cache")
+        for row in rows:
+            row["vs no cache"] = row["tokens/s"] / slow
+    harness.table(rows, ["what", "requests", "tokens", "seconds", "tokens/s", "vs no cache"])
+    if config.record:
+        print(f"{time.strftime('%H:%M')} {harness.record('generate', rows)}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config))
