@@ -271,6 +271,11 @@ def _check(clients: Population, plan: Plan, ledger: Ledger) -> None:
             f"scores protect each client, the plan each {plan.unit} and the ledger each "
             f"{ledger.unit}"
         )
+    if plan.sampling == "epochs":
+        raise InputError(
+            "scores draw a new cohort for every release, which the rounds of an epoch do not "
+            "allow: make a plan with sampling = 'poisson' or 'fixed', found 'epochs'"
+        )
     if plan.adaptive_clip is not None:
         raise InputError("scores have one clip norm: make a plan without adaptive_clip")
     if ledger.population != clients.fingerprint:

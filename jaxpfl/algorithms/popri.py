@@ -276,13 +276,21 @@ def synthesise(
 
 
 def _last_tokens(generator: LanguageModel, prompts: list[str], tokens: int) -> list[str]:
-    """Prompts cut to their last tokens."""
+    """Prompts cut to their last tokens, as they are tokenised again."""
     tokeniser = generator.tokeniser
     room = tokens - (tokeniser.start is not None)
-    return [
-        tokeniser.decode(row[-room:]) if len(row) > room else prompt
-        for prompt, row in zip(prompts, tokeniser.encode(prompts), strict=True)
-    ]
+
+    def fitting(prompt: str, row: np.ndarray) -> str:
+        kept = room
+        # What is left of a word, or of a character, may be more tokens than it was.
+        while len(row) > room:
+            prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
+            (row,) = tokeniser.encode([prompt])
+            kept = min(kept, len(row)) - 1
+        return prompt
+
+    rows = tokeniser.encode(prompts)
+    return [fitting(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def _flat(adapters: Any, record: Mapping[str, Any]) -> Arrays:

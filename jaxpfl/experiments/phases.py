@@ -1,9 +1,10 @@
 """Results of a run's phases: each is written whole, found again, and never taken for another's.
 
-    phases/NAME.npz, phases/NAME.json       arrays, and their SHA-256
+    phases/NAME.npz, phases/NAME.json       arrays; their SHA-256, and the ledger's head after them
 
 A phase that was killed is made again. Where it releases something private, the release itself must
-be the same again (`algorithms.candidate_scores`), so that nothing is charged twice.
+be the same again (`algorithms.candidate_scores`), so that nothing is charged twice. A ledger that
+has lost the charges of a phase that is found is refused.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import files
+from jaxpfl.privacy.ledger import Ledger
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -29,17 +31,19 @@ class Phases:
     Attributes:
       folder: made at the first phase.
       run: identifies the run; the phases of another are refused.
+      ledger: that the phases charge, or None where they charge nothing.
     """
 
     folder: Path
     run: str
+    ledger: Ledger | None = None
 
     def __call__(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """What `make()` made, now or before; numbers and texts alone.
 
         Raises:
           InputError: the folder holds another run's phase.
-          CorruptFile: a file was altered, or is missing.
+          CorruptFile: a file was altered, or is missing; or the ledger was cut off.
         """
         stem = name.replace(" ", "_")
         note, path = self.folder / f"{stem}.json", self.folder / f"{stem}.npz"
@@ -48,12 +52,19 @@ class Phases:
             content = files.npz({key: np.asarray(value) for key, value in make().items()})
             files.write_atomically(path, content)
             record = {"run": self.run, "sha256": hashlib.sha256(content).hexdigest()}
+            if self.ledger is not None:
+                record["ledger_head"] = self.ledger.head
             files.write_atomically(note, json.dumps(record) + "\n")
         record = files.read_json(note)
         if record.get("run") != self.run:
             raise InputError(
                 f"{note}: is of run {record.get('run')}, expected {self.run}: the config, the data "
                 "or the noise key is not the one this run began with"
+            )
+        if self.ledger is not None and not self.ledger.contains(str(record.get("ledger_head"))):
+            raise CorruptFile(
+                f"{self.ledger.path}: does not contain the line that it ended with after phase "
+                f"{name!r}: the ledger was cut off or replaced"
             )
         try:
             content = path.read_bytes()

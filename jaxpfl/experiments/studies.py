@@ -195,10 +195,11 @@ def train(
 
 
 def budget_of(privacy: PrivacyConfig) -> Budget | None:
-    """The hard limit on a world's ledger that `budget_epsilon` sets."""
-    if privacy.budget_epsilon is None or privacy.delta is None:
+    """The hard limit on a world's ledger: `budget_epsilon`, or `epsilon` where that is null."""
+    limit = privacy.epsilon if privacy.budget_epsilon is None else privacy.budget_epsilon
+    if limit is None or privacy.delta is None:
         return None
-    return Budget(privacy.budget_epsilon, privacy.delta)
+    return Budget(limit, privacy.delta)
 
 
 def kept(path: Path, make: Callable[[], Any], like: Any) -> tuple[Any, str]:

@@ -211,6 +211,16 @@ class SyntheticTextConfig:
                 "evaluation.declared_public must be true: the study compares methods on held-out "
                 "clients, which costs nothing only if these are declared public"
             )
+        if not self.corpora:
+            raise InputError("corpora must name at least one public source, found none")
+        needed = ("test",) if self.method in ("public", "fed_avg") else ("test", "valid")
+        for name in needed:
+            if not getattr(self.data.split, name):
+                raise InputError(
+                    f"data.split.{name} must be positive: method {self.method!r} is measured on "
+                    "these clients, found 0"
+                )
+        self._check_evolution()
         for owner, names in (
             ("generator.corpora", self.generator.corpora),
             ("downstream.corpora", self.downstream.corpora),
@@ -222,8 +232,33 @@ class SyntheticTextConfig:
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
         self._check_privacy()
 
+    def _check_evolution(self) -> None:
+        """What would otherwise be refused after clients were asked."""
+        if self.method not in ("private_evolution", "pe_sft"):
+            return
+        evolution = self.evolution
+        selected = evolution.population
+        if evolution.form == "aug_pe":
+            each = 1 + evolution.variations
+            if evolution.population % each:
+                raise InputError(
+                    f"evolution.population must be a multiple of 1 + evolution.variations = {each} "
+                    f"in 'aug_pe', found {evolution.population}"
+                )
+            selected //= each
+        if selected < self.popri.shots:
+            raise InputError(
+                f"evolution selects {selected} texts a round, too few for prompts of popri.shots = "
+                f"{self.popri.shots}: choose a larger evolution.population"
+            )
+
     def _check_privacy(self) -> None:
         privacy = self.privacy
+        if privacy.sampling == "epochs" and self.method in SCORING:
+            raise InputError(
+                f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "
+                "draws a new cohort for every release, found 'epochs'"
+            )
         if privacy.adaptive and self.method in SCORING:
             raise InputError(
                 f"privacy.adaptive is not for method {self.method!r}: scores have one clip norm"

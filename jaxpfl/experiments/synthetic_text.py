@@ -57,21 +57,30 @@ from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import one_per_row
 from jaxpfl.text.variation import Continue
 
+_MODELS = ("generator", "downstream")
 _SHOWN = 12
+_ATTEMPTS = 8
 _FID_TEXTS = 2_000
 _PLANE_TEXTS = 400
 
 
 def prepare(config: SyntheticTextConfig) -> Callable[[Path, bool], dict[str, Any]]:
     """Reads the clients and builds all that can be refused, before a directory is touched."""
+    return built(config).carry_out
+
+
+def built(config: SyntheticTextConfig) -> "SyntheticText":
+    """The study of a config: its clients are read, nothing is trained or released yet."""
     clients = read_clients(config.data)
     if "text" not in clients.columns:
         raise InputError("data.source needs a column 'text'")
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
-    study = _Study(config, parts["train"], parts["valid"], parts["test"], plan)
-    return study.carry_out
+    study = SyntheticText(config, parts["train"], parts["valid"], parts["test"], plan)
+    if config.method not in ("public", "fed_avg"):
+        study.function.dimension  # noqa: B018
+    return study
 
 
 def _privacy(config: SyntheticTextConfig) -> Any:
@@ -90,12 +99,15 @@ def _embedder(name: str) -> Embedder:
     return embedder(name)
 
 
-_EMBEDDED: dict[tuple[str, str], Population] = {}
+_EMBEDDED: dict[tuple[str | None, ...], Population] = {}
 """Clients' embeddings of this process, so that a sweep computes them once. PRIVATE: never saved."""
 
 
-def _embedded(clients: Population, function: Embedder, shown: bool) -> Population:
-    key = (clients.fingerprint, function.name)
+def _embedded(
+    clients: Population, removed: str | None, function: Embedder, shown: bool
+) -> Population:
+    # A population keeps its fingerprint when `data.remove` changes its texts.
+    key = (clients.fingerprint, removed, function.name)
     if key not in _EMBEDDED:
         _EMBEDDED.clear()
         _EMBEDDED[key] = embed(clients, function, shown=shown)
@@ -103,7 +115,15 @@ def _embedded(clients: Population, function: Embedder, shown: bool) -> Populatio
 
 
 @dataclass(frozen=True)
-class _Study:
+class SyntheticText:
+    """One study, built: what is made of it follows from the config, the clients and the releases.
+
+    Attributes:
+      clients: who train, PRIVATE.
+      valid, test: held out and declared public.
+      plan: of what the clients send.
+    """
+
     config: SyntheticTextConfig
     clients: Population = field(repr=False)
     valid: Population = field(repr=False)
@@ -157,7 +177,18 @@ class _Study:
             | {"public_perplexity": start["perplexity"], "epsilon": self._epsilon()},
             "cost": self._cost(),
             "seconds": seconds,
+            "public_models": self._public_models(),
             **told,
+        }
+
+    def _public_models(self) -> dict[str, Any]:
+        """What the run started from: names, and the SHA-256 of the parameters."""
+        names = ["downstream"] if self.config.method in ("public", "fed_avg") else list(_MODELS)
+        found = {name: {"sha256": _digest(getattr(self, name).params)} for name in names}
+        return {
+            **found,
+            "tokeniser": {"name": self.public.tokeniser.name},
+            "embedder": {"name": self.config.embedder},
         }
 
     def _sends(self) -> bool:
@@ -193,6 +224,11 @@ class _Study:
         )
         return params, {**told, "corpus": len(texts), "texts": texts[:_SHOWN]}
 
+    def ledger_path(self, directory: Path) -> Path:
+        """The file that the study in `directory` charges."""
+        path = self.config.privacy.ledger
+        return directory / "ledger.jsonl" if path is None else Path(path)
+
     def _fed_avg(self, directory: Path, shown: bool) -> Params:
         rows = self._rows(self.clients.columns["text"].to_pylist())
         population = self.clients.with_columns({"tokens": rows})
@@ -207,7 +243,7 @@ class _Study:
             name="fed_avg",
             label="fed_avg",
             directory=directory,
-            ledger=directory / "ledger.jsonl",
+            ledger=self.ledger_path(directory),
             budget=budget,
             tracking=Tracking(
                 evaluate_every=self.plan.rounds,
@@ -255,6 +291,8 @@ class _Study:
             found = synthesise(
                 writer, samples, config.corpus.texts, settings, seed=config.run.seed, progress=shown
             )
+            if not found:
+                raise InputError("the generator wrote empty texts alone: there is no corpus")
             return {"texts": np.array(found)}
 
         texts = keep("corpus", corpus)["texts"].tolist()
@@ -264,8 +302,9 @@ class _Study:
     def _releases(self, directory: Path, shown: bool) -> tuple[Phases, Any, Ledger | None]:
         """Where phases are kept, what releases scores, and the ledger that it charges."""
         config = self.config
-        described = json.dumps(jsonable([dataclasses.asdict(config), self.clients.fingerprint]))
+        described = json.dumps(jsonable(dataclasses.asdict(config)))
         if config.method not in SCORING:
+            # Nothing of the clients: a hash without a secret would tell something of them.
             run = hashlib.sha256(described.encode()).hexdigest()[:12]
             return Phases(directory / "phases", run), None, None
         private = files.private_directory(directory / "private")
@@ -276,12 +315,14 @@ class _Study:
             purpose="scores",
         )
         words = json.dumps(key_to_words(key))
-        run = hashlib.sha256(f"{described}\n{words}".encode()).hexdigest()[:12]
+        described = f"{described}\n{self.clients.fingerprint}\n{words}"
+        run = hashlib.sha256(described.encode()).hexdigest()[:12]
         budget = studies.budget_of(config.privacy)
-        ledger = Ledger(directory / "ledger.jsonl", self.clients.fingerprint, budget=budget)
+        path = self.ledger_path(directory)
+        ledger = Ledger(path, self.clients.fingerprint, budget=budget)
         votes = config.method != "popri"
         scorer = CandidateScores(
-            _embedded(self.clients, self.function, shown),
+            _embedded(self.clients, config.data.remove, self.function, shown),
             self.plan,
             ledger=ledger,
             noise_key=key,
@@ -289,7 +330,7 @@ class _Study:
             max_texts=config.evolution.max_texts,
             run=f"{config.method} {run}",
         )
-        return Phases(directory / "phases", run), scorer, ledger
+        return Phases(directory / "phases", run, ledger), scorer, ledger
 
     def _evolved(
         self,
@@ -305,12 +346,20 @@ class _Study:
         tokens = config.corpus.tokens
 
         def first() -> dict[str, np.ndarray]:
-            # More than are needed: empty ones are left out.
-            number = evolution.population * 5 // 4 + 8
-            texts = synthesise(
-                self.generator, samples, number, settings, seed=config.run.seed + 1, progress=shown
+            texts: list[str] = []
+            # Empty ones are left out.
+            for attempt in range(1, 1 + _ATTEMPTS):
+                number = (evolution.population - len(texts)) * 5 // 4 + 8
+                seed = config.run.seed + attempt
+                texts += synthesise(
+                    self.generator, samples, number, settings, seed=seed, progress=shown
+                )
+                if len(texts) >= evolution.population:
+                    return {"texts": np.array(texts[: evolution.population])}
+            raise InputError(
+                f"the generator wrote {len(texts)} texts that are not empty, expected "
+                f"evolution.population = {evolution.population}: it needs more pretraining"
             )
-            return {"texts": np.array(texts[: evolution.population])}
 
         def told(evolved: Evolved) -> None:
             fid = self._fid(evolved.selected)
@@ -449,9 +498,10 @@ class _Study:
             return {"down": size, "up": size}
         if config.method == "popri":
             candidates = config.popri.prompts * config.popri.responses
-            votes = config.popri.score == "nn_histogram"
-            # Embeddings of the candidates down; coordinates, or votes, up.
-            return {"down": candidates * dimension, "up": candidates if votes else dimension}
+            if config.popri.score == "nn_histogram":
+                return {"down": candidates * dimension, "up": candidates}
+            # As `CandidateScores.floats_per_client` has it: neither grows with the candidates.
+            return {"down": dimension * (dimension + 1) // 2, "up": dimension}
         if config.method in SCORING:
             return {
                 "down": config.evolution.population * dimension,

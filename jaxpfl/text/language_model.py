@@ -60,9 +60,14 @@ class LanguageModel:
         )
 
     def shortened(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The first `tokens` tokens of every text, as texts again, without space at the ends."""
+        """The first `tokens` tokens of every text, as texts again, without space at the ends.
+
+        A character that is cut in two is left out. A text that is short enough stays as it is.
+        """
         return [
-            self.tokeniser.decode(row[:tokens]).strip() if len(row) > tokens else text
+            self.tokeniser.decode(row[:tokens]).rstrip("\ufffd").strip()
+            if len(row) > tokens
+            else text
             for text, row in zip(texts, self.tokeniser.encode(texts), strict=True)
         ]
 

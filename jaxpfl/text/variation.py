@@ -50,7 +50,9 @@ class Continue:
         """One variation of each text; a text whose variation would be empty stays as it is."""
         tokeniser = self.writer.tokeniser
         rows = [row[: self.tokens] for row in tokeniser.encode(texts)]
-        starts = [tokeniser.decode(row[: int(self.kept * len(row))]) for row in rows]
+        starts = [
+            tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
+        ]
         sampling = replace(self.sampling, max_new_tokens=self.tokens)
         written = self.writer.write(starts, key, sampling=sampling)
         joined = [(start + end).strip() for start, (end,) in zip(starts, written, strict=True)]
