@@ -1,0 +1,496 @@
+"""POPri's loop: what each phase makes of what went before, and that it works where it must."""
+
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms import popri as module
+from jaxpfl.algorithms.candidate_scores import CandidateScores
+from jaxpfl.algorithms.popri import (
+    PopriSettings,
+    popri,
+    preference_pairs,
+    respond,
+    synthesise,
+)
+from jaxpfl.data import from_clients
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.adamw import Training
+from jaxpfl.experiments.central import fit
+from jaxpfl.models import lora
+from jaxpfl.models.lora import LoRA
+from jaxpfl.models.transformer import Decoder
+from jaxpfl.models.transformer_config import DecoderConfig
+from jaxpfl.privacy import Ledger, Plan
+from jaxpfl.privacy.keys import noise_root
+from jaxpfl.privacy.sampling import fixed_size
+from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.few_shot import DOCUMENTS, FewShot
+from jaxpfl.text.generate import prompt_ids
+from jaxpfl.text.language_model import LanguageModel
+from jaxpfl.text.preference import PreferenceSettings, log_probabilities, tune
+from jaxpfl.text.ranking import preferences
+from jaxpfl.text.tokeniser import packed, utf8_bytes
+
+NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
+FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
+SETTINGS = PopriSettings(
+    prompts=16,
+    responses=4,
+    rejected_rank=3,
+    format=FewShot(shots=1, head="", heading="", after="\n", stop="\n"),
+    prompt_tokens=12,
+    new_tokens=8,
+    response_tokens=8,
+    preference=PreferenceSettings(
+        tau=0.1,
+        epochs=3,
+        batch_size=8,
+        learning_rate=0.005,
+        final_learning_rate=0.0025,
+        weight_decay=0.01,
+        multiple=32,
+    ),
+    lora=LoRA(rank=4, alpha=8.0),
+)
+
+
+@pytest.fixture(scope="module")
+def generator() -> LanguageModel:
+    """Writes lines of both kinds, whatever the line before."""
+    model = Decoder(
+        DecoderConfig(
+            "llama",
+            vocab_size=257,
+            hidden_size=16,
+            layers=2,
+            heads=2,
+            inner_size=32,
+            positions=32,
+            tied=True,
+        )
+    )
+    rng = np.random.default_rng(0)
+    lines = [(NEAR + FAR)[i] for i in rng.integers(0, 8, 2_000)]
+    rows = packed(utf8_bytes().encode(["\n".join(lines)]), 24, 256)
+    params = model.init(jax.random.key(0))
+    settings = Training(epochs=4, batch_size=16, learning_rate=0.02)
+    found = fit(model, params, {"tokens": rows}, settings, seed=0)
+    return LanguageModel(model, found.params, utf8_bytes())
+
+
+class Letters:
+    """Scores by a public rule: the share of a candidate that is of the first embedding axis."""
+
+    def __init__(self, sign: float = 1.0):
+        self.sign = sign
+        self.candidates: list[np.ndarray] = []
+
+    def release(self, candidates_KxJxD, *, round):
+        assert round == len(self.candidates) + 1
+        self.candidates.append(np.asarray(candidates_KxJxD))
+        return (self.sign * candidates_KxJxD[..., 0]).astype(np.float32)
+
+
+class Counts:
+    """An embedder: how many letters of "ab", how many characters."""
+
+    name, dimension, column = "counts", 2, "text"
+
+    def __call__(self, examples):
+        return np.array([[sum(c in "ab" for c in text), len(text)] for text in examples], float)
+
+
+class Recorded:
+    """Keeps the phases, and what `tune` was given."""
+
+    def __init__(self, monkeypatch):
+        self.phases, self.tuned, self.told = {}, [], []
+        monkeypatch.setattr(module, "tune", self.tune)
+
+    def tune(self, model, params, pairs, settings, **rest):
+        # A copy: what steps write into must not be what is compared here.
+        held = jax.tree.map(np.array, params)
+        found = tune(model, params, pairs, settings, **rest)
+        self.tuned.append((model, held, pairs, rest, jax.tree.map(np.array, found.params), found))
+        return found
+
+    def keep(self, name, make):
+        assert name not in self.phases
+        self.phases[name] = make()
+        return self.phases[name]
+
+
+def run(generator, rounds=3, scorer=None, seed=0, settings=SETTINGS, **rest):
+    scorer = Letters() if scorer is None else scorer
+    samples = NEAR + FAR
+    return popri(generator, samples, scorer, Counts(), settings, rounds=rounds, seed=seed, **rest)
+
+
+def test_the_loop_is_algorithm_1(generator, monkeypatch):
+    recorded, scorer = Recorded(monkeypatch), Letters()
+    public = jax.tree.map(np.array, generator.params)
+    final = run(generator, scorer=scorer, keep=recorded.keep, told=recorded.told.append)
+    parts = ("responses", "scores", "adapters")
+    assert [*recorded.phases] == [f"round {r} {part}" for r in (1, 2, 3) for part in parts]
+    prompts = [written.prompts for written in recorded.told]
+    assert len({tuple(found) for found in prompts}) == 3
+    for number, written in enumerate(recorded.told, 1):
+        assert written.round == number
+        assert [len(row) for row in written.responses] == [4] * 16
+        texts_KxJ = recorded.phases[f"round {number} responses"]["texts"]
+        assert texts_KxJ.tolist() == written.responses
+        # What is scored is what was written, in its place.
+        flat = [text for row in written.responses for text in row]
+        np.testing.assert_array_equal(scorer.candidates[number - 1].reshape(64, 2), Counts()(flat))
+        pairs = recorded.tuned[number - 1][2]
+        expected = by_hand(generator, written)
+        assert len(expected) == written.pairs == len(pairs)
+        for row, (prompt, chosen, rejected) in enumerate(expected):
+            for found, text in zip(
+                (pairs.prompt_NxP, pairs.chosen_NxT, pairs.rejected_NxT),
+                (prompt, chosen, rejected),
+                strict=True,
+            ):
+                assert bytes(found[row][found[row] >= 0].tolist()).decode() == text
+    # The base is the public model in every round and at the end, to the bit.
+    for model, given, _, rest, _, _ in recorded.tuned:
+        assert "reference" not in rest
+        _, base = lora.detach(model, given)
+        jax.tree.map(np.testing.assert_array_equal, base, public)
+    model, base = lora.detach(final.model, final.params)
+    assert model == generator.model
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, base), public)
+    jax.tree.map(np.testing.assert_array_equal, generator.params, public)
+    # Adapters go on from the round before; the first round's do nothing yet.
+    for before, after in zip(recorded.tuned[:-1], recorded.tuned[1:], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, before[4], after[1])
+    jax.tree.map(np.testing.assert_array_equal, recorded.tuned[-1][4], final.params)
+
+
+def by_hand(generator, written):
+    """Pairs by the definition: the best score over the third best, where the texts differ."""
+    expected = []
+    for prompt, row, scores in zip(
+        written.prompts, written.responses, written.scores_KxJ, strict=True
+    ):
+        order = sorted(range(4), key=lambda j, scores=scores: -scores[j])
+        chosen, rejected = row[order[0]], row[order[2]]
+        if chosen and rejected and chosen != rejected:
+            expected.append((prompt, chosen, rejected))
+    return expected
+
+
+def test_the_reference_is_the_public_model_in_every_round(generator, monkeypatch):
+    """Before the first step policy and reference agree in round 1 and never after; with the last
+    round's model as reference they would in every round."""
+    recorded = Recorded(monkeypatch)
+    run(generator, rounds=2, keep=recorded.keep, told=recorded.told.append)
+    first, second = (written.record["margin"][0] for written in recorded.told)
+    assert first == pytest.approx(0, abs=1e-6)
+    assert abs(second) > 1e-3
+    model, _, pairs, rest, _, found = recorded.tuned[1]
+    faulty_reference = log_probabilities(model, recorded.tuned[0][4], pairs, part=8, multiple=32)
+    faulty = tune(
+        model, recorded.tuned[1][1], pairs, SETTINGS.preference, reference=faulty_reference, **rest
+    )
+    assert faulty.record["margin"][0] == pytest.approx(0, abs=1e-6)
+    assert found.record["margin"][0] == pytest.approx(second)
+
+
+def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
+    """A round's adapters follow from those before it and its pairs: no moments are carried."""
+    recorded = Recorded(monkeypatch)
+    run(generator, rounds=2, keep=recorded.keep)
+    model, given, pairs, rest, after, _ = recorded.tuned[1]
+    again = tune(model, jax.tree.map(jnp.asarray, given), pairs, SETTINGS.preference, **rest)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, again.params), after)
+
+
+def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator, monkeypatch):
+    recorded = Recorded(monkeypatch)
+    final = run(generator, rounds=1, keep=recorded.keep)
+    scorer = Letters()
+    again = run(generator, rounds=1, scorer=scorer, keep=lambda name, make: recorded.phases[name])
+    assert not scorer.candidates
+    jax.tree.map(np.testing.assert_array_equal, again.params, final.params)
+    other = Letters()
+    run(generator, rounds=1, scorer=other, seed=1)
+    texts = recorded.phases["round 1 responses"]["texts"].reshape(-1)
+    assert not np.array_equal(other.candidates[0].reshape(64, 2), Counts()(texts))
+
+
+def test_pairs_that_would_teach_nothing_are_left_out(generator):
+    settings = PopriSettings(prompts=4, responses=3, rejected_rank=2, prompt_tokens=8)
+    texts = np.array([["a", "b", "c"], ["a", "a", "c"], ["", "b", "c"], ["a", "", "c"]])
+    scores = np.array([[3.0, 2, 1]] * 4)
+    pairs = preference_pairs(generator, list("wxyz"), texts, scores, settings)
+    assert pairs.prompt_NxP[:, 0].tolist() == [ord("w")]
+    assert (pairs.chosen_NxT[0, 0], pairs.rejected_NxT[0, 0]) == (ord("a"), ord("b"))
+    assert preference_pairs(generator, list("xyz"), texts[1:], scores[1:], settings) is None
+
+
+def test_responses_end_with_end_of_text_only_where_nothing_else_ends_them(generator):
+    texts, scores = np.array([["abc", "ab"]]), np.array([[0.0, 1.0]])
+    free = FewShot(shots=1, head="", heading="", after=" ", stop="")
+    for format, ends in ((free, [256]), (DOCUMENTS, [])):
+        settings = PopriSettings(
+            responses=2, rejected_rank=2, format=format, prompt_tokens=8, response_tokens=3
+        )
+        pairs = preference_pairs(generator, ["x"], texts, scores, settings)
+        found = [pairs.chosen_NxT[0], pairs.rejected_NxT[0]]
+        chosen, rejected = ([i for i in row.tolist() if i >= 0] for row in found)
+        assert chosen == [ord("a"), ord("b"), *ends]
+        # This one was cut, or might have been.
+        assert rejected == [ord(c) for c in "abc"]
+
+
+def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
+    """All responses alike: nothing is learned, and the next round goes on."""
+    monkeypatch.setattr(module, "respond", lambda *_: [["ab"] * 4] * 16)
+    told = []
+    final = run(generator, rounds=2, told=told.append)
+    assert [written.pairs for written in told] == [0, 0]
+    start, _ = lora.attach(
+        generator.model, generator.params, SETTINGS.lora, module._key(0, "adapters")
+    )
+    assert final.model == start
+    key = module._key(0, "adapters")
+    _, fresh = lora.attach(generator.model, generator.params, SETTINGS.lora, key)
+    jax.tree.map(np.testing.assert_array_equal, final.params, fresh)
+
+
+class Raw:
+    """Stands in for a model: every response is what it was told to write."""
+
+    tokeniser = utf8_bytes()
+
+    def __init__(self, texts):
+        self.texts, self.asked = texts, {}
+
+    def write(self, prompts, key, *, sampling, responses=1, progress=False):
+        self.asked = {"prompts": prompts, "sampling": sampling, "responses": responses}
+        return [self.texts[:responses] for _ in prompts]
+
+    def shortened(self, texts, tokens):
+        return LanguageModel.shortened(self, texts, tokens)  # pyright: ignore
+
+
+def test_responses_are_cut_at_the_next_heading_and_at_the_tokens_kept(generator):
+    raw = Raw(["abc\n\nOriginal Text Sample 5\nxyz", f"  {'d' * 70} e", "Original Text Sample"])
+    settings = PopriSettings(prompts=1, responses=3, rejected_rank=2, response_tokens=64)
+    assert respond(raw, ["p", "q"], settings, jax.random.key(0)) == [["abc", "d" * 64, ""]] * 2
+    sampling = raw.asked["sampling"]
+    assert (sampling.max_new_tokens, sampling.stop) == (85, ("Original Text Sample",))
+    assert raw.asked["responses"] == 3
+    # And of the model itself: at most so many tokens, nothing after the line's end.
+    found = respond(generator, ["ab ba ab\n"] * 8, SETTINGS, jax.random.key(0))
+    texts = [text for row in found for text in row]
+    assert all("\n" not in text and len(text) <= 8 for text in texts)
+    assert len(set(texts)) > 3
+
+
+def test_prompts_keep_their_last_tokens_and_never_grow(generator):
+    cut = module._last_tokens(generator, ["abcdefgh", "abc", "", "€€€"], 5)
+    # Three bytes a sign: of the first two signs two bytes are left, which are no text.
+    assert cut == ["defgh", "abc", "", "€"]
+    assert [len(row) for row in prompt_ids(generator.tokeniser, cut)] == [5, 3, 1, 3]
+
+
+def test_the_corpus_has_prompts_of_its_own_and_no_empty_texts(generator):
+    found = synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)
+    assert found == synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=0)
+    assert found != synthesise(generator, NEAR + FAR, 24, SETTINGS, seed=1)
+    assert 0 < len(found) <= 24
+    assert all(found)
+    raw = Raw(["\n"])
+    assert synthesise(raw, NEAR, 3, SETTINGS, seed=0) == []
+    rounds = [SETTINGS.format.prompts(NEAR, 3, seed=0, round=r) for r in (1, 2, 3)]
+    assert raw.asked["prompts"] not in rounds
+
+
+@pytest.fixture(scope="module")
+def hashed():
+    return embedder("hashed:32")
+
+
+def near_clients(function, count=40):
+    """Clients who write "ab" and "ba" alone."""
+    held = {f"client {k}": {"text": [NEAR[k % 4], NEAR[(k + 1) % 4]]} for k in range(count)}
+    return embed(from_clients(held), function, shown=False)
+
+
+def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flipped(
+    generator, hashed, tmp_path
+):
+    """Nearly without noise: 40 clients in every round, noise multiplier 0.05."""
+    clients = near_clients(hashed)
+    plan = Plan(
+        population=40,
+        clients_per_round=40,
+        rounds=4,
+        clip_norm=1.0,
+        noise_multiplier=0.05,
+        delta=1e-3,
+    )
+
+    class Flipped(CandidateScores):
+        def release(self, candidates_KxJxD, *, round):
+            return -super().release(candidates_KxJxD, round=round)
+
+    share = {"before": like_clients(generator)}
+    for kind in (CandidateScores, Flipped):
+        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", clients.fingerprint)
+        scorer = kind(clients, plan, ledger=ledger, noise_key=noise_root(0))
+        tuned = popri(generator, NEAR + FAR, scorer, hashed, SETTINGS, rounds=4, seed=0)
+        ledger.close()
+        share[kind.__name__] = like_clients(tuned)
+        assert len(ledger) == 4
+    assert 0.3 < share["before"] < 0.7
+    assert share["CandidateScores"] > share["before"] + 0.2
+    assert share["Flipped"] < share["before"] - 0.2
+
+
+def like_clients(writer) -> float:
+    """Share of the letters written that are the clients'."""
+    joined = "".join(synthesise(writer, NEAR + FAR, 200, SETTINGS, seed=5))
+    ours, others = (sum(joined.count(c) for c in letters) for letters in ("ab", "yz"))
+    return ours / (ours + others)
+
+
+def scorer_of(clients, tmp_path, **changes):
+    settings: dict[str, Any] = dict(
+        population=len(clients),
+        clients_per_round=10,
+        rounds=2,
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        delta=1e-3,
+    )
+    plan = Plan(**{**settings, **changes})
+    ledger = Ledger(tmp_path / "ledger.jsonl", clients.fingerprint)
+    return CandidateScores(clients, plan, ledger=ledger, noise_key=noise_root(0))
+
+
+def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, monkeypatch):
+    """SPEC C.3: 31 rounds run while 20 are accounted. Here two are, and a third is refused before
+    it is charged; the loop without the check gives the cost of three rounds for two's."""
+    scorer = scorer_of(near_clients(hashed), tmp_path)
+    monkeypatch.setattr(module, "respond", lambda *_: [["ab", "yz", "zz", "ay"]] * 16)
+    monkeypatch.setattr(module, "preference_pairs", lambda *_: None)
+    with pytest.raises(InputError, match=r"round must lie in 1 \.\. 2, the plan's, found 3"):
+        popri(generator, NEAR, scorer, hashed, SETTINGS, rounds=3, seed=0)
+    assert len(scorer.ledger) == 2
+    plan = scorer.plan
+    assert scorer.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
+    faulty: dict[str, Any] = dict(
+        clients_per_round=10, clip_norm=1.0, noise_multiplier=1.0, delta=1e-3
+    )
+    assert plan.epsilon() < Plan(population=40, rounds=3, **faulty).epsilon()
+
+
+def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed, tmp_path):
+    """TRUST 13: every release draws its own cohort, so nobody takes part once an epoch."""
+    with pytest.raises(InputError, match="found 'epochs'"):
+        scorer_of(near_clients(hashed), tmp_path, sampling="epochs")
+
+
+def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
+    """SPEC C.3: clients drawn by an unseeded sample of fixed size, under Poisson's accounting.
+    The faulty sampler has one size in every round; ours varies and follows a secret key."""
+    clients = near_clients(hashed, 200)
+    scorer = scorer_of(clients, tmp_path, rounds=12)
+    drawn = []
+    sample = Plan.sample
+
+    def sampled(self, seed, round):
+        drawn.append((seed, sample(self, seed, round)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(Plan, "sample", sampled)
+    candidates = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
+    for round in range(1, 13):
+        scorer.release(candidates, round=round)
+    sizes = [len(found) for _, found in drawn]
+    assert len(set(sizes)) > 3
+    assert len({len(fixed_size(200, 10, 0, round)) for round in range(1, 13)}) == 1
+    # 128 bits each, none twice.
+    assert len({seed for seed, _ in drawn}) == 12
+    assert all(seed >> 64 for seed, _ in drawn)
+
+
+def test_a_text_written_twice_keeps_its_own_score(generator):
+    """SPEC C.3: list.index gives the second of equal texts the first one's score."""
+    texts = np.array([["ab", "ab", "yz", "zz"]])
+    scores = np.array([[0.1, 0.9, 0.5, 0.2]])
+
+    def faulty(texts, scores):
+        """Ranks texts, then looks each one up."""
+        row = texts[0].tolist()
+        by_index = [scores[0][row.index(text)] for text in row]
+        return row[int(np.argmax(by_index))]
+
+    settings = PopriSettings(prompts=1, responses=4, rejected_rank=2, prompt_tokens=8)
+    pairs = preference_pairs(generator, ["p"], texts, scores, settings)
+    chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
+    assert chosen == "ab"
+    assert faulty(texts, scores) == "yz"
+    assert preferences(scores, 2).chosen_K.tolist() == [1]
+
+
+def test_scores_that_are_all_alike_are_finite(generator, hashed, tmp_path):
+    """SPEC C.3: std = 0 gives NaN. Responses that are all one text score zero and noise."""
+    clients = near_clients(hashed)
+    plan = Plan.without_privacy(population=40, clients_per_round=40, rounds=1, clip_norm=1.0)
+    alike = np.broadcast_to(hashed(["ab ba ab"])[0], (3, 4, 32))
+    scores = np.ones(12)
+    with np.errstate(invalid="ignore"):
+        faulty = (scores - scores.mean()) / scores.std()
+    assert np.isnan(faulty).all()
+    for kind in ("zscore", "per_prompt"):
+        ledger = Ledger(tmp_path / f"{kind}.jsonl", clients.fingerprint)
+        scorer = CandidateScores(clients, plan, ledger=ledger, noise_key=noise_root(), kind=kind)
+        found = scorer.release(alike, round=1)
+        ledger.close()
+        np.testing.assert_array_equal(found, np.zeros((3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rejected_rank": 1}, "rejected_rank"),
+        ({"rejected_rank": 11}, "rejected_rank"),
+        ({"prompts": 0}, "prompts"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"response_tokens": -1}, "response_tokens"),
+    ],
+)
+def test_bad_settings_are_named(wrong, message):
+    with pytest.raises(InputError, match=message):
+        PopriSettings(**wrong)
+
+
+def test_a_generator_with_adapters_and_too_few_samples_are_refused(generator):
+    model, params = lora.attach(generator.model, generator.params, LoRA(), jax.random.key(0))
+    with pytest.raises(InputError):
+        run(generator.replaced(model, params))
+    scorer = Letters()
+    with pytest.raises(InputError, match="1 different samples"):
+        popri(generator, [], scorer, Counts(), SETTINGS, rounds=1, seed=0)
+    assert not scorer.candidates
+
+
+def test_what_is_kept_is_numbers_and_texts(generator, monkeypatch):
+    """Phases are written as JSON and .npz: nothing else may be among them, and nothing secret."""
+    recorded = Recorded(monkeypatch)
+    run(generator, rounds=1, keep=recorded.keep)
+    for arrays in recorded.phases.values():
+        assert all(np.asarray(value).dtype.kind in "fiU" for value in arrays.values())
+    record = {k: v for k, v in recorded.phases["round 1 adapters"].items() if "record" in k}
+    json.dumps({name: np.asarray(value).tolist() for name, value in record.items()})
