@@ -1,0 +1,275 @@
+"""Private evolution: votes, selection and variation in both forms, and that voted texts win."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms.candidate_scores import CandidateScores
+from jaxpfl.algorithms.private_evolution import (
+    EvolutionSettings,
+    private_evolution,
+    select,
+)
+from jaxpfl.data import from_clients
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import Ledger, Plan
+from jaxpfl.privacy.keys import noise_root
+from jaxpfl.text.embed import embed, embedder
+
+LETTERS = "abyz"
+
+
+class Onehot:
+    """An embedder: how many of each letter a text has, scaled to length 1."""
+
+    name, dimension, column = "onehot", 4, "text"
+
+    def __call__(self, examples):
+        counts = np.array([[text.count(c) for c in LETTERS] for text in examples], np.float32)
+        return counts / np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-9)
+
+
+class Append:
+    """A variation: one letter more, by the key and the text's place."""
+
+    def __init__(self):
+        self.calls: list[list[str]] = []
+
+    def __call__(self, texts, key):
+        self.calls.append(list(texts))
+        number = int(jax.random.key_data(key)[-1])
+        return [text + LETTERS[(number + i) % 4] for i, text in enumerate(texts)]
+
+
+class Votes:
+    """Votes by a public rule, and what was voted on."""
+
+    def __init__(self, *votes):
+        self.votes, self.seen = list(votes), []
+
+    def release(self, candidates_KxJxD, *, round):
+        assert candidates_KxJxD.shape[1] == 1
+        self.seen.append(candidates_KxJxD[:, 0])
+        return np.array(self.votes[round - 1], np.float32)[:, None]
+
+
+def test_the_pre_text_form():
+    """Lookahead mean, votes over the threshold in proportion, one variation of each drawn text."""
+    settings = EvolutionSettings("pre_text", population=4, threshold=2.0, lookahead=3)
+    votes = Votes([2, 9, 0, 1], [0, 5, 0, 0])
+    vary, told, phases = Append(), [], {}
+
+    def keep(name, make):
+        phases[name] = make()
+        return phases[name]
+
+    start = ["a", "b", "y", "z"]
+    final = private_evolution(
+        start, vary, votes, Onehot(), settings, rounds=2, seed=0, keep=keep, told=told.append
+    )
+    assert list(phases) == ["round 1 votes", "round 1 texts", "round 2 votes"]
+    # Three variations ahead of each vote, one after the first: in the last round none.
+    assert vary.calls[:3] == [start] * 3
+    # Only the second text is over the threshold: a vote of exactly the threshold counts as none.
+    assert told[0].selected == ["b"] * 4
+    assert vary.calls[3] == ["b"] * 4
+    assert vary.calls[4:] == [told[1].texts] * 3
+    assert final == told[1].selected == [told[1].texts[1]] * 4
+    assert [evolved.round for evolved in told] == [1, 2]
+    # What is voted on is the mean of the three variations' embeddings, not the text's own.
+    seen = votes.seen[0]
+    assert seen.shape == (4, 4)
+    assert not np.allclose(seen, Onehot()(start))
+    again = Append()
+    keys = [jax.random.fold_in(_key("lookahead", 1), i) for i in range(3)]
+    mean = np.mean([Onehot()(again(start, key)) for key in keys], axis=0)
+    np.testing.assert_allclose(seen, mean, rtol=1e-6)
+
+
+def _key(purpose, round):
+    from jaxpfl.algorithms.private_evolution import _key as key
+
+    return key(0, purpose, round)
+
+
+def test_without_lookahead_the_texts_themselves_are_voted_on():
+    vary, votes = Append(), Votes([1, 0])
+    settings = EvolutionSettings("pre_text", population=2, lookahead=0)
+    assert private_evolution(["a", "z"], vary, votes, Onehot(), settings, rounds=1, seed=0) == [
+        "a",
+        "a",
+    ]
+    np.testing.assert_allclose(votes.seen[0], Onehot()(["a", "z"]))
+    assert not vary.calls
+
+
+def test_the_aug_pe_form():
+    """The texts of most votes, each kept and varied; the noise's negative votes rank last."""
+    settings = EvolutionSettings("aug_pe", population=6, variations=2, lookahead=4)
+    votes = Votes([1, -3, 8, 0, 8, -9], [0, 0, 0, 0, 0, 1])
+    vary, told = Append(), []
+    start = ["a", "b", "y", "z", "ab", "yz"]
+    final = private_evolution(
+        start, vary, votes, Onehot(), settings, rounds=2, seed=0, told=told.append
+    )
+    # Equal votes rank by place.
+    assert told[0].selected == ["y", "ab"]
+    assert vary.calls == [["y", "y", "ab", "ab"]]
+    assert told[1].texts[:2] == ["y", "ab"]
+    assert [
+        text[: len(kept)] for text, kept in zip(told[1].texts[2:], vary.calls[0], strict=True)
+    ] == (vary.calls[0])
+    np.testing.assert_allclose(votes.seen[0], Onehot()(start))
+    assert final == [told[1].texts[5], told[1].texts[0]]
+
+
+def test_selection_is_in_proportion_to_votes_above_the_threshold():
+    settings = EvolutionSettings("pre_text", population=40_000, threshold=2.0)
+    votes = np.array([12.0, 7.0, 1.0, -50.0, 2.0], np.float32)
+    votes = np.concatenate([votes, np.zeros(39_995, np.float32)])
+    texts = [str(i) for i in range(40_000)]
+    found = select(texts, votes, settings, np.random.default_rng(0))
+    counts = {text: found.count(text) for text in set(found)}
+    assert set(counts) == {"0", "1"}
+    # 10 to 5; five standard deviations are 0.012.
+    assert counts["0"] / 40_000 == pytest.approx(2 / 3, abs=0.012)
+    # In order of votes.
+    assert found == ["0"] * counts["0"] + ["1"] * counts["1"]
+
+
+def test_where_nobody_is_over_the_threshold_all_are_drawn_alike():
+    settings = EvolutionSettings("pre_text", population=300, threshold=5.0)
+    votes = np.linspace(-3, 5, 300).astype(np.float32)
+    found = select([str(i) for i in range(300)], votes, settings, np.random.default_rng(0))
+    # About 1 - 1/e of them.
+    assert 160 < len(set(found)) < 220
+
+
+def test_a_run_is_a_function_of_its_seed_and_its_votes():
+    settings = EvolutionSettings("pre_text", population=4, lookahead=1)
+
+    def run(seed, last):
+        votes = Votes([1, 2, 3, 4], [4, 3, 2, last])
+        return private_evolution(
+            list("abyz"), Append(), votes, Onehot(), settings, rounds=2, seed=seed
+        )
+
+    assert run(0, 1) == run(0, 1)
+    assert len({tuple(run(seed, 1)) for seed in range(6)}) > 1
+
+
+def test_the_number_of_texts_and_settings_are_checked():
+    settings = EvolutionSettings("pre_text", population=4)
+    votes = Votes()
+    with pytest.raises(InputError, match="population = 4 texts, found 3"):
+        private_evolution(list("abc"), Append(), votes, Onehot(), settings, rounds=1, seed=0)
+    for wrong, message in (
+        ({"form": "other"}, "form"),
+        ({"form": "aug_pe", "population": 7, "variations": 2}, r"multiple of 1 \+ variations = 3"),
+        ({"threshold": -1.0}, "threshold"),
+        ({"threshold": float("nan")}, "threshold"),
+        ({"lookahead": -1}, "lookahead"),
+        ({"population": 0}, "population"),
+    ):
+        with pytest.raises(InputError, match=message):
+            EvolutionSettings(**wrong)
+
+
+@pytest.fixture(scope="module")
+def hashed():
+    return embedder("hashed:32")
+
+
+NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
+FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
+
+
+def clients(function, count=40, texts=NEAR):
+    held = {f"client {k}": {"text": [texts[k % 4], texts[(k + 1) % 4]]} for k in range(count)}
+    return embed(from_clients(held), function, shown=False)
+
+
+class Swap:
+    """A variation: one word by the key."""
+
+    def __call__(self, texts, key):
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        found = []
+        for text in texts:
+            words = text.split()
+            words[rng.integers(len(words))] = ["ab", "ba", "yz", "zy"][rng.integers(4)]
+            found.append(" ".join(words))
+        return found
+
+
+@pytest.mark.parametrize("form", ["pre_text", "aug_pe"])
+def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_path, form):
+    """Votes through the door, with little noise; one entry on the ledger for each round."""
+    population = clients(hashed)
+    plan = Plan(
+        population=40,
+        clients_per_round=40,
+        rounds=3,
+        clip_norm=2.0,
+        noise_multiplier=0.2,
+        delta=1e-3,
+    )
+    settings = EvolutionSettings(form, population=16, threshold=1.0, lookahead=2, variations=3)
+    start = [*NEAR, *FAR, *["ab yz ab", "yz ab zy", "ba zy ba", "zy ba yz"]] + FAR
+
+    class Flipped(CandidateScores):
+        def release(self, candidates_KxJxD, *, round):
+            return -super().release(candidates_KxJxD, round=round)
+
+    share = {}
+    for kind in (CandidateScores, Flipped):
+        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", population.fingerprint)
+        scorer = kind(
+            population,
+            plan,
+            ledger=ledger,
+            noise_key=noise_root(0),
+            kind="nn_histogram",
+            max_texts=2,
+        )
+        found = private_evolution(start, Swap(), scorer, hashed, settings, rounds=3, seed=0)
+        ledger.close()
+        assert len(ledger) == 3
+        assert ledger.spent(1e-3) == pytest.approx(plan.epsilon())
+        letters = "".join(found)
+        share[kind] = sum(letters.count(c) for c in "ab") / sum(letters.count(c) for c in LETTERS)
+    assert share[CandidateScores] > 0.8
+    assert share[Flipped] < 0.4
+
+
+def test_a_client_moves_the_votes_by_at_most_the_cap_and_reaches_it(hashed, tmp_path):
+    """TRUST 16: neighbouring clients under votes without noise; the plan's clip norm is the cap."""
+    plan = Plan.without_privacy(population=8, clients_per_round=8, rounds=1, clip_norm=3.0)
+    candidates = hashed([*NEAR, *FAR])[:, None]
+
+    def votes(texts_of_last, name):
+        held = {f"client {k}": {"text": [NEAR[k % 4]]} for k in range(7)}
+        held["last"] = {"text": texts_of_last}
+        population = embed(from_clients(held), hashed, shown=False)
+        ledger = Ledger(tmp_path / f"{name}.jsonl", population.fingerprint)
+        scorer = CandidateScores(
+            population,
+            plan,
+            ledger=ledger,
+            noise_key=noise_root(0),
+            kind="nn_histogram",
+            max_texts=3,
+        )
+        found = scorer.release(candidates, round=1)[:, 0]
+        ledger.close()
+        return found
+
+    without = votes([], "without")
+    np.testing.assert_array_equal(without, [2, 2, 2, 1, 0, 0, 0, 0])
+    # Ten texts, all nearest to one candidate: three votes, and no more.
+    moved = votes([FAR[0]] * 10, "alike") - without
+    np.testing.assert_array_equal(moved, [0, 0, 0, 0, 3, 0, 0, 0])
+    assert np.linalg.norm(moved) == plan.clip_norm
+    spread = votes(FAR * 3, "spread") - without
+    assert spread.sum() == pytest.approx(3)
+    assert np.linalg.norm(spread) <= plan.clip_norm
