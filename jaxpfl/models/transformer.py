@@ -116,7 +116,8 @@ class Decoder:
       compute: dtype of the products and of the cache. Norms, softmax, rotary angles, logits and
         losses are float32 always. Parameters may be stored in either.
       remat: in training, keep one array a layer and compute the rest again (less memory, a third
-        more time).
+        more time); else the products of the linear maps are kept, and what lies between them is
+        computed again, which is faster than storing it.
 
     As a `jaxpfl.models.base.Model` it reads batches of "tokens" int32 [B, L], padded with -1 on
     the right; every real token but a row's first is a target.
@@ -212,7 +213,10 @@ class Decoder:
             q, k, v = network.project(x, angles)
             return network.finish(x, attend(q, k, v, seen)), None
 
-        body = jax.checkpoint(layer) if self.remat else layer
+        kept = jax.checkpoint_policies
+        policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
+        # Inside a scan, nothing can undo the recomputation.
+        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = jax.lax.scan(body, x, params["layers"])
         return merge(self._norm, params["norm"])(x)
 

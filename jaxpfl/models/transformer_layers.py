@@ -61,6 +61,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[..., inputs] to [..., outputs], in the dtype of `x`."""
+        # Two axes: the kernel's gradient is then one product, without transposing first.
+        outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         if hasattr(self, "kernel_int8"):
             scale = self.kernel_scale[...].astype(x.dtype)
             y = (x @ self.kernel_int8[...].astype(x.dtype)) * _along_last(scale, x.ndim)
@@ -71,7 +73,7 @@ class Linear(nnx.Module):
         if self.a is not None and self.b is not None:
             inner = x @ self.a[...].astype(x.dtype)
             y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)
-        return y
+        return y.reshape(*outer, -1)
 
 
 class Norm(nnx.Module):
