@@ -1,8 +1,8 @@
 """One token from a row of logits: temperature, the most probable k, the nucleus, and the draw.
 
-Both cuts keep the tokens at or above a threshold, found by bisection over the bits of the
-probabilities: exact, and without a sort of the vocabulary. Tokens that tie with the last one kept
-are kept.
+Both cuts keep the tokens at or above a threshold. That of the nucleus is found by bisection over
+the bits of the probabilities: exact, and without a sort of the vocabulary. Tokens that tie with the
+last one kept are kept.
 
 The draw is by Gumbel's maximum in two stages, first a block of the vocabulary by its share of the
 probability, then a token of the block: the same distribution as over all tokens at once, from a
@@ -27,31 +27,31 @@ def probabilities(logits_SxV: Array, temperature: Array) -> Array:
     return jnp.exp(scaled_SxV - jnp.max(scaled_SxV, axis=-1, keepdims=True))
 
 
-def keep_top_k(weights_SxV: Array, k: Array) -> Array:
+def keep_top_k(weights_SxV: Array, k: int) -> Array:
     """The k largest weights of each row, the others 0."""
-    return _keep(weights_SxV, jnp.ones_like(weights_SxV), k.astype(jnp.float32))
+    largest_SxK, _ = lax.top_k(weights_SxV, min(k, weights_SxV.shape[1]))
+    return jnp.where(weights_SxV >= largest_SxK[:, -1:], weights_SxV, 0.0)
 
 
 def keep_top_p(weights_SxV: Array, p: Array) -> Array:
-    """The nucleus (Holtzman et al. 2020): the fewest largest weights that sum to p of the total."""
-    total_S = jnp.sum(weights_SxV, axis=-1)
-    return _keep(weights_SxV, weights_SxV, p * total_S)
+    """The nucleus (Holtzman et al. 2020): the fewest largest weights that sum to p of the total.
 
-
-def _keep(weights_SxV: Array, counts_SxV: Array, wanted_S: Array) -> Array:
-    """Weights at or above the highest threshold where the counts of those kept reach `wanted`."""
+    Args:
+      weights_SxV: none above 1.
+    """
     # Non-negative floats are in the order of their bits.
     bits_SxV = lax.bitcast_convert_type(weights_SxV, jnp.int32)
+    wanted_S = p * jnp.sum(weights_SxV, axis=-1)
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low_S, high_S = bounds
         middle_S = low_S + (high_S - low_S) // 2
-        kept_S = jnp.sum(jnp.where(bits_SxV >= middle_S[:, None], counts_SxV, 0.0), axis=-1)
+        kept_S = jnp.sum(jnp.where(bits_SxV >= middle_S[:, None], weights_SxV, 0.0), axis=-1)
         enough_S = kept_S >= wanted_S
         return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
 
     low_S = jnp.zeros(weights_SxV.shape[0], jnp.int32)
-    # One above the largest bits there are, those of 1.
+    # One above the largest bits there are, those of 1; less than 2^30.
     high_S = low_S + lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
     threshold_S, _ = lax.fori_loop(0, 30, halve, (low_S, high_S))
     return jnp.where(bits_SxV >= threshold_S[:, None], weights_SxV, 0.0)

@@ -120,7 +120,7 @@ def sample(
         ends=_checked_ends(model, ends),
         greedy=sampling.temperature == 0,
         top_p=sampling.top_p < 1,
-        top_k=0 < sampling.top_k < model.vocab_size,
+        top_k=sampling.top_k if sampling.top_k < model.vocab_size else 0,
     )
     controls = _controls(model, sampling, token_bytes)
     devices = 1 if program.mesh is None else program.mesh.shape[DATA]
@@ -213,7 +213,6 @@ def _controls(
     return Controls(
         temperature=jnp.float32(sampling.temperature),
         top_p=jnp.float32(sampling.top_p),
-        top_k=jnp.int32(sampling.top_k),
         banned_V=jnp.arange(vocabulary) >= known,
         table_NxV=table_NxV,
     )

@@ -38,7 +38,7 @@ class Program(NamedTuple):
     ends: tuple[int, ...]
     greedy: bool
     top_p: bool
-    top_k: bool
+    top_k: int
 
 
 class Controls(NamedTuple):
@@ -51,7 +51,6 @@ class Controls(NamedTuple):
 
     temperature: Array
     top_p: Array
-    top_k: Array
     banned_V: Array
     table_NxV: Array | None
 
@@ -130,7 +129,7 @@ def _run_alone(
             return greedy(logits_SxV)
         weights_SxV = probabilities(logits_SxV, controls.temperature)
         if program.top_k:
-            weights_SxV = keep_top_k(weights_SxV, controls.top_k)
+            weights_SxV = keep_top_k(weights_SxV, program.top_k)
         if program.top_p:
             weights_SxV = keep_top_p(weights_SxV, controls.top_p)
         return draw(keys_S, weights_SxV)

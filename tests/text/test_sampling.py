@@ -52,7 +52,7 @@ def _next(model, sampling, params, row, held, request, t):
         return greedy(logits)[0]
     weights = probabilities(logits, jnp.float32(sampling.temperature))
     if sampling.top_k:
-        weights = keep_top_k(weights, jnp.int32(sampling.top_k))
+        weights = keep_top_k(weights, sampling.top_k)
     if sampling.top_p < 1:
         weights = keep_top_p(weights, jnp.float32(sampling.top_p))
     return draw(jax.random.fold_in(request, t)[None], weights)[0]
@@ -176,7 +176,7 @@ def test_adapters_and_int8_weights_and_bfloat16():
 def test_the_cache_is_never_copied():
     """What a step or a new request costs must not grow with the room of all slots."""
     slots, new = 5, 11
-    program = waves.Program(LLAMA, None, new, (3,), False, False, False)
+    program = waves.Program(LLAMA, None, new, (3,), False, False, 0)
     state = waves.idle_slots(program, slots, 16 + new, 1)
     words = np.zeros((12, 2), np.uint32)
     wave, _ = next(waves.waves_of(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
