@@ -101,8 +101,8 @@ class Training:
         return optax.join_schedules([ramp, tail], [self.warmup_steps])
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
-        """AdamW for `steps` steps, clipping first."""
-        adamw = optax.adamw(
+        """AdamW for `steps` steps; clipping is not in it (`training_step.run` does it)."""
+        return optax.adamw(
             self.learning_rates(steps),
             self.beta1,
             self.beta2,
@@ -110,9 +110,6 @@ class Training:
             weight_decay=self.weight_decay,
             mask=decayed,
         )
-        if self.clip_norm is None:
-            return adamw
-        return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
 
 
 def decayed(params: Params) -> Any:

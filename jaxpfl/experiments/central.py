@@ -22,13 +22,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.adamw import Training
 from jaxpfl.experiments.checkpoint import Checkpoints
+from jaxpfl.experiments.training_step import (
+    TrainState,
+    batches,
+    order_of,
+    run,
+    shardings,
+    start,
+)
 from jaxpfl.models import lora
 from jaxpfl.models.base import Metrics, Model, Params, summarise
 
@@ -54,14 +61,12 @@ class _State(NamedTuple):
     """What a run consists of between two steps; all of it is in a checkpoint.
 
     Attributes:
-      seen: sums of the epoch under way.
+      train: with the sums of the epoch under way.
       best, best_loss, best_step: of the least validation loss so far; `best` is empty without
         validation data.
     """
 
-    params: Params
-    optimizer: Any
-    seen: Metrics
+    train: TrainState
     best: Params
     best_loss: Array
     best_step: Array
@@ -109,13 +114,12 @@ def fit(
     """
     examples = _checked(model, columns, "columns")
     part = settings.batch_size // settings.accumulate
-    everywhere, dealt = _shardings(mesh, part)
+    everywhere, dealt = shardings(mesh, part)
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
     look_every = settings.validate_every or steps_per_epoch
     looks = -(-steps // look_every) if valid is not None else 0
-    optimizer = settings.optimizer(steps)
 
     held = place({name: np.asarray(columns[name]) for name in model.columns})
     held_out = None
@@ -127,11 +131,8 @@ def fit(
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
 
-    # Copies: the steps write into what they are given.
     state = _State(
-        params=jax.tree.map(jnp.copy, place(params)),
-        optimizer=place(jax.jit(optimizer.init)(params)),
-        seen=place({name: np.zeros((), np.float32) for name in ("loss_sum", "count")}),
+        train=start(params, settings, steps, everywhere),
         best=jax.tree.map(jnp.copy, place(params)) if looks else {},
         best_loss=place(np.float32(np.inf)),
         best_step=place(np.int32(0)),
@@ -140,20 +141,20 @@ def fit(
     )
     done, checkpoints = 0, None
     if folder is not None:
-        run = _run_id(model, params, columns, valid, frozen, settings, seed)
-        checkpoints = Checkpoints(folder, run=run, private=False)
+        identity = _run_id(model, params, columns, valid, frozen, settings, seed)
+        checkpoints = Checkpoints(folder, run=identity, private=False)
         restored = checkpoints.restore(state, warn=_warn)
         if restored is not None:
             done, state = restored.round, place(restored.state)
 
     def look(state: _State) -> _State:
-        metrics = validate(model, state.params, held_out, looked_at, frozen)
+        metrics = validate(model, state.train.params, held_out, looked_at, frozen)
         loss = summarise(jax.device_get(metrics))["loss"]
         index = -(-done // look_every) - 1
         state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
         # A diverged run has a loss of NaN, which is below nothing.
         if loss < float(state.best_loss):
-            kept = jax.tree.map(jnp.copy, state.params)
+            kept = jax.tree.map(jnp.copy, state.train.params)
             state = state._replace(
                 best=kept, best_loss=place(np.float32(loss)), best_step=place(np.int32(done))
             )
@@ -167,17 +168,15 @@ def fit(
         while done < steps:
             if done // steps_per_epoch != epoch:
                 epoch = done // steps_per_epoch
-                order = _order(examples, settings, seed, epoch, dealt)
+                order = order_of(examples, settings, seed, epoch, dealt)
             boundaries = [(epoch + 1) * steps_per_epoch]
             boundaries += [(done // look_every + 1) * look_every] if looks else []
             boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
             last = min([done + dispatch, *boundaries])
             started = time.perf_counter()
-            first_place, last_place = (place(np.int32(s - epoch * steps_per_epoch))
-                                       for s in (done, last))  # fmt: skip
-            state, loss = _steps(
-                model, settings, steps, state, frozen, held, order, first_place, last_place
-            )
+            here = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
+            train, loss = run(model, settings, steps, state.train, frozen, held, order, *here)
+            state = state._replace(train=train)
             loss = float(loss)
             rate = (last - done) / (time.perf_counter() - started)
             # The first dispatch is slow: it compiles.
@@ -196,7 +195,7 @@ def fit(
     state = jax.device_get(state)
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
     if not looks:
-        return Fitted(state.params, record)
+        return Fitted(state.train.params, record)
     record |= {
         "valid_loss": state.valid_losses.tolist(),
         "valid_steps": [min((look + 1) * look_every, steps) for look in range(looks)],
@@ -231,63 +230,11 @@ def fit_adam(
     return fit(model, start, columns, settings, seed=seed).params
 
 
-@partial(jax.jit, static_argnames=("model", "settings", "steps"), donate_argnames="state")
-def _steps(
-    model: Model,
-    settings: Training,
-    steps: int,
-    state: _State,
-    frozen: Params | None,
-    columns: dict[str, Array],
-    order: tuple[Array, Array],
-    first: Array,
-    last: Array,
-) -> tuple[_State, Array]:
-    """Steps `first` .. `last - 1` of an epoch's order; the state, and the last step's loss."""
-    rows_SxAxB, real_SxAxB = order
-    optimizer = settings.optimizer(steps)
-
-    def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
-        if frozen is not None:
-            params = lora.join(params, frozen)
-        batch = {name: column[rows_B] for name, column in columns.items()}
-        mean, metrics = model.loss(params, batch, real_B)
-        return mean * lax.stop_gradient(metrics["count"]), metrics["count"]
-
-    differentiate = jax.value_and_grad(loss_sum, has_aux=True)
-
-    def step(index: Array, carry: tuple[_State, Array]) -> tuple[_State, Array]:
-        state, _ = carry
-        parts = rows_SxAxB[index], real_SxAxB[index]
-
-        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, differentiate(state.params, *part)), None
-
-        if settings.accumulate == 1:
-            (total, count), gradients = differentiate(state.params, parts[0][0], parts[1][0])
-        else:
-            zeros = jax.tree.map(jnp.zeros_like, state.params)
-            start = ((jnp.float32(0.0), jnp.float32(0.0)), zeros)
-            ((total, count), gradients), _ = lax.scan(add, start, parts)
-        scale = 1.0 / jnp.maximum(count, 1.0)
-        gradients = jax.tree.map(lambda leaf: leaf * scale, gradients)
-        # Optax mixes integer and float types in places; its results are float32 all the same.
-        with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optimizer.update(gradients, state.optimizer, state.params)
-        seen = {
-            "loss_sum": state.seen["loss_sum"] + total,
-            "count": state.seen["count"] + count,
-        }
-        params = optax.apply_updates(state.params, updates)
-        return state._replace(params=params, optimizer=moments, seen=seen), total * scale
-
-    return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
-
-
 def _end_epoch(state: _State, epoch: Array) -> _State:
-    mean = state.seen["loss_sum"] / jnp.maximum(state.seen["count"], 1.0)
+    seen = state.train.seen
+    mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
     return state._replace(
-        seen=jax.tree.map(jnp.zeros_like, state.seen),
+        train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
         train_losses=state.train_losses.at[epoch].set(mean),
     )
 
@@ -311,44 +258,6 @@ def validate(
 
     _, sums = lax.scan(step, None, order)
     return jax.tree.map(jnp.sum, sums)
-
-
-def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [steps, size] and which of them are real, bool; the last batch is filled up."""
-    steps = -(-len(rows) // size)
-    padded = np.zeros(steps * size, np.int32)
-    padded[: len(rows)] = rows
-    real = np.arange(steps * size) < len(rows)
-    return padded.reshape(steps, size), real.reshape(steps, size)
-
-
-def _order(examples: int, settings: Training, seed: int, epoch: int, dealt: Any) -> Any:
-    """An epoch's rows and which are real, [steps, parts, examples of a part]."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    order = batches(generator.permutation(examples), settings.batch_size)
-    # Dealt like cards, so that the parts of a last batch are equally full.
-    parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
-    if isinstance(dealt, NamedSharding):
-        dealt = NamedSharding(dealt.mesh, PartitionSpec(None, None, "data"))
-    return tuple(jax.device_put(each, dealt) for each in parts)
-
-
-def _shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
-    """Where parameters and where [steps, batch] arrays lie."""
-    if mesh is None:
-        device = jax.devices()[0]
-        return device, device
-    if "data" not in mesh.axis_names:
-        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
-    devices = mesh.shape["data"]
-    if part % devices:
-        raise InputError(
-            f"a part of a batch has {part} examples, which must be a multiple of the mesh's "
-            f"{devices} devices along 'data'"
-        )
-    # Axes that XLA deals with itself, whatever the caller's mesh was made with.
-    mesh = Mesh(mesh.devices, mesh.axis_names)
-    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))
 
 
 def _checked(model: Model, columns: Columns, what: str) -> int:

@@ -25,8 +25,9 @@ import numpy as np
 import optax
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central import Columns, batches, validate
+from jaxpfl.experiments.central import Columns, validate
 from jaxpfl.experiments.config import PrefinetuneConfig
+from jaxpfl.experiments.training_step import batches
 from jaxpfl.models.base import Model, summarise
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central import batches
 from jaxpfl.experiments.config import PrefinetuneConfig
 from jaxpfl.experiments.prefinetune import (
     Corpus,
@@ -18,6 +17,7 @@ from jaxpfl.experiments.prefinetune import (
     learning_rates,
     prefinetune,
 )
+from jaxpfl.experiments.training_step import batches
 
 SETTINGS = PrefinetuneConfig(
     examples=50, epochs=3, batch_size=8, trials=3, learning_rates=(0.01, 0.3)
