@@ -57,7 +57,6 @@ from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import one_per_row
 from jaxpfl.text.variation import Continue
 
-_MODELS = ("generator", "downstream")
 _SHOWN = 12
 _ATTEMPTS = 8
 _FID_TEXTS = 2_000
@@ -78,8 +77,9 @@ def built(config: SyntheticTextConfig) -> "SyntheticText":
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
     study = SyntheticText(config, parts["train"], parts["valid"], parts["test"], plan)
-    if config.method not in ("public", "fed_avg"):
-        study.function.dimension  # noqa: B018
+    if study.writes:
+        # What it needs may be missing.
+        _embedder(config.embedder)
     return study
 
 
@@ -183,13 +183,19 @@ class SyntheticText:
 
     def _public_models(self) -> dict[str, Any]:
         """What the run started from: names, and the SHA-256 of the parameters."""
-        names = ["downstream"] if self.config.method in ("public", "fed_avg") else list(_MODELS)
-        found = {name: {"sha256": _digest(getattr(self, name).params)} for name in names}
-        return {
-            **found,
+        found: dict[str, Any] = {
             "tokeniser": {"name": self.public.tokeniser.name},
-            "embedder": {"name": self.config.embedder},
+            "downstream": {"sha256": _digest(self.downstream.params)},
         }
+        if self.writes:
+            found["generator"] = {"sha256": _digest(self.generator.params)}
+            found["embedder"] = {"name": self.function.name}
+        return found
+
+    @property
+    def writes(self) -> bool:
+        """Whether the method makes texts."""
+        return self.config.method not in ("public", "fed_avg")
 
     def _sends(self) -> bool:
         """Whether clients send anything."""

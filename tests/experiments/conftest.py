@@ -1,9 +1,13 @@
-"""A tiny pipeline on real files: three public candidates, private clients full of canaries."""
+"""Tiny studies on real files, with private clients full of canaries."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from jaxpfl.experiments.config_file import load
+from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 
 PIPELINE = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/vocabulary.jsonl",
@@ -49,3 +53,47 @@ def pipeline_config(tmp_path_factory) -> Path:
     path = folder / "pipeline.yaml"
     path.write_text(PIPELINE.format(folder=folder))
     return path
+
+
+SYNTHETIC = """\
+study: synthetic_text
+method: {method}
+data: {{source: "{folder}/clients.jsonl", split: {{train: 0.6, valid: 0.2, test: 0.2}}}}
+corpora: {{near: "{folder}/near.jsonl", far: "{folder}/far.jsonl"}}
+corpus_texts: 500
+vocab_size: 300
+generator: {{architecture: llama, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
+            sequence_length: 32, pretraining: {{epochs: 3, batch_size: 8, learning_rate: 0.01}}}}
+downstream: {{architecture: gpt2, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
+             sequence_length: 32, corpora: [far],
+             pretraining: {{epochs: 2, batch_size: 8, learning_rate: 0.01}}}}
+corpus: {{texts: 24, tokens: 8, fine_tuning: {{epochs: 2, batch_size: 8, learning_rate: 0.003}}}}
+embedder: "hashed:32"
+popri: {{prompts: 4, responses: 4, rejected_rank: 3, shots: 1, batch_size: 4}}
+evolution: {{population: 8, variations: 1, lookahead: 1, max_texts: 2,
+            fine_tuning: {{epochs: 1, batch_size: 8}}}}
+privacy: {{epsilon: 8.0, delta: 1e-3}}
+training: {{rounds: 2, clients_per_round: 12, batch_size: 4, max_examples: 4,
+           clients_per_bucket: 8, client: {{name: sgd, learning_rate: 0.3}}}}
+evaluation: {{declared_public: true, every: 2, max_examples: 40}}
+cache: "{folder}/cache"
+run: {{devices: 2}}
+"""
+
+
+@pytest.fixture(scope="session")
+def synthetic_config(tmp_path_factory) -> Callable[..., SyntheticTextConfig]:
+    """Makes the config of a method; `--section.key VALUE` change it."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    write_lines(folder / "clients.jsonl", NEAR, 60, 3, "canarytext{}")
+    write_lines(folder / "near.jsonl", NEAR, 30, 4)
+    write_lines(folder / "far.jsonl", FAR, 30, 4)
+
+    def make(method: str, *changes: str) -> SyntheticTextConfig:
+        path = folder / f"{method}.yaml"
+        path.write_text(SYNTHETIC.format(folder=folder, method=method))
+        config = load(path, changes)
+        assert isinstance(config, SyntheticTextConfig)
+        return config
+
+    return make
