@@ -110,9 +110,14 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def order_of(examples: int, settings: Training, seed: int, epoch: int, dealt: Any) -> Any:
-    """An epoch's rows and which are real, [steps, parts, examples of a part]."""
+    """An epoch's rows and which are real, [steps, parts, examples of a part], in a random order."""
     generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    order = batches(generator.permutation(examples), settings.batch_size)
+    return laid_out(generator.permutation(examples), settings, dealt)
+
+
+def laid_out(rows: np.ndarray, settings: Training, dealt: Any) -> Any:
+    """As `order_of`, in the order of `rows`."""
+    order = batches(rows, settings.batch_size)
     # Dealt like cards, so that the parts of a last batch are equally full.
     parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
     if isinstance(dealt, NamedSharding):
