@@ -162,8 +162,8 @@ def test_leaving_out_noise_that_is_no_score_recovers_more_at_the_same_epsilon(di
 @pytest.mark.slow
 def test_recovery_at_the_papers_size(tmp_path):
     """1,000 clients, 18,000 candidates, 384 dimensions: near SPEC C.1."""
-    alike = means(measured(PAPER, tmp_path, prompts_differ=False, trials=2))
-    differ = means(measured(PAPER, tmp_path, prompts_differ=True, trials=2))
+    alike = means(measured(PAPER, tmp_path / "alike", prompts_differ=False, trials=2))
+    differ = means(measured(PAPER, tmp_path / "differ", prompts_differ=True, trials=2))
     for found, kind, sigma, expected in (
         (alike, "zscore", 3.35, 0.94),
         (alike, "cosine", 3.35, 0.68),
