@@ -56,6 +56,7 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.embed
 	.venv/bin/python -m benchmarks.micro.frechet
 	.venv/bin/python -m benchmarks.micro.fred_noise
+	.venv/bin/python -m benchmarks.micro.scores
 	.venv/bin/python -m benchmarks.micro.tff
 	.venv/bin/python -m benchmarks.macro.gan_round
 	.venv/bin/python -m benchmarks.macro.word_lm
