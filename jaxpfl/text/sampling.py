@@ -39,7 +39,7 @@ from jaxpfl.text.waves import (
 
 _LADDER = np.array([16, 32, 64, 96, 128, 192, 256, 384, 512])
 _CPU_SLOTS, _SLOTS = 64, 1_024
-_CPU_WAVE_TOKENS, _WAVE_TOKENS = 1_024, 16_384
+_CPU_WAVE_TOKENS, _WAVE_TOKENS = 512, 16_384
 # Of a device's memory, for the cache of the slots.
 _CACHE_SHARE = 0.45
 
@@ -101,8 +101,8 @@ def sample(
       ends: ids that end a response.
       token_bytes: what each id stands for (`Tokeniser.token_bytes`); stop strings need it, and ids
         that it lacks are never drawn.
-      slots: sequences that run at a time on a device; by default 64 on a CPU, and elsewhere 1,024
-        or as many as fit.
+      slots: sequences that run at a time on a device; by default 64 on a CPU (shared by its
+        virtual devices), and elsewhere 1,024 or as many as fit.
       mesh: the requests are dealt to the devices along its axis "data".
       progress: show a bar on stderr.
 
@@ -149,7 +149,7 @@ def sample(
         rung, wave, is_last = waves[i]
         room = rung + sampling.max_new_tokens
         if state is None:
-            state = idle_slots(program, slots or _slots(model, room), room, devices)
+            state = idle_slots(program, slots or _slots(model, room, devices), room, devices)
         state, *log = run_wave(program, params, controls, state, wave, jnp.bool(is_last))
         state = None if is_last else state
         logs.append(tuple(log))
@@ -170,10 +170,13 @@ def _wave_prompts(rung: int) -> int:
     return max(1, (_CPU_WAVE_TOKENS if _on_cpu() else _WAVE_TOKENS) // max(rung, 16))
 
 
-def _slots(model: Decoder, room: int) -> int:
-    """Sequences that run at a time on a device: a power of two that its memory has room for."""
+def _slots(model: Decoder, room: int, devices: int) -> int:
+    """Sequences that run at a time on a device: a power of two that its memory has room for.
+
+    Devices of a CPU are virtual: they share its cores.
+    """
     if _on_cpu():
-        return _CPU_SLOTS
+        return max(_CPU_SLOTS // devices, 16)
     config = model.config
     features = 2 * config.layers * config.kv_heads * config.head_size
     each = features * room * jnp.dtype(model.compute).itemsize
