@@ -80,6 +80,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="directory (default: runs/NAME-OF-CONFIG); what is done there is not done again",
     )
+    synthesize = command(
+        "synthesize", _synthesize, "Write a study's synthetic corpus, and the card of its privacy."
+    )
+    synthesize.add_argument("directory", metavar="RUN_DIR", type=Path)
+    synthesize.add_argument("--out", type=Path, metavar="FILE", required=True, help="JSON Lines")
+    synthesize.add_argument(
+        "--texts",
+        type=int,
+        metavar="N",
+        help="default: as many as the run made; more cost the clients nothing",
+    )
     report = command("report", _report, "Write a run's report.html and its plots anew.")
     report.add_argument("directory", metavar="DIR", type=Path)
     convert = command("convert", _convert, "Write clients' data to a folder that opens at once.")
@@ -219,6 +230,19 @@ def _sweep(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     report = outcome.out / "report.html"
     text = "\n".join([f"report: {report}", "", *table_lines(sweep, outcome.rows)])
     return {"out": str(outcome.out), "report": str(report), "rows": outcome.rows, "text": text}
+
+
+def _synthesize(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
+    if arguments.texts is not None:
+        checks.positive_int("--texts", arguments.texts)
+    from jaxpfl.experiments.config_file import load
+
+    if (arguments.directory / "config.yaml").exists():
+        _use_devices(load(arguments.directory / "config.yaml"))
+    from jaxpfl.experiments.synthesize import described, synthesize
+
+    card = synthesize(arguments.directory, arguments.out, texts=arguments.texts)
+    return {"out": str(arguments.out), "card": card, "text": described(card)}
 
 
 def _use_devices(config: "Config | Study") -> "Config | Study":

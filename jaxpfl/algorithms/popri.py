@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxpfl.checks import non_negative, positive_int, real
+from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.models import lora
 from jaxpfl.models.lora import LoRA
@@ -263,14 +263,20 @@ def synthesise(
     settings: PopriSettings,
     *,
     seed: int,
+    part: int = 0,
     progress: bool = False,
 ) -> list[str]:
-    """The synthetic corpus: about `number` texts from new prompts, one to each, none empty."""
+    """The synthetic corpus: about `number` texts from new prompts, one to each, none empty.
+
+    Another `part`, 0, 1, 2, ..., has prompts and draws of its own.
+    """
     positive_int("number", number)
-    # Round 0: no round of the algorithm has these prompts.
-    prompts = settings.format.prompts(samples, number, seed=seed, round=0)
+    non_negative_int("part", part)
+    # The algorithm's rounds count from 1: none has these prompts.
+    prompts = settings.format.prompts(samples, number, seed=seed, round=-part)
     prompts = _last_tokens(writer, prompts, settings.prompt_tokens)
-    raw = writer.write(prompts, _key(seed, "corpus"), sampling=settings.sampling, progress=progress)
+    key = _key(seed, "corpus", part)
+    raw = writer.write(prompts, key, sampling=settings.sampling, progress=progress)
     clean = [settings.format.response(text) for (text,) in raw]
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
 

@@ -4,6 +4,7 @@ As in `config`, every field is PUBLIC.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from jaxpfl import checks
@@ -231,6 +232,11 @@ class SyntheticTextConfig:
                     known = ", ".join(map(repr, self.corpora))
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
         self._check_privacy()
+
+    def ledger_path(self, directory: Path) -> Path:
+        """The file that the study in `directory` charges."""
+        path = self.privacy.ledger
+        return directory / "ledger.jsonl" if path is None else Path(path)
 
     def _check_evolution(self) -> None:
         """What would otherwise be refused after clients were asked."""

@@ -13,52 +13,43 @@ is scored on test clients, declared public. Source of the comparison: POPri (Hou
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpfl.algorithms.candidate_scores import CandidateScores
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
-from jaxpfl.algorithms.popri import PopriSettings, Written, popri, synthesise
-from jaxpfl.algorithms.private_evolution import EvolutionSettings, Evolved, private_evolution
+from jaxpfl.algorithms.popri import Written
+from jaxpfl.algorithms.private_evolution import Evolved
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import build_fed_avg, build_plan, cleaned, read_clients
-from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.experiments.loop import Tracking, saved_noise_key
 from jaxpfl.experiments.phases import Phases
-from jaxpfl.experiments.public_models import PublicModels, data_mesh, training
-from jaxpfl.experiments.synthetic_config import SCORING, FitConfig, SyntheticTextConfig
+from jaxpfl.experiments.public_models import data_mesh
+from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
-from jaxpfl.models import count_parameters, lora
+from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
-from jaxpfl.models.lora import LoRA
 from jaxpfl.privacy.keys import key_to_words
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.embed import Embedder, embed, embedder
-from jaxpfl.text.few_shot import DOCUMENTS, POPRI
-from jaxpfl.text.language_model import LanguageModel
+from jaxpfl.text.embed import Embedder, embed
 from jaxpfl.text.metrics import evaluate
-from jaxpfl.text.preference import PreferenceSettings
-from jaxpfl.text.sampling import Sampling
-from jaxpfl.text.tokeniser import one_per_row
-from jaxpfl.text.variation import Continue
 
 _SHOWN = 12
-_ATTEMPTS = 8
 _FID_TEXTS = 2_000
 _PLANE_TEXTS = 400
 
@@ -76,10 +67,11 @@ def built(config: SyntheticTextConfig) -> "SyntheticText":
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
-    study = SyntheticText(config, parts["train"], parts["valid"], parts["test"], plan)
+    held = parts["train"], parts["valid"], parts["test"]
+    study = SyntheticText(config, *held, plan, CorpusWriter(config))
     if study.writes:
         # What it needs may be missing.
-        _embedder(config.embedder)
+        loaded_embedder(config.embedder)
     return study
 
 
@@ -92,11 +84,6 @@ def _privacy(config: SyntheticTextConfig) -> Any:
     elif config.method == "popri":
         clip_norm = 1.0
     return dataclasses.replace(config.privacy, clip_norm=clip_norm)
-
-
-@functools.lru_cache(maxsize=4)
-def _embedder(name: str) -> Embedder:
-    return embedder(name)
 
 
 _EMBEDDED: dict[tuple[str | None, ...], Population] = {}
@@ -122,6 +109,7 @@ class SyntheticText:
       clients: who train, PRIVATE.
       valid, test: held out and declared public.
       plan: of what the clients send.
+      models: the public ones, and the method.
     """
 
     config: SyntheticTextConfig
@@ -129,52 +117,31 @@ class SyntheticText:
     valid: Population = field(repr=False)
     test: Population = field(repr=False)
     plan: Plan
-
-    @cached_property
-    def public(self) -> PublicModels:
-        config = self.config
-        return PublicModels(
-            config.corpora, config.corpus_texts, config.vocab_size, Path(config.cache)
-        )
-
-    @cached_property
-    def generator(self) -> LanguageModel:
-        settings, config = self.config.generator, self.config
-        positions = max(
-            settings.sequence_length, (config.popri.shots + 2) * config.corpus.tokens + 1
-        )
-        return self.public.decoder("generator", settings, positions)
-
-    @cached_property
-    def downstream(self) -> LanguageModel:
-        settings = self.config.downstream
-        positions = max(settings.sequence_length, self.config.corpus.tokens)
-        return self.public.decoder("downstream", settings, positions)
-
-    @cached_property
-    def function(self) -> Embedder:
-        return _embedder(self.config.embedder)
+    models: CorpusWriter
 
     def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
         """Does what is left to do in `directory`, whose lock the caller holds."""
-        config = self.config
-        public = dataclasses.replace(self.public, progress=shown)
-        self.__dict__["public"] = public
+        models = CorpusWriter(self.config, shown)
+        return dataclasses.replace(self, models=models)._carried_out(directory)
+
+    def _carried_out(self, directory: Path) -> dict[str, Any]:
         began = time.monotonic()
         seconds: dict[str, float] = {}
-        params, told = self._method(directory, shown, seconds)
-        tokens = self._rows(self._held_out(self.test))
-        metrics = evaluate(self.downstream.model, params, tokens, mesh=data_mesh(16))
-        start = evaluate(self.downstream.model, self.downstream.params, tokens, mesh=data_mesh(16))
+        params, told = self._method(directory, seconds)
+        tokens = self.models.rows(self._held_out(self.test))
+        start = self.models.downstream
+        metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
+        public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
         seconds["all"] = time.monotonic() - began
         private = self._sends() and self.plan.private
         return {
-            "method": config.method,
+            "method": self.config.method,
+            "date": datetime.now(UTC).date().isoformat(),
             "private": private or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
             "privacy": self._statement(),
-            "metrics": {**metrics, "public_accuracy": start["accuracy"]}
-            | {"public_perplexity": start["perplexity"], "epsilon": self._epsilon()},
+            "metrics": {**metrics, "public_accuracy": public["accuracy"]}
+            | {"public_perplexity": public["perplexity"], "epsilon": self._epsilon()},
             "cost": self._cost(),
             "seconds": seconds,
             "public_models": self._public_models(),
@@ -184,12 +151,12 @@ class SyntheticText:
     def _public_models(self) -> dict[str, Any]:
         """What the run started from: names, and the SHA-256 of the parameters."""
         found: dict[str, Any] = {
-            "tokeniser": {"name": self.public.tokeniser.name},
-            "downstream": {"sha256": _digest(self.downstream.params)},
+            "tokeniser": {"name": self.models.public.tokeniser.name},
+            "downstream": {"sha256": self.models.downstream.digest()},
         }
         if self.writes:
-            found["generator"] = {"sha256": _digest(self.generator.params)}
-            found["embedder"] = {"name": self.function.name}
+            found["generator"] = {"sha256": self.models.generator.digest()}
+            found["embedder"] = {"name": self.models.function.name}
         return found
 
     @property
@@ -211,36 +178,31 @@ class SyntheticText:
             return "(epsilon = 0): clients send nothing"
         return self.plan.statement()
 
-    def _method(
-        self, directory: Path, shown: bool, seconds: dict[str, float]
-    ) -> tuple[Params, dict[str, Any]]:
+    def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
         """The downstream model's parameters, and what is shown of how they came about."""
         method = self.config.method
         if method == "public":
-            return self.downstream.params, {}
+            return self.models.downstream.params, {}
         if method == "fed_avg":
-            return self._fed_avg(directory, shown), {}
+            return self._fed_avg(directory), {}
         began = time.monotonic()
-        texts, told = self._texts(directory, shown)
+        texts, told = self._texts(directory)
         seconds["method"] = time.monotonic() - began
         lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
         files.write_atomically(directory / "corpus.jsonl", "\n".join(lines) + "\n")
-        params = self._fitted(
-            self.downstream, texts, self.config.corpus.fine_tuning, directory / "fine_tuning", shown
+        params = self.models.fitted(
+            self.models.downstream,
+            texts,
+            self.config.corpus.fine_tuning,
+            directory / "fine_tuning",
         )
         return params, {**told, "corpus": len(texts), "texts": texts[:_SHOWN]}
 
-    def ledger_path(self, directory: Path) -> Path:
-        """The file that the study in `directory` charges."""
-        path = self.config.privacy.ledger
-        return directory / "ledger.jsonl" if path is None else Path(path)
-
-    def _fed_avg(self, directory: Path, shown: bool) -> Params:
-        rows = self._rows(self.clients.columns["text"].to_pylist())
+    def _fed_avg(self, directory: Path) -> Params:
+        rows = self.models.rows(self.clients.columns["text"].to_pylist())
         population = self.clients.with_columns({"tokens": rows})
-        algorithm = build_fed_avg(
-            self.downstream.model, self.config.training, self.plan, self.downstream.params
-        )
+        start = self.models.downstream
+        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
         budget = studies.budget_of(self.config.privacy)
         result = studies.train(
             self.config,
@@ -249,63 +211,46 @@ class SyntheticText:
             name="fed_avg",
             label="fed_avg",
             directory=directory,
-            ledger=self.ledger_path(directory),
+            ledger=self.config.ledger_path(directory),
             budget=budget,
             tracking=Tracking(
                 evaluate_every=self.plan.rounds,
                 checkpoint_every=self.config.run.checkpoint_every,
-                shown=shown,
+                shown=self.models.progress,
             ),
-            start=_digest(self.downstream.params),
+            start=start.digest(),
         )
         return result.params
 
-    def _texts(self, directory: Path, shown: bool) -> tuple[list[str], dict[str, Any]]:
+    def _texts(self, directory: Path) -> tuple[list[str], dict[str, Any]]:
         """The synthetic corpus, made or found."""
-        config = self.config
-        settings = self._popri_settings()
-        samples = self.public.texts(config.popri.samples)
+        config, models = self.config, self.models
         history: list[dict[str, Any]] = []
-        keep, scorer, ledger = self._releases(directory, shown)
-        try:
-            if config.method == "generator":
-                writer = self.generator
-            elif config.method == "popri":
-                writer = popri(
-                    self.generator,
-                    samples,
-                    scorer,
-                    self.function,
-                    settings,
-                    rounds=config.training.rounds,
-                    seed=config.run.seed,
-                    keep=keep,
-                    told=lambda written: history.append(self._of_round(written)),
-                    progress=shown,
-                )
+        keep, scorer, ledger = self._releases(directory)
+
+        def told(found: Written | Evolved) -> None:
+            if isinstance(found, Written):
+                history.append(self._written(found))
             else:
-                texts = self._evolved(samples, scorer, keep, settings, history, shown)
-                if config.method == "private_evolution":
-                    writer, samples = self.generator, texts
-                else:
-                    writer = self._tuned_on(texts, directory, shown)
+                history.append(self._selected(found))
+
+        try:
+            writer, samples = models.tuned(directory, keep, scorer, told)
         finally:
             if ledger is not None:
                 ledger.close()
 
         def corpus() -> dict[str, np.ndarray]:
-            found = synthesise(
-                writer, samples, config.corpus.texts, settings, seed=config.run.seed, progress=shown
-            )
+            found = models.texts(writer, samples, config.corpus.texts)
             if not found:
                 raise InputError("the generator wrote empty texts alone: there is no corpus")
             return {"texts": np.array(found)}
 
         texts = keep("corpus", corpus)["texts"].tolist()
-        told = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
-        return texts, told
+        shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        return texts, shown
 
-    def _releases(self, directory: Path, shown: bool) -> tuple[Phases, Any, Ledger | None]:
+    def _releases(self, directory: Path) -> tuple[Phases, Any, Ledger | None]:
         """Where phases are kept, what releases scores, and the ledger that it charges."""
         config = self.config
         described = json.dumps(jsonable(dataclasses.asdict(config)))
@@ -324,11 +269,11 @@ class SyntheticText:
         described = f"{described}\n{self.clients.fingerprint}\n{words}"
         run = hashlib.sha256(described.encode()).hexdigest()[:12]
         budget = studies.budget_of(config.privacy)
-        path = self.ledger_path(directory)
+        path = self.config.ledger_path(directory)
         ledger = Ledger(path, self.clients.fingerprint, budget=budget)
         votes = config.method != "popri"
         scorer = CandidateScores(
-            _embedded(self.clients, config.data.remove, self.function, shown),
+            _embedded(self.clients, config.data.remove, self.models.function, self.models.progress),
             self.plan,
             ledger=ledger,
             noise_key=key,
@@ -338,126 +283,19 @@ class SyntheticText:
         )
         return Phases(directory / "phases", run, ledger), scorer, ledger
 
-    def _evolved(
-        self,
-        samples: list[str],
-        scorer: Any,
-        keep: Phases,
-        settings: PopriSettings,
-        history: list[dict[str, Any]],
-        shown: bool,
-    ) -> list[str]:
-        config = self.config
-        evolution = config.evolution
-        tokens = config.corpus.tokens
-
-        def first() -> dict[str, np.ndarray]:
-            texts: list[str] = []
-            # Empty ones are left out.
-            for attempt in range(1, 1 + _ATTEMPTS):
-                number = (evolution.population - len(texts)) * 5 // 4 + 8
-                seed = config.run.seed + attempt
-                texts += synthesise(
-                    self.generator, samples, number, settings, seed=seed, progress=shown
-                )
-                if len(texts) >= evolution.population:
-                    return {"texts": np.array(texts[: evolution.population])}
-            raise InputError(
-                f"the generator wrote {len(texts)} texts that are not empty, expected "
-                f"evolution.population = {evolution.population}: it needs more pretraining"
-            )
-
-        def told(evolved: Evolved) -> None:
-            fid = self._fid(evolved.selected)
-            history.append({"round": evolved.round, "fid": fid, "texts": evolved.selected[:_SHOWN]})
-
-        return private_evolution(
-            keep("first texts", first)["texts"].tolist(),
-            Continue(self.generator, evolution.kept, tokens, Sampling(stop=_stop(settings))),
-            scorer,
-            self.function,
-            EvolutionSettings(
-                form=evolution.form,
-                population=evolution.population,
-                threshold=evolution.threshold,
-                lookahead=evolution.lookahead,
-                variations=evolution.variations,
-            ),
-            rounds=config.training.rounds,
-            seed=config.run.seed,
-            keep=keep,
-            told=told,
-        )
-
-    def _tuned_on(self, texts: list[str], directory: Path, shown: bool) -> LanguageModel:
-        """The generator with adapters fine-tuned on texts."""
-        config = self.config
-        adapters = LoRA(rank=config.popri.rank, alpha=config.popri.alpha)
-        key = jax.random.key(config.run.seed)
-        model, params = lora.attach(self.generator.model, self.generator.params, adapters, key)
-        writer = self.generator.replaced(model, params)
-        params = self._fitted(
-            writer, texts, config.evolution.fine_tuning, directory / "generator_tuning", shown
-        )
-        return self.generator.replaced(model, params)
-
-    def _fitted(
-        self, start: LanguageModel, texts: list[str], settings: FitConfig, folder: Path, shown: bool
-    ) -> Params:
-        """A model's parameters after training on texts: its adapters, or all where it has none."""
-        mesh = data_mesh(settings.batch_size)
-        adapters, base = start.params, None
-        if start.model.lora is not None:
-            adapters, base = lora.split(start.params)
-        found = fit(
-            start.model,
-            adapters,
-            {"tokens": self._rows(texts)},
-            training(settings),
-            seed=self.config.run.seed,
-            frozen=base,
-            mesh=mesh,
-            folder=folder,
-            progress=shown,
-        )
-        return found.params if base is None else lora.join(found.params, base)
-
-    def _popri_settings(self) -> PopriSettings:
-        config = self.config.popri
-        tokens = self.config.corpus.tokens
-        form = DOCUMENTS if config.format == "lines" else POPRI
-        return PopriSettings(
-            prompts=config.prompts,
-            responses=config.responses,
-            rejected_rank=config.rejected_rank,
-            format=dataclasses.replace(form, shots=config.shots),
-            prompt_tokens=(config.shots + 1) * tokens,
-            new_tokens=tokens,
-            response_tokens=tokens,
-            temperature=config.temperature,
-            preference=PreferenceSettings(
-                loss=config.loss,
-                tau=config.tau,
-                epochs=config.epochs,
-                batch_size=config.batch_size,
-                learning_rate=config.learning_rate,
-                final_learning_rate=config.learning_rate / 3,
-                multiple=32,
-            ),
-            lora=LoRA(rank=config.rank, alpha=config.alpha),
-        )
-
-    def _rows(self, texts: list[str]) -> np.ndarray:
-        """One text a row of token ids, with end-of-text where it was not cut."""
-        tokeniser = self.public.tokeniser
-        return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
-
     def _held_out(self, part: Population) -> list[str]:
         """The first texts of declared-public clients."""
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
-    def _of_round(self, written: Written) -> dict[str, Any]:
+    def _selected(self, evolved: Evolved) -> dict[str, Any]:
+        return {
+            "round": evolved.round,
+            "fid": self._fid(evolved.selected),
+            "texts": evolved.selected[:_SHOWN],
+        }
+
+    def _written(self, written: Written) -> dict[str, Any]:
         texts = [text for row in written.responses for text in row]
         best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_SHOWN]
         return {
@@ -474,12 +312,12 @@ class SyntheticText:
 
     def _fid(self, texts: list[str]) -> float:
         """Frechet distance of embeddings to those of the declared-public validation clients."""
-        vectors = np.asarray(self.function(texts[:_FID_TEXTS]))
+        vectors = np.asarray(self.models.function(texts[:_FID_TEXTS]))
         return distance(moments(vectors, math.inf), self._validation_moments)
 
     @cached_property
     def _validation(self) -> np.ndarray:
-        return np.asarray(self.function(self._held_out(self.valid)[:_FID_TEXTS]))
+        return np.asarray(self.models.function(self._held_out(self.valid)[:_FID_TEXTS]))
 
     @cached_property
     def _validation_moments(self) -> Moments:
@@ -487,7 +325,7 @@ class SyntheticText:
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """Synthetic and validation texts on the two principal axes of both together."""
-        both = {"synthetic": np.asarray(self.function(texts[:_PLANE_TEXTS]))}
+        both = {"synthetic": np.asarray(self.models.function(texts[:_PLANE_TEXTS]))}
         both["validation"] = self._validation[:_PLANE_TEXTS]
         rows = np.concatenate(list(both.values())).astype(np.float64)
         centre = rows.mean(axis=0)
@@ -498,9 +336,9 @@ class SyntheticText:
 
     def _cost(self) -> dict[str, Any]:
         """Floats that a client receives and sends in a round, as POPri's Table 2 counts them."""
-        config, dimension = self.config, self.function.dimension
+        config, dimension = self.config, self.models.function.dimension
         if config.method == "fed_avg":
-            size = count_parameters(self.downstream.params)
+            size = count_parameters(self.models.downstream.params)
             return {"down": size, "up": size}
         if config.method == "popri":
             candidates = config.popri.prompts * config.popri.responses
@@ -514,14 +352,3 @@ class SyntheticText:
                 "up": config.evolution.population,
             }
         return {"down": 0, "up": 0}
-
-
-def _stop(settings: PopriSettings) -> tuple[str, ...]:
-    return (settings.format.stop,) if settings.format.stop else ()
-
-
-def _digest(params: Params) -> str:
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.ascontiguousarray(leaf).data)
-    return digest.hexdigest()

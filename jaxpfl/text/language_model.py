@@ -1,10 +1,13 @@
 """A language model with its parameters and its tokeniser: what writes texts."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import jax
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
@@ -70,6 +73,13 @@ class LanguageModel:
             else text
             for text, row in zip(texts, self.tokeniser.encode(texts), strict=True)
         ]
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the parameters, in the order of their names."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(self.params):
+            digest.update(np.ascontiguousarray(leaf).data)
+        return digest.hexdigest()
 
     def replaced(self, model: Decoder, params: Params) -> Self:
         """The same with another network and parameters."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -300,6 +301,22 @@ def test_prompts_keep_their_last_tokens_and_never_grow(generator):
     # Three bytes a sign: of the first two signs two bytes are left, which are no text.
     assert cut == ["defgh", "abc", "", "€"]
     assert [len(row) for row in prompt_ids(generator.tokeniser, cut)] == [5, 3, 1, 3]
+
+    class Growing:
+        """Two tokens a letter, the second of which says nothing, unless the text begins with S."""
+
+        start = None
+
+        def encode(self, texts):
+            each = [[[ord(c)] if text[0] == "S" else [ord(c), 256] for c in text] for text in texts]
+            return [np.array([i for ids in row for i in ids], np.int32) for row in each]
+
+        def decode(self, ids):
+            return "".join(chr(i) for i in ids if i < 256)
+
+    growing = SimpleNamespace(tokeniser=Growing())
+    # The last five letters alone would be ten tokens.
+    assert module._last_tokens(growing, ["Sabcdefgh", "Sabc"], 5) == ["gh", "Sabc"]
 
 
 def test_the_corpus_has_prompts_of_its_own_and_no_empty_texts(generator):

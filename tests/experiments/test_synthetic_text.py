@@ -13,7 +13,7 @@ from jaxpfl.algorithms import popri
 from jaxpfl.algorithms.fred import FredPlan, private_moments
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments import files, synthetic_text
+from jaxpfl.experiments import corpus_writer, files, synthetic_text
 from jaxpfl.experiments.config_file import load, to_yaml
 from jaxpfl.experiments.studies import resume_study, run_study
 from jaxpfl.privacy.keys import noise_root
@@ -207,19 +207,19 @@ CRASHES = {
         after(popri, "tune"),
         before("round_2_scores.npz"),
         before("round_2_adapters.json"),
-        after(synthetic_text, "synthesise"),
+        after(corpus_writer, "synthesise"),
         before("corpus.jsonl"),
-        lambda monkeypatch: stopped_in_training(monkeypatch, synthetic_text),
+        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
         before("study.json"),
         before("report.html"),
     ],
     "pe_sft": [
-        after(synthetic_text, "synthesise"),
+        after(corpus_writer, "synthesise"),
         after(Ledger, "charge"),
         before("round_1_votes.npz"),
         before("round_1_texts.json"),
         before("round_2_votes.json"),
-        lambda monkeypatch: stopped_in_training(monkeypatch, synthetic_text),
+        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
         before("corpus.json"),
     ],
 }

@@ -1,0 +1,250 @@
+"""The public side of a study of synthetic text: models, and the methods that make a corpus of them.
+
+No client's data is read here: what clients told is released by a `Scorer` or found in the phases
+of an earlier attempt, so that a corpus can be written again, and continued, without the clients.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.popri import Keep, PopriSettings, Scorer, popri, synthesise
+from jaxpfl.algorithms.private_evolution import EvolutionSettings, Evolved, private_evolution
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.public_models import PublicModels, data_mesh, training
+from jaxpfl.experiments.synthetic_config import FitConfig, SyntheticTextConfig
+from jaxpfl.models import lora
+from jaxpfl.models.base import Params
+from jaxpfl.models.lora import LoRA
+from jaxpfl.text.embed import Embedder, embedder
+from jaxpfl.text.few_shot import DOCUMENTS, POPRI
+from jaxpfl.text.language_model import LanguageModel
+from jaxpfl.text.preference import PreferenceSettings
+from jaxpfl.text.sampling import Sampling
+from jaxpfl.text.tokeniser import one_per_row
+from jaxpfl.text.variation import Continue
+
+_ATTEMPTS = 8
+
+
+@functools.lru_cache(maxsize=4)
+def loaded_embedder(name: str) -> Embedder:
+    """The embedder of a name, loaded once in a process."""
+    return embedder(name)
+
+
+def nothing_told(_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class CorpusWriter:
+    """Public models, and what a method makes of them by what clients released.
+
+    Attributes:
+      progress: show bars on stderr.
+    """
+
+    config: SyntheticTextConfig
+    progress: bool = False
+
+    @cached_property
+    def public(self) -> PublicModels:
+        config = self.config
+        return PublicModels(
+            config.corpora,
+            config.corpus_texts,
+            config.vocab_size,
+            Path(config.cache),
+            progress=self.progress,
+        )
+
+    @cached_property
+    def generator(self) -> LanguageModel:
+        settings, config = self.config.generator, self.config
+        positions = max(
+            settings.sequence_length, (config.popri.shots + 2) * config.corpus.tokens + 1
+        )
+        return self.public.decoder("generator", settings, positions)
+
+    @cached_property
+    def downstream(self) -> LanguageModel:
+        settings = self.config.downstream
+        positions = max(settings.sequence_length, self.config.corpus.tokens)
+        return self.public.decoder("downstream", settings, positions)
+
+    @cached_property
+    def function(self) -> Embedder:
+        return loaded_embedder(self.config.embedder)
+
+    @cached_property
+    def settings(self) -> PopriSettings:
+        config, tokens = self.config.popri, self.config.corpus.tokens
+        form = DOCUMENTS if config.format == "lines" else POPRI
+        return PopriSettings(
+            prompts=config.prompts,
+            responses=config.responses,
+            rejected_rank=config.rejected_rank,
+            format=dataclasses.replace(form, shots=config.shots),
+            prompt_tokens=(config.shots + 1) * tokens,
+            new_tokens=tokens,
+            response_tokens=tokens,
+            temperature=config.temperature,
+            preference=PreferenceSettings(
+                loss=config.loss,
+                tau=config.tau,
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                learning_rate=config.learning_rate,
+                final_learning_rate=config.learning_rate / 3,
+                multiple=32,
+            ),
+            lora=LoRA(rank=config.rank, alpha=config.alpha),
+        )
+
+    def tuned(
+        self,
+        directory: Path,
+        keep: Keep,
+        scorer: Scorer,
+        told: Callable[[Any], None] = nothing_told,
+    ) -> tuple[LanguageModel, list[str]]:
+        """The method's writer, and the texts that its prompts are made of.
+
+        Args:
+          directory: of the run; training is saved there.
+          keep: the run's phases.
+          scorer: asks the clients; only of methods that do.
+          told: is called with each round's `Written` or `Evolved`.
+        """
+        config, method = self.config, self.config.method
+        samples = self.public.texts(config.popri.samples)
+        if method == "generator":
+            return self.generator, samples
+        if method == "popri":
+            writer = popri(
+                self.generator,
+                samples,
+                scorer,
+                self.function,
+                self.settings,
+                rounds=config.training.rounds,
+                seed=config.run.seed,
+                keep=keep,
+                told=told,
+                progress=self.progress,
+            )
+            return writer, samples
+        texts = self._evolved(samples, scorer, keep, told)
+        if method == "private_evolution":
+            return self.generator, texts
+        return self._tuned_on(texts, directory), samples
+
+    def texts(
+        self, writer: LanguageModel, samples: list[str], number: int, part: int = 0
+    ) -> list[str]:
+        """About `number` synthetic texts, none empty; another part has others."""
+        return synthesise(
+            writer,
+            samples,
+            number,
+            self.settings,
+            seed=self.config.run.seed,
+            part=part,
+            progress=self.progress,
+        )
+
+    def rows(self, texts: list[str]) -> np.ndarray:
+        """One text a row of token ids, with end-of-text where it was not cut."""
+        tokeniser = self.public.tokeniser
+        return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
+
+    def fitted(
+        self, start: LanguageModel, texts: list[str], settings: FitConfig, folder: Path
+    ) -> Params:
+        """A model's parameters after training on texts: its adapters, or all where it has none."""
+        adapters, base = start.params, None
+        if start.model.lora is not None:
+            adapters, base = lora.split(start.params)
+        found = fit(
+            start.model,
+            adapters,
+            {"tokens": self.rows(texts)},
+            training(settings),
+            seed=self.config.run.seed,
+            frozen=base,
+            mesh=data_mesh(settings.batch_size),
+            folder=folder,
+            progress=self.progress,
+        )
+        return found.params if base is None else lora.join(found.params, base)
+
+    def _evolved(
+        self,
+        samples: list[str],
+        scorer: Scorer,
+        keep: Keep,
+        told: Callable[[Evolved], None],
+    ) -> list[str]:
+        config, evolution = self.config, self.config.evolution
+
+        def first() -> dict[str, np.ndarray]:
+            texts: list[str] = []
+            # Empty ones are left out.
+            for attempt in range(1, 1 + _ATTEMPTS):
+                number = (evolution.population - len(texts)) * 5 // 4 + 8
+                texts += synthesise(
+                    self.generator,
+                    samples,
+                    number,
+                    self.settings,
+                    seed=config.run.seed + attempt,
+                    progress=self.progress,
+                )
+                if len(texts) >= evolution.population:
+                    return {"texts": np.array(texts[: evolution.population])}
+            raise InputError(
+                f"the generator wrote {len(texts)} texts that are not empty, expected "
+                f"evolution.population = {evolution.population}: it needs more pretraining"
+            )
+
+        stop = (self.settings.format.stop,) if self.settings.format.stop else ()
+        tokens = config.corpus.tokens
+        return private_evolution(
+            keep("first texts", first)["texts"].tolist(),
+            Continue(self.generator, evolution.kept, tokens, Sampling(stop=stop)),
+            scorer,
+            self.function,
+            EvolutionSettings(
+                form=evolution.form,
+                population=evolution.population,
+                threshold=evolution.threshold,
+                lookahead=evolution.lookahead,
+                variations=evolution.variations,
+            ),
+            rounds=config.training.rounds,
+            seed=config.run.seed,
+            keep=keep,
+            told=told,
+        )
+
+    def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
+        """The generator with adapters fine-tuned on texts."""
+        config = self.config
+        key = jax.random.key(config.run.seed)
+        model, params = lora.attach(
+            self.generator.model, self.generator.params, self.settings.lora, key
+        )
+        writer = self.generator.replaced(model, params)
+        folder = directory / "generator_tuning"
+        return writer.replaced(
+            model, self.fitted(writer, texts, config.evolution.fine_tuning, folder)
+        )
