@@ -60,6 +60,8 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.tff
 	.venv/bin/python -m benchmarks.macro.gan_round
 	.venv/bin/python -m benchmarks.macro.word_lm
+	.venv/bin/python -m benchmarks.macro.generate
+	.venv/bin/python -m benchmarks.macro.finetune
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu.llama

@@ -69,7 +69,7 @@ class FewShot:
             _generator(seed, round, index).choice(len(samples), self.shots, replace=False)
             for index in range(number)
         ]
-        return [self.prompt([samples[row] for row in rows]) for rows in drawn]
+        return [self.prompt([samples[int(row)] for row in rows]) for rows in drawn]
 
     def response(self, generated: str) -> str:
         """The text in what a model wrote: before the next heading, without surrounding space."""
