@@ -26,6 +26,7 @@ from jaxpfl.data.readers.prose import pieces
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_LINE_BYTES = 2**24
+EACH_LINE = "*"
 
 # Rows that are Python strings at any one time; the others are in Arrow buffers.
 _BLOCK = 65_536
@@ -44,7 +45,8 @@ def read_jsonl(
 
     Args:
       path: the file.
-      client, text: names of the fields that hold the client's id and the text.
+      client, text: names of the fields that hold the client's id and the text. "*" as the client
+        makes each line a client of its own, called by its row number.
       columns: further fields to read, each all strings, all booleans or all numbers.
       split: "sentences", "paragraphs" or "lines": every row becomes as many examples as its text
         has of them (see `readers.prose`), each with the row's other columns. A client whose texts
@@ -66,7 +68,7 @@ def read_jsonl(
     clients_of_rows: list[int] = []
     parts = {name: _Column() for name in fields}
     for row, record in _records(path):
-        identity = record.get(client)
+        identity = row if client == EACH_LINE else record.get(client)
         if type(identity) is int:
             identity = str(identity)
         if type(identity) is not str or not identity:
@@ -94,7 +96,7 @@ def read_jsonl(
         list(index_of),
         finished,
         name=str(path) if name is None else name,
-        unit=f'all lines with one "{client}"',
+        unit="one line" if client == EACH_LINE else f'all lines with one "{client}"',
     )
 
 
