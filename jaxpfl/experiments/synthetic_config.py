@@ -73,12 +73,15 @@ class CorpusConfig:
 
     Attributes:
       texts: so many are asked for; empty ones are left out.
-      tokens: of a text, at most; also of the clients' texts.
+      tokens: of a text, at most; also of the clients' texts in training and evaluation.
+      spans: clients' texts are cut into successive spans of `tokens` tokens first, and each span
+        is an example, as in LargeFedBench.
       fine_tuning: of the downstream model on them.
     """
 
     texts: int = 4_000
     tokens: int = 32
+    spans: bool = False
     fine_tuning: FitConfig = FitConfig(epochs=3, learning_rate=0.001)
 
     def __post_init__(self) -> None:

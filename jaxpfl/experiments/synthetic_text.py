@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embed
 from jaxpfl.text.metrics import evaluate
+from jaxpfl.text.spans import in_spans
 
 _SHOWN = 12
 _FID_TEXTS = 2_000
@@ -91,10 +92,10 @@ _EMBEDDED: dict[tuple[str | None, ...], Population] = {}
 
 
 def _embedded(
-    clients: Population, removed: str | None, function: Embedder, shown: bool
+    clients: Population, made_by: tuple[str | None, ...], function: Embedder, shown: bool
 ) -> Population:
-    # A population keeps its fingerprint when `data.remove` changes its texts.
-    key = (clients.fingerprint, removed, function.name)
+    # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
+    key = (clients.fingerprint, function.name, *made_by)
     if key not in _EMBEDDED:
         _EMBEDDED.clear()
         _EMBEDDED[key] = embed(clients, function, shown=shown)
@@ -122,7 +123,19 @@ class SyntheticText:
     def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
         """Does what is left to do in `directory`, whose lock the caller holds."""
         models = CorpusWriter(self.config, shown)
-        return dataclasses.replace(self, models=models)._carried_out(directory)
+        study = dataclasses.replace(self, models=models)
+        if self.config.corpus.spans:
+            study = study.in_spans()
+        return study._carried_out(directory)
+
+    def in_spans(self) -> Self:
+        """The same study, whose examples are spans of the texts."""
+        tokeniser, tokens = self.models.public.tokeniser, self.config.corpus.tokens
+        parts = {
+            name: in_spans(getattr(self, name), tokeniser, tokens)
+            for name in ("clients", "valid", "test")
+        }
+        return dataclasses.replace(self, **parts)
 
     def _carried_out(self, directory: Path) -> dict[str, Any]:
         began = time.monotonic()
@@ -272,8 +285,12 @@ class SyntheticText:
         path = self.config.ledger_path(directory)
         ledger = Ledger(path, self.clients.fingerprint, budget=budget)
         votes = config.method != "popri"
+        made_by = (config.data.remove, None)
+        if config.corpus.spans:
+            cut = f"{self.models.public.tokeniser.name} {config.corpus.tokens}"
+            made_by = (config.data.remove, cut)
         scorer = CandidateScores(
-            _embedded(self.clients, config.data.remove, self.models.function, self.models.progress),
+            _embedded(self.clients, made_by, self.models.function, self.models.progress),
             self.plan,
             ledger=ledger,
             noise_key=key,

@@ -31,7 +31,7 @@ METHODS = {
     "popri": (),
 }
 ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution"}
-SLOW = ("dp_ftrl",)
+SLOW = ("dp_ftrl", "generator")
 MARKED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in METHODS]
 # So that two runs can be compared: the noise of both follows the seed.
 SAME_NOISE = ("--run.reproducible_noise", "True")
@@ -411,10 +411,29 @@ def test_another_removal_is_another_embedding(synthetic_config, monkeypatch):
     for remove in (None, "ka", None):
         changes = () if remove is None else ("--data.remove", remove)
         study = synthetic_text.built(synthetic_config("popri", *changes))
-        held = synthetic_text._embedded(study.clients, study.config.data.remove, function, False)
+        made_by = (study.config.data.remove,)
+        held = synthetic_text._embedded(study.clients, made_by, function, False)
         found.append(held.columns["embedding"])
     assert not np.array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
+    """As in LargeFedBench: what a text has beyond its first tokens is an example too."""
+    counts = []
+    for spans in ("True", "False"):
+        changes = ("--corpus.spans", spans, "--evaluation.max_examples", "999")
+        config = synthetic_config("public", *changes)
+        record = run_study(config, tmp_path / spans, shown=False).record
+        counts.append(record["metrics"]["count"])
+    # Texts of six words or so are more than eight tokens.
+    assert counts[0] > 1.5 * counts[1]
+    whole = synthetic_text.built(config)
+    cut, tokeniser = whole.in_spans(), whole.models.public.tokeniser
+    lengths = [len(row) for row in tokeniser.encode(whole.test.columns["text"].to_pylist())]
+    assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
+    assert cut.clients.fingerprint == whole.clients.fingerprint
+    assert len(cut.clients) == len(whole.clients)
 
 
 def test_votes_have_the_cap_as_their_clip_norm(synthetic_config):
