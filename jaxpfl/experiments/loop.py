@@ -21,7 +21,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -40,9 +40,15 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files, total
 from jaxpfl.experiments.checkpoint import Checkpoints, Restored
+from jaxpfl.experiments.environment import environment, noise_root_in
 from jaxpfl.experiments.evaluate import Pending, Scores
 from jaxpfl.experiments.tracking import MetricsFile, PrivateLog, Progress, TensorBoard, jsonable
-from jaxpfl.privacy.keys import key_from_words, key_to_words, noise_root, training_root
+from jaxpfl.privacy.keys import (
+    key_from_words,
+    key_to_words,
+    noise_root,
+    training_root,
+)
 from jaxpfl.privacy.ledger import Budget, Ledger
 
 # Addresses the model's start among the training keys; rounds have the small numbers.
@@ -193,6 +199,8 @@ class Loop:
         if start is not None:
             identity["start"] = start
         self.run_id = _run_id(identity, self.noise_key)
+        self._environment = environment()
+        self._noise_root = noise_root_in(self._environment, identity, self.noise_key)
         self._cohort_seed = _cohort_seed(seed, self.noise_key)
         self._shown: dict[str, str] = {}
         self._begin(identity, started)
@@ -266,6 +274,7 @@ class Loop:
                     f"{path}: is of run {begun}, expected {self.run_id}: the config, the plan or "
                     "the noise key is not the one this run began with"
                 )
+            self._require_environment(path)
             return
         plan = self.algorithm.plan
         record = {
@@ -280,9 +289,19 @@ class Loop:
             "population": self.population.name,
             "devices": jax.device_count(),
             "backend": jax.default_backend(),
+            "environment": self._environment,
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
         files.write_atomically(path, json.dumps(jsonable(record), indent=1) + "\n")
+
+    def _require_environment(self, path: Path) -> None:
+        """Correlated noise is one draw for many rounds: all of them must be computed alike."""
+        begun = files.read_json(path).get("environment")
+        if self.algorithm.plan.noise != "independent" and begun != self._environment:
+            raise InputError(
+                f"{path}: the noise of this run is correlated between rounds, so it goes on only "
+                f"where it began: on {begun}, found {self._environment}"
+            )
 
     def _start(self, checkpoints: Checkpoints) -> tuple[Any, int]:
         """The state to go on from and the rounds behind it; the ledger must lead up to it."""
@@ -326,7 +345,7 @@ class Loop:
             round=round,
             shards=algorithm.shards,
         )
-        keys = plan.keys(training_root(self._cohort_seed), self.noise_key, round)
+        keys = plan.keys(training_root(self._cohort_seed), self._noise_root, round)
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
         self._private.append(
@@ -365,12 +384,16 @@ class Loop:
             record[name] = _hex(value) if name == "output_hash" else value
         if late.due:
             # Not every round: exact accounting takes about as long as a round does.
-            record["epsilon"] = total.epsilon(plan, self.before, round)
+            record["epsilon"] = total.epsilon(plan, self.before, round, self._made_again())
         if late.evaluation is not None:
             record["evaluation"] = late.evaluation.result()
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = jsonable(record)
+        recorded = self._metrics.recorded(round)
+        if recorded is not None and recorded.get("output_hash") == record.get("output_hash"):
+            # The same release; the lines after it stay, to be compared with.
+            record = recorded
         self._charge_if_released_again(round, record)
         self._metrics.append(round, record)
         shown = _flat(record)
@@ -385,19 +408,44 @@ class Loop:
         self._progress.update(round, self._shown)
 
     def _charge_if_released_again(self, round: int, record: dict[str, Any]) -> None:
+        """Charges all recorded rounds from here on, if this one came out otherwise than recorded.
+
+        All of them: what is recorded of the later ones is dropped now, and they follow from this
+        one. In epochs, a client took part in one round of each.
+        """
         before = self._metrics.recorded(round)
         if before is None or before.get("output_hash") == record.get("output_hash"):
             return
         self._progress.message(
             f"warning: round {round} was replayed and its output is not the one recorded before "
-            "the crash (other hardware, devices or versions?): a second release, charged again"
+            "the crash (other hardware, devices or versions?): a second release of it and of the "
+            "recorded rounds after it, charged again"
         )
-        self.ledger.charge(
-            self.algorithm.plan.released_again_event(),
-            f"{self.label} released again as {record['output_hash']}",
-            run=self.run_id,
-            round=round,
-        )
+        plan, charged = self.algorithm.plan, set()
+        number = round
+        while (before := self._metrics.recorded(number)) is not None:
+            epoch = (number - 1) // plan.rounds_per_epoch if plan.sampling == "epochs" else number
+            if epoch not in charged:
+                charged.add(epoch)
+                self.ledger.charge(
+                    plan.released_again_event(),
+                    f"{self._again_label} in place of {before.get('output_hash')}",
+                    run=self.run_id,
+                    round=number,
+                )
+            number += 1
+
+    @property
+    def _again_label(self) -> str:
+        return f"{self.label} released again"
+
+    def _made_again(self) -> list[DpEvent]:
+        """The events of this run's rounds that were released a second time."""
+        return [
+            charge.event
+            for charge in self.ledger.charges
+            if charge.run == self.run_id and charge.label.startswith(self._again_label)
+        ]
 
     def _finish(self, state: Any, done: int) -> Result:
         """Writes `result.json` and returns what the run came to."""
@@ -406,8 +454,9 @@ class Loop:
         for round in range(done + 1):
             metrics.update(self._metrics.recorded(round) or {})
         # Those of the last evaluation may be older than the last round.
-        metrics["epsilon"] = total.epsilon(plan, self.before, done)
-        statement = self._statement(done)
+        again = self._made_again()
+        metrics["epsilon"] = total.epsilon(plan, self.before, done, again)
+        statement = self._statement(done, again)
         if done < plan.rounds:
             statement += f", after {done} of {plan.rounds} rounds"
         if self.stamp and not statement.startswith("NOT PRIVATE"):
@@ -427,8 +476,8 @@ class Loop:
         params = self.algorithm.params(state)
         return Result(statement, metrics, done, self.directory, params)
 
-    def _statement(self, rounds: int) -> str:
-        return total.statement(self.algorithm.plan, self.before, rounds, self.before_what)
+    def _statement(self, rounds: int, again: Sequence[DpEvent] = ()) -> str:
+        return total.statement(self.algorithm.plan, self.before, rounds, self.before_what, again)
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:

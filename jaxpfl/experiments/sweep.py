@@ -166,7 +166,7 @@ def _write(
             "point": point.name,
             **point.values,
             "value": value_of(result, sweep.metric),
-            "private": result.get("private", not result.get("stamp")),
+            "private": bool(result.get("private", True)) and not result.get("stamp"),
             "privacy": result.get("privacy"),
         }
         for point, result in zip(sweep.points, results, strict=True)

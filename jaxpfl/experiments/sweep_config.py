@@ -166,7 +166,14 @@ def _points(
         mapping = base
         for name, value in fields.items():
             mapping = _set(mapping, str(name).split("."), value, f"{where}: at {told}: {name}")
-        points.append(Point(values, from_mapping(mapping, f"{where}: at {told}")))
+        config = from_mapping(mapping, f"{where}: at {told}")
+        privacy = getattr(config, "privacy", None)
+        if privacy is not None and privacy.ledger is not None:
+            raise InputError(
+                f"{where}: at {told}: privacy.ledger must be absent in a sweep, where every point "
+                "has a ledger of its own"
+            )
+        points.append(Point(values, config))
         if len(points) > MOST_POINTS:
             raise InputError(f"{where}: a sweep has at most {MOST_POINTS} points")
     if len({point.name for point in points}) != len(points):

@@ -1,20 +1,32 @@
-"""The privacy of a whole run: the rounds, and what was released on the same clients before them."""
+"""The privacy of a whole run: its rounds, and what else it released on the same clients."""
+
+from collections.abc import Sequence
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
+from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting
 from jaxpfl.privacy.plan import Plan
 
 
-def epsilon(plan: Plan, before: DpEvent | None, rounds: int) -> float:
-    """Epsilon of `before` and the first `rounds` rounds of `plan` together, at its delta.
+def epsilon(
+    plan: Plan, before: DpEvent | None, rounds: int, again: Sequence[DpEvent] = ()
+) -> float:
+    """Epsilon of all that a run released, at the plan's delta.
 
     Args:
-      before: add-or-remove-one events, as those of a Poisson plan; None for nothing.
+      before: add-or-remove-one events released before the rounds; None for nothing.
+      rounds: so many of the plan's first rounds.
+      again: rounds that came out otherwise when they were replayed after a crash: a second release.
+
+    Raises:
+      InputError: `before` with cohorts of fixed size, which have another adjacency.
     """
-    if before is None or not plan.private:
+    if before is not None and plan.sampling == "fixed":
+        raise InputError("cohorts of fixed size cannot come after releases under add or remove one")
+    if not plan.private or (before is None and not again):
         return plan.epsilon(rounds)
-    events = [before]
+    events = [*([] if before is None else [before]), *again]
     if rounds:
         events.append(plan.event(rounds))
     return accounting.epsilon(
@@ -22,15 +34,21 @@ def epsilon(plan: Plan, before: DpEvent | None, rounds: int) -> float:
     )
 
 
-def statement(plan: Plan, before: DpEvent | None, rounds: int, what: str) -> str:
+def statement(
+    plan: Plan, before: DpEvent | None, rounds: int, what: str, again: Sequence[DpEvent] = ()
+) -> str:
     """The guarantee of the whole run in one line; `what` names the release `before`."""
-    if before is None or not plan.private:
+    if not plan.private or (before is None and not again):
         return plan.statement(rounds)
-    alone = accounting.epsilon(before, plan.delta, plan.chosen_accountant, plan.adjacency)
-    together = accounting.rounded_up(epsilon(plan, before, rounds))
-    return (
+    together = accounting.rounded_up(epsilon(plan, before, rounds, again))
+    found = (
         f"(epsilon = {together}, delta = {plan.delta:g}), "
-        f"unit = {plan.unit}, adjacency = add or remove one {plan.unit}, accountant = "
-        f"{plan.chosen_accountant.upper()}, all releases of this run together; {what} alone: "
-        f"epsilon = {accounting.rounded_up(alone)}"
+        f"unit = {plan.unit}, adjacency = {plan.adjacency.replace('_', ' ')} {plan.unit}, "
+        f"accountant = {plan.chosen_accountant.upper()}, all releases of this run together"
     )
+    if before is not None:
+        alone = accounting.epsilon(before, plan.delta, plan.chosen_accountant, plan.adjacency)
+        found += f"; {what} alone: epsilon = {accounting.rounded_up(alone)}"
+    if again:
+        found += f"; of which {len(again)} made again after a crash"
+    return found

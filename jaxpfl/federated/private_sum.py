@@ -331,9 +331,10 @@ class _Door:
         self, broadcast: PyTree, cohort: Iterable[Bucket], state: DoorState, keys: RoundKeys
     ) -> tuple[PyTree, DoorState]:
         plan, sums = self.plan, None
-        if plan.private and (plan.noise == "independent") != (keys.terms is None):
+        if plan.private and plan.noise_name != keys.made_for:
             raise InputError(
-                f"the plan's noise is {plan.noise!r}: its keys must be made by Plan.keys"
+                f"the plan's noise is {plan.noise_name!r}, its keys must be made by Plan.keys: "
+                f"these are for {keys.made_for!r}"
             )
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))

@@ -23,6 +23,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jaxpfl import checks
+
 Noise = Literal["independent", "tree", "banded"]
 NOISES = ("independent", "tree", "banded")
 
@@ -40,7 +42,12 @@ class Terms(NamedTuple):
 
 
 def terms(noise: Noise, round: int, rounds_per_epoch: int) -> Terms:
-    """The terms of round 1, 2, ...; "independent" has one."""
+    """The terms of round 1, 2, ...; "independent" has one.
+
+    Raises:
+      InputError: a round before the first, which would have no noise.
+    """
+    checks.positive_int("round", round)
     if noise == "tree":
         return _tree(round, rounds_per_epoch)
     if noise == "banded":

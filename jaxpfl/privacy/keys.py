@@ -33,11 +33,13 @@ class RoundKeys(NamedTuple):
       noise: for the mechanism's noise, where rounds are independent.
       terms: typed keys [H] of the draws that make up correlated noise, and their float32 weights
         [H] (see `privacy.correlated_noise`); None where rounds are independent.
+      made_for: the plan's `noise_name`.
     """
 
     train: jax.Array
     noise: jax.Array
     terms: tuple[jax.Array, jax.Array] | None = None
+    made_for: str = "independent"
 
 
 def noise_root(reproducible_seed: int | None = None) -> jax.Array:

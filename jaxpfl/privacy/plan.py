@@ -350,11 +350,21 @@ class Plan:
         """Returns the event of round 1, 2, ...: values and quantile together.
 
         In epochs, what its first round is charged is the whole epoch's, and the others nothing.
+
+        Raises:
+          InputError: a round of epochs that the plan does not have.
         """
+        self._check_round(round)
         first = (round - 1) % self.rounds_per_epoch == 0
         if self.sampling == "epochs" and self.private and not first:
             return dp_accounting.NoOpDpEvent()
         return self._charged_once()
+
+    def _check_round(self, round: int) -> None:
+        """In epochs, what a round costs and who takes part depend on its number."""
+        checks.non_negative_int("round", round)
+        if self.sampling == "epochs" and not 1 <= round <= self.rounds:
+            raise InputError(f"round must lie in 1 .. {self.rounds}, the plan's, found {round}")
 
     def released_again_event(self) -> dp_accounting.DpEvent:
         """Returns the event of a round that was replayed to another output: a second release."""
@@ -431,7 +441,12 @@ class Plan:
         return [self.epsilon(count) for count in rounds]
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        """Returns the cohort of a round: sorted client indices, int64; PRIVATE."""
+        """Returns the cohort of a round: sorted client indices, int64; PRIVATE.
+
+        Raises:
+          InputError: a round of epochs that the plan does not have.
+        """
+        self._check_round(round)
         if self.sampling == "poisson":
             return sampling.poisson(self.population, self.sampling_rate, seed, round)
         if self.sampling == "epochs":
@@ -440,6 +455,7 @@ class Plan:
 
     def keys(self, training_root: jax.Array, noise_root: jax.Array, round: int) -> RoundKeys:
         """Returns the keys of round 1, 2, ..., and the terms of its noise if that is correlated."""
+        self._check_round(round)
         found = round_keys(training_root, noise_root, round)
         if self.noise == "independent" or not self.private:
             return found
@@ -449,7 +465,15 @@ class Plan:
         spare -= len(made.weights)
         addresses = np.pad(made.addresses, ((0, spare), (0, 0)))
         weights = np.pad(made.weights, (0, spare)).astype(np.float32)
-        return found._replace(terms=(term_keys(noise_root, addresses), jnp.asarray(weights)))
+        terms = term_keys(noise_root, addresses), jnp.asarray(weights)
+        return found._replace(terms=terms, made_for=self.noise_name)
+
+    @property
+    def noise_name(self) -> str:
+        """What the keys of a round are made for; the door compares it with its plan's."""
+        if self.noise == "independent" or not self.private:
+            return "independent"
+        return f"{self.noise}, {self.rounds_per_epoch} rounds an epoch, {self.rounds} rounds"
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""

@@ -4,7 +4,8 @@ Poisson sampling takes each client independently with probability q: the cohort'
 may be 0, and is private. Fixed-size sampling takes exactly n without replacement; putting one
 client in pushes another out, so it is accounted for under replace-one (see `privacy.plan`). In
 epochs, each client is dealt to one of an epoch's rounds, always the same one, independently of the
-others: nothing is amplified, and nothing about the cohorts needs to be secret.
+others: nothing is amplified, so an accountant needs no secret here. The seed is kept secret all the
+same: places are addressed by index, and removing a client moves those after it.
 Cohorts are a function of (seed, round) alone; whoever knows the seed knows who took part, so
 accounting with amplification assumes that the seed is kept from the adversary.
 """

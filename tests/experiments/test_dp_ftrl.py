@@ -8,6 +8,8 @@ import optax
 import pytest
 
 import jaxpfl as jp
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import loop
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 6
 
 
-def test_resumed_in_an_epoch_is_the_same_run(clients, tmp_path):
+def test_resumed_in_an_epoch_is_the_same_run(clients, tmp_path, monkeypatch):
     """TRUST 33: correlated noise is made again by address, not carried along."""
 
     class Stop(Exception):
@@ -104,5 +106,10 @@ def test_resumed_in_an_epoch_is_the_same_run(clients, tmp_path):
     whole = run("whole")
     with pytest.raises(Stop):
         run("parts", step=stopping)
+    # Rounds share their noise: they must all be computed alike.
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "environment", lambda: {"devices": ["another"]})
+        with pytest.raises(InputError, match="goes on only where it began"):
+            run("parts", resume=True)
     again = run("parts", resume=True)
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)

@@ -200,6 +200,10 @@ def test_command_line(write, tmp_path, capsys, monkeypatch):
         ({"grid": {"data.source.x": [1]}}, "'x' is in no section"),
         ({"cases": {"a": 3}}, "a case must be a name and a mapping"),
         ({"cases": {"a": {"run.seed": 1}}}, "run.seed is in grid and in the case 'a'"),
+        (
+            {"cases": {"a": {"privacy.ledger": "l.jsonl"}}},
+            "privacy.ledger must be absent in a sweep",
+        ),
         ({"x": "case"}, "x = 'case' must have positive numbers"),
         ({"line": "privacy.epsilon"}, "line must be one of 'case', 'training.clients_per_round'"),
         ({"grid": {"run.seed": list(range(1001))}}, "at most 1000 points"),

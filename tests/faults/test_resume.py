@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import config_file, loop
+from jaxpfl.experiments.environment import environment
 from jaxpfl.experiments.execute import resume_run, run_config
 from jaxpfl.privacy import plan
+from jaxpfl.privacy.ledger import Ledger
 
 # Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
 # saving and deleting checkpoints are such operations. Prints how many there were if it lives.
@@ -186,8 +189,77 @@ def test_a_replayed_round_with_another_output_is_charged_again(run_to, straight,
     resume_run(out, shown=False)
     assert "charged again" in capsys.readouterr().err
     assert _ledger_lines(out) == _ledger_lines(straight[0]) + 1
-    final = [(out / "metrics.jsonl").read_bytes(), (straight[0] / "metrics.jsonl").read_bytes()]
-    assert final[0] == final[1]
+    # All but the epsilon, which contains the second release.
+    hashes = [
+        [json.loads(line).get("output_hash") for line in lines.splitlines()]
+        for lines in ((folder / "metrics.jsonl").read_text() for folder in (out, straight[0]))
+    ]
+    assert hashes[0] == hashes[1]
+
+
+def _back_to_round_4(out: Path) -> None:
+    """Without its latest checkpoint, a run has several rounds to replay."""
+    for path in (out / "checkpoints").iterdir():
+        if path.is_dir() and "6" in path.name:
+            shutil.rmtree(path)
+
+
+def test_every_recorded_round_that_comes_out_otherwise_is_charged_again(run_to, straight):
+    """TRUST 34: rounds 5 and 6 were released, and are released again, otherwise: two charges more.
+
+    The stated epsilon contains them: it is the ledger's."""
+    out = run_to(7)
+    _back_to_round_4(out)
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines()[:5]
+    for number in (5, 6):
+        forged = {**json.loads(lines[4]), "round": number, "output_hash": f"{number}" * 16}
+        lines.append(json.dumps(forged))
+    path.write_text("\n".join(lines) + "\n")
+    resumed = resume_run(out, shown=False)
+    assert _ledger_lines(out) == _ledger_lines(straight[0]) + 2
+    # The metrics tell of the charges; all else is as in a run without them.
+    ledger = Ledger.read(out / "ledger.jsonl")
+    settings = json.loads((out / "run.json").read_text())["plan"]
+    spent = ledger.spent(settings["delta"], settings["accountant"])
+    assert resumed.metrics["epsilon"] == pytest.approx(spent, rel=1e-6)
+    assert "of which 2 made again after a crash" in resumed.privacy
+    result = json.loads((straight[0] / "result.json").read_text())
+    assert resumed.metrics["epsilon"] > result["metrics"]["epsilon"]
+
+
+def test_a_line_that_differs_in_its_evaluation_alone_is_no_second_release(run_to, straight):
+    """TRUST 34: what is compared is the release; later lines stay, to be compared too."""
+    out = run_to(7)
+    _back_to_round_4(out)
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines()[:5]
+    same = (straight[0] / "metrics.jsonl").read_text().splitlines()
+    other = {**json.loads(same[5]), "evaluation": {"accuracy": 0.0}}
+    forged = {**json.loads(same[6]), "output_hash": "6" * 16}
+    path.write_text("\n".join([*lines, json.dumps(other), json.dumps(forged)]) + "\n")
+    resume_run(out, shown=False)
+    assert _ledger_lines(out) == _ledger_lines(straight[0]) + 1
+
+
+def test_noise_is_another_where_the_computation_may_round_otherwise(run_to, monkeypatch):
+    """TRUST 34: two releases with the same noise would show the difference of their sums.
+
+    Rounds 5 and 6 are replayed by another version: the noise is new, and both are charged."""
+    out = run_to(7)
+    _back_to_round_4(out)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    recorded = len(lines) - 1
+    assert recorded >= 5
+    elsewhere = {**environment(), "jaxlib": "0.0.0"}
+    monkeypatch.setattr(loop, "environment", lambda: elsewhere)
+    resume_run(out, shown=False)
+    again = (out / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(again[4])["output_hash"] == json.loads(lines[4])["output_hash"]
+    assert json.loads(again[5])["output_hash"] != json.loads(lines[5])["output_hash"]
+    charges = Ledger.read(out / "ledger.jsonl").charges
+    made_again = [charge for charge in charges if "released again" in charge.label]
+    assert len(made_again) == recorded - 4
 
 
 def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):

@@ -195,6 +195,33 @@ def test_everyone_takes_part_once_an_epoch():
     assert not np.array_equal(cohorts[0], plan.sample(6, 1))
 
 
+@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
+@pytest.mark.parametrize("round", [0, -1, 16])
+def test_rounds_that_the_plan_does_not_have(noise, round):
+    """TRUST 13: round 0 would be free, and with bands free of noise."""
+    plan = Plan(**FIELDS, noise=noise)
+    for use in (
+        lambda: plan.round_event(round),
+        lambda: plan.sample(0, round),
+        lambda: plan.keys(training_root(0), noise_root(0), round),
+    ):
+        with pytest.raises(InputError, match="round must"):
+            use()
+
+
+def test_the_door_refuses_keys_of_another_correlated_plan():
+    """TRUST 13: a tree of one round an epoch has weights too small for one of seven."""
+    roots = training_root(0), noise_root(reproducible_seed=3)
+    plan = Plan(**FIELDS, noise="tree")
+    for other in (
+        Plan(**FIELDS | {"clients_per_round": 50}, noise="tree"),
+        Plan(**FIELDS, noise="banded"),
+    ):
+        door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
+        with pytest.raises(InputError, match="keys must be made by Plan.keys: these are for"):
+            door(jnp.zeros(3), [], door.init(), other.keys(*roots, 1))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
