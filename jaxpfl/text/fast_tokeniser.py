@@ -82,7 +82,7 @@ class FastTokeniser(ByteJoining):
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
-        of_character = {character: value for value, character in enumerate(_byte_characters())}
+        of_character = {character: value for value, character in enumerate(byte_characters())}
         style = self._style
         added = self._tokenizer.get_added_tokens_decoder()
         found = [b""] * self.vocab_size
@@ -104,7 +104,7 @@ class FastTokeniser(ByteJoining):
         return tuple(found)
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The character that stands for each byte in a byte-level vocabulary (Radford et al. 2019).
 
     Printable characters of Latin-1 stand for themselves, the rest follow from U+0100 on.

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Metrics, Model, Params, summarise
-from jaxpfl.text.fast_tokeniser import _byte_characters
+from jaxpfl.text.fast_tokeniser import byte_characters
 from jaxpfl.text.log_probabilities import dealt, filled, placed, shown_steps
 from jaxpfl.text.tokeniser import PAD, Tokeniser, check_fits, pad
 
@@ -153,7 +153,7 @@ def tokenised_twice(
     end = tokeniser.end_of_text
     if end is None:
         raise InputError(f"the tokeniser {tokeniser.name} has no end-of-text, which is put around")
-    characters = _byte_characters()
+    characters = byte_characters()
     spelled = [
         " " + "".join(characters[value] for value in content) for content in tokeniser.token_bytes()
     ]
