@@ -32,14 +32,15 @@ demo: .venv/installed
 	while [ -e $$out ]; do n=$$((n + 1)); out=runs/quickstart-$$n; done; \
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
+# Two processes: most of a test's time is one compilation after the other.
 test: lint
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff check
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
-	.venv-newest/bin/python -m pytest
+	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
 
 test-slow: .venv/installed-dev
 	.venv/bin/python -m pytest -m slow
