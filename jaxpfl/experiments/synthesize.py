@@ -124,8 +124,8 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, note: Path) -> dict[
     return {
         "private": plan.private,
         "stamp": record["stamp"],
-        "statement": plan.statement(),
-        "epsilon": plan.epsilon() if plan.private else None,
+        "statement": record["privacy"],
+        "epsilon": record["metrics"]["epsilon"],
         "delta": plan.delta if plan.private else None,
         "unit": plan.unit,
         "adjacency": plan.adjacency,

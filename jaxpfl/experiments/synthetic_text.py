@@ -147,14 +147,19 @@ class SyntheticText:
         public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
         seconds["all"] = time.monotonic() - began
         private = self._sends() and self.plan.private
+        guarantee = told.pop("guarantee", None) or self._guarantee()
         return {
             "method": self.config.method,
             "date": datetime.now(UTC).date().isoformat(),
             "private": private or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
-            "privacy": self._statement(),
-            "metrics": {**metrics, "public_accuracy": public["accuracy"]}
-            | {"public_perplexity": public["perplexity"], "epsilon": self._epsilon()},
+            "privacy": guarantee["privacy"],
+            "metrics": {
+                **metrics,
+                "public_accuracy": public["accuracy"],
+                "public_perplexity": public["perplexity"],
+                "epsilon": guarantee["epsilon"],
+            },
             "cost": self._cost(),
             "seconds": seconds,
             "public_models": self._public_models(),
@@ -181,15 +186,16 @@ class SyntheticText:
         """Whether clients send anything."""
         return self.config.method in (*SCORING, "fed_avg")
 
-    def _epsilon(self) -> float | None:
+    def _guarantee(self, rounds: int | None = None) -> dict[str, Any]:
+        """Statement and epsilon of so many releases; None: of the plan's."""
         if not self._sends():
-            return 0.0
-        return self.plan.epsilon() if self.plan.private else None
-
-    def _statement(self) -> str:
-        if not self._sends():
-            return "(epsilon = 0): clients send nothing"
-        return self.plan.statement()
+            return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
+        statement, stamp = self.plan.statement(rounds), studies.stamp(self.config)
+        if not self.plan.private:
+            return {"privacy": statement, "epsilon": None}
+        if stamp:
+            statement = f"{stamp}; it would be {statement}"
+        return {"privacy": statement, "epsilon": self.plan.epsilon(rounds)}
 
     def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
         """The downstream model's parameters, and what is shown of how they came about."""
@@ -197,7 +203,7 @@ class SyntheticText:
         if method == "public":
             return self.models.downstream.params, {}
         if method == "fed_avg":
-            return self._fed_avg(directory), {}
+            return self._fed_avg(directory)
         began = time.monotonic()
         texts, told = self._texts(directory)
         seconds["method"] = time.monotonic() - began
@@ -211,7 +217,7 @@ class SyntheticText:
         )
         return params, {**told, "corpus": len(texts), "texts": texts[:_SHOWN]}
 
-    def _fed_avg(self, directory: Path) -> Params:
+    def _fed_avg(self, directory: Path) -> tuple[Params, dict[str, Any]]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
         population = self.clients.with_columns({"tokens": rows})
         start = self.models.downstream
@@ -233,7 +239,8 @@ class SyntheticText:
             ),
             start=start.digest(),
         )
-        return result.params
+        guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
+        return result.params, {"guarantee": guarantee if self.plan.private else None}
 
     def _texts(self, directory: Path) -> tuple[list[str], dict[str, Any]]:
         """The synthetic corpus, made or found."""
@@ -261,6 +268,11 @@ class SyntheticText:
 
         texts = keep("corpus", corpus)["texts"].tolist()
         shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        if ledger is not None:
+            # More than the plan's where a release was made again that was not the same: on other
+            # devices, for one.
+            charged = sum(charge.run.startswith(f"{scorer.run} ") for charge in ledger.charges)
+            shown["guarantee"] = self._guarantee(max(charged, self.plan.rounds))
         return texts, shown
 
     def _releases(self, directory: Path) -> tuple[Phases, Any, Ledger | None]:

@@ -75,7 +75,8 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     assert card["written_after_the_run"] == 30 - len(own)
     assert more[: len(own)] == own
     # Others, not the same once more; and the same when asked again.
-    assert len(set(more[len(own) :]) - set(own)) > 5
+    assert more[len(own) : 2 * len(own)] != own
+    assert not set(more[len(own) :]) & set(own)
     assert texts_of(tmp_path / "again.jsonl") == more
     assert (run / "ledger.jsonl").read_bytes() == ledger
     assert card["ledger"]["head"] == Ledger.read(run / "ledger.jsonl").head

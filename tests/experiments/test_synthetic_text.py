@@ -282,6 +282,31 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     assert len(charges(resume_study(out, shown=False).out / "ledger.jsonl")) == 2
 
 
+def test_a_release_made_again_on_another_machine_is_charged_and_stated(
+    synthetic_config, tmp_path, monkeypatch
+):
+    """TRUST 34: where embeddings differ in a bit, the replayed round is another release."""
+    config = synthetic_config("popri", "--privacy.budget_epsilon", "30")
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        before("round_1_scores.npz")(patched)
+        run_study(config, out, shown=False)
+
+    def elsewhere(clients, function, *, shown):
+        found = embed(clients, function, shown=shown).columns["embedding"]
+        return clients.with_columns({"embedding": np.nextafter(found, np.float32(2))})
+
+    synthetic_text._EMBEDDED.clear()
+    monkeypatch.setattr(synthetic_text, "embed", elsewhere)
+    record = resume_study(out, shown=False).record
+    synthetic_text._EMBEDDED.clear()
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert [charge.round for charge in ledger.charges] == [1, 1, 2]
+    assert record["metrics"]["epsilon"] == pytest.approx(ledger.spent(1e-3), rel=1e-6)
+    assert record["metrics"]["epsilon"] > 8.3
+    assert "epsilon = 8," not in record["privacy"]
+
+
 def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_config, tmp_path):
     """TRUST 29: one ledger composes all three, and forgetting any of them gives less."""
     path = tmp_path / "shared.jsonl"
