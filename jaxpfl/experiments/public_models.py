@@ -97,7 +97,8 @@ class PublicModels:
             files.write_atomically(path, _learned(self.texts(), self.vocab_size))
         library = pretrained.require("tokenizers", "text")
         tokenizer = library.Tokenizer.from_file(str(path))
-        return FastTokeniser(tokenizer, name=folder.name, end_of_text=0, ends=(0,))
+        name = f"tokeniser {pretrained.sha256(path)[:12]}"
+        return FastTokeniser(tokenizer, name=name, end_of_text=0, ends=(0,))
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
         """The pretrained decoder of these settings: found in the cache, or made and put there.

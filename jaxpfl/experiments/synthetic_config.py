@@ -225,6 +225,11 @@ class SyntheticTextConfig:
                     "these clients, found 0"
                 )
         self._check_evolution()
+        for name, source in self.corpora.items():
+            if source.partition("?")[0] == self.data.source.partition("?")[0]:
+                raise InputError(
+                    f"corpora.{name} is data.source: what private clients hold is no public corpus"
+                )
         for owner, names in (
             ("generator.corpora", self.generator.corpora),
             ("downstream.corpora", self.downstream.corpora),

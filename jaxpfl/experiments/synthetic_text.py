@@ -146,7 +146,13 @@ class SyntheticText:
         metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
         public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
         seconds["all"] = time.monotonic() - began
-        private = self._sends() and self.plan.private
+        # They follow from how much the clients hold: not for everyone.
+        files.write_atomically(
+            files.private_directory(directory / "private") / "seconds.json",
+            json.dumps(seconds) + "\n",
+            mode=0o600,
+        )
+        private = self.plan.private and not studies.stamp(self.config)
         guarantee = told.pop("guarantee", None) or self._guarantee()
         return {
             "method": self.config.method,
@@ -161,7 +167,6 @@ class SyntheticText:
                 "epsilon": guarantee["epsilon"],
             },
             "cost": self._cost(),
-            "seconds": seconds,
             "public_models": self._public_models(),
             **told,
         }
@@ -237,7 +242,7 @@ class SyntheticText:
                 checkpoint_every=self.config.run.checkpoint_every,
                 shown=self.models.progress,
             ),
-            start=start.digest(),
+            start=f"{start.digest()} {self.models.public.tokeniser.name}",
         )
         guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
         return result.params, {"guarantee": guarantee if self.plan.private else None}
@@ -365,19 +370,20 @@ class SyntheticText:
 
     def _cost(self) -> dict[str, Any]:
         """Floats that a client receives and sends in a round, as POPri's Table 2 counts them."""
-        config, dimension = self.config, self.models.function.dimension
+        config = self.config
         if config.method == "fed_avg":
             size = count_parameters(self.models.downstream.params)
             return {"down": size, "up": size}
+        if config.method not in SCORING:
+            return {"down": 0, "up": 0}
+        dimension = self.models.function.dimension
         if config.method == "popri":
             candidates = config.popri.prompts * config.popri.responses
             if config.popri.score == "nn_histogram":
                 return {"down": candidates * dimension, "up": candidates}
             # As `CandidateScores.floats_per_client` has it: neither grows with the candidates.
             return {"down": dimension * (dimension + 1) // 2, "up": dimension}
-        if config.method in SCORING:
-            return {
-                "down": config.evolution.population * dimension,
-                "up": config.evolution.population,
-            }
-        return {"down": 0, "up": 0}
+        return {
+            "down": config.evolution.population * dimension,
+            "up": config.evolution.population,
+        }

@@ -14,7 +14,7 @@ from jaxpfl.algorithms.fred import FredPlan, private_moments
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import corpus_writer, files, synthetic_text
-from jaxpfl.experiments.config_file import load, to_yaml
+from jaxpfl.experiments.config_file import from_mapping, load, to_mapping, to_yaml
 from jaxpfl.experiments.studies import resume_study, run_study
 from jaxpfl.privacy.keys import noise_root
 from jaxpfl.privacy.ledger import Ledger
@@ -135,10 +135,12 @@ def test_nothing_private_leaves_the_private_folder(finished):
         for folder in out.rglob("private"):
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         record = json.dumps(finished(name).record)
-        assert "recovery" not in record
+        # Nor how long it took, which follows from how much the clients hold.
+        assert "recovery" not in record and "seconds" not in record
     assert seen > 50
     private = finished("popri").out / "private"
-    assert [path.name for path in private.iterdir()] == ["noise_key.json"]
+    names = sorted(path.name for path in private.iterdir())
+    assert names == ["noise_key.json", "seconds.json"]
 
 
 def test_a_phase_of_scores_holds_the_release_alone(finished):
@@ -414,6 +416,21 @@ def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, ch
         run_study(synthetic_config(method, *changes), tmp_path / "run", shown=False)
     assert not (tmp_path / "run" / "config.yaml").exists()
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_run_with_reproducible_noise_is_not_called_private(synthetic_config, tmp_path):
+    """TRUST 21: in the record as in the statement, so in a sweep's table too."""
+    config = synthetic_config("popri", *SAME_NOISE)
+    record = run_study(config, tmp_path / "out", shown=False).record
+    assert record["private"] is False
+    assert record["privacy"].startswith("NOT PRIVATE: the noise can be drawn again")
+
+
+def test_the_clients_are_no_public_corpus(synthetic_config):
+    mapping = to_mapping(synthetic_config("popri"))
+    mapping["corpora"]["mine"] = f"{mapping['data']['source']}?client=*"
+    with pytest.raises(InputError, match="corpora.mine is data.source"):
+        from_mapping(mapping, "here")
 
 
 def test_unknown_keys_and_corpora_are_named(synthetic_config, tmp_path):
