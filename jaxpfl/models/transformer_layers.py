@@ -73,7 +73,7 @@ class Linear(nnx.Module):
         if self.a is not None and self.b is not None:
             inner = x @ self.a[...].astype(x.dtype)
             y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)
-        return y.reshape(*outer, -1)
+        return y.reshape(*outer, y.shape[-1])
 
 
 class Norm(nnx.Module):

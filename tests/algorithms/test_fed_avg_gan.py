@@ -15,6 +15,7 @@ from jaxpfl.experiments import loop
 from jaxpfl.federated import Examples, client_mesh, private_sum
 from jaxpfl.federated.private_sum import _accumulate
 from jaxpfl.models import GAN
+from jaxpfl.privacy import plan as plan_module
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
 GAN_4 = GAN((4, 4, 1), width=0.02, noise=4)
@@ -291,7 +292,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
         ).run()
 
     straight = looped(Path("straight"), False)
-    real = loop.round_keys
+    real = plan_module.round_keys
 
     def crashing(train, noise, number):
         if number == 4:
@@ -299,7 +300,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
         return real(train, noise, number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "round_keys", crashing)
+        patched.setattr(plan_module, "round_keys", crashing)
         with pytest.raises(RuntimeError, match="crash"):
             looped(Path("broken"), False)
     resumed = looped(Path("broken"), True)
