@@ -227,7 +227,7 @@ CRASHES = {
 }
 
 
-@pytest.mark.parametrize("method", CRASHES)
+@pytest.mark.parametrize("method", ["popri", pytest.param("pe_sft", marks=pytest.mark.slow)])
 def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge(
     synthetic_config, tmp_path, method
 ):
