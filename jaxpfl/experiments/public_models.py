@@ -45,7 +45,7 @@ class PublicModels:
 
     Attributes:
       sources: name -> public source.
-      limit: texts of a corpus that are used, the first ones.
+      limit: texts of a corpus that are used, of each document the same share, from its start.
       vocab_size: of the tokeniser.
       cache: folder.
       seed: of starts and orders.
@@ -74,13 +74,14 @@ class PublicModels:
         """The texts of some corpora (default: all), by document, as a corpus's clients are."""
         documents = []
         for name in names or tuple(self.sources):
-            population, left = self.corpora[name], self.limit
-            texts = population.columns["text"].slice(0, self.limit).to_pylist()
-            for start, stop in zip(population.offsets[:-1], population.offsets[1:], strict=True):
-                if left <= 0:
-                    break
-                document = [" ".join(text.split()) for text in texts[start:stop]]
-                left -= len(document)
+            population = self.corpora[name]
+            column, offsets = population.columns["text"], population.offsets
+            share = min(1.0, self.limit / max(1, int(offsets[-1])))
+            # So many are taken by the end of each document: in the end the limit, to rounding.
+            taken = np.round(offsets * share).astype(np.int64)
+            for start, used in zip(offsets[:-1], np.diff(taken), strict=True):
+                texts = column.slice(int(start), int(used)).to_pylist()
+                document = [" ".join(text.split()) for text in texts]
                 documents.append([text for text in document if text])
         return [document for document in documents if document]
 

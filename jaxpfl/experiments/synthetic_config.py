@@ -171,7 +171,7 @@ class SyntheticTextConfig:
 
     Attributes:
       corpora: name -> public source of texts.
-      corpus_texts: of a corpus the first so many are used.
+      corpus_texts: so many of a corpus are used, of each document the same share.
       vocab_size: of the byte-level BPE that is learned from all of them.
       training: rounds and cohorts of every method; the rest of it is `fed_avg`'s.
       cache: folder where public models are kept, named by a hash of all that they follow from.

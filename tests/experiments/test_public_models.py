@@ -38,12 +38,16 @@ def models(sources, cache, **changes):
     return PublicModels(sources, **(settings | changes))
 
 
-def test_documents_are_the_first_texts_of_each_client(sources, tmp_path):
-    made = models(sources, tmp_path, limit=7)
-    documents = made.documents()
-    # Of each corpus seven texts of clients of three: the last document is cut.
-    assert [len(document) for document in documents] == [3, 3, 1] * 2
-    assert made.texts(["far"]) == [text for document in documents[3:] for text in document]
+def test_documents_are_the_same_share_of_each_client(sources, tmp_path):
+    whole = models(sources, tmp_path).documents(["far"])
+    assert [len(document) for document in whole] == [3] * 12
+    made = models(sources, tmp_path, limit=18)
+    documents = made.documents(["near", "far"])
+    # Half of each corpus: of every document, from its start, one text or two of three.
+    assert [sum(map(len, documents[:12])), sum(map(len, documents[12:]))] == [18, 18]
+    assert {len(document) for document in documents} == {1, 2}
+    assert all(part == all[: len(part)] for part, all in zip(documents[12:], whole, strict=True))
+    assert made.texts(["far"]) == [text for document in documents[12:] for text in document]
     assert all(set(text.split()) <= set(FAR) for text in made.texts(["far"]))
 
 
