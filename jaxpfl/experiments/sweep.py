@@ -2,7 +2,8 @@
 
     sweep.yaml             what was asked for: every point, with its config
     points/NAME/           a run or study like any other, with its own ledger and report
-    table.csv, sweep.json  metric by point; mean and standard error over repetitions
+    table.csv, sweep.json  metric by point; mean and standard error over repetitions, of the metric
+                           and of the gap closed
     report.html, pictures/
 
 Points share their compiled code: it depends on shapes, not on noise. A point that is done is not
@@ -28,7 +29,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.config import Config
 from jaxpfl.experiments.config_file import to_mapping
-from jaxpfl.experiments.sweep_config import Point, Sweep
+from jaxpfl.experiments.sweep_config import CASE, Point, Sweep
 from jaxpfl.experiments.tracking import Progress, jsonable
 
 POINTS = "points"
@@ -45,7 +46,8 @@ class SweepOutcome:
     Attributes:
       out: its directory.
       rows: one for each combination of values but repetitions: the values, "mean", "error"
-        (standard error of the mean, None for a single one), "runs".
+        (standard error of the mean, None for a single one), "runs"; in a sweep with a gap also
+        "gap" and "gap_error", in per cent, None where there is no gap to close.
     """
 
     out: Path
@@ -125,20 +127,55 @@ def value_of(result: Mapping[str, Any], metric: str) -> float:
 
 
 def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
-    """Mean and standard error over the repetitions of each combination, in the sweep's order."""
-    groups: dict[str, tuple[dict[str, Any], list[float]]] = {}
-    for point, value in zip(sweep.points, values, strict=True):
+    """Mean and standard error over the repetitions of each combination, in the sweep's order.
+
+    Args:
+      values: the metric of each point.
+    """
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for index, point in enumerate(sweep.points):
         kept = {name: each for name, each in point.values.items() if name != sweep.over}
-        groups.setdefault(repr(kept), (kept, []))[1].append(value)
+        groups.setdefault(repr(kept), (kept, []))[1].append(index)
+    closed = gap_closed(sweep, values) if sweep.gap is not None else None
     rows = []
     for kept, found in groups.values():
-        mean = math.fsum(found) / len(found)
-        error = None
-        if len(found) > 1:
-            variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
-            error = math.sqrt(variance / len(found))
-        rows.append({**kept, "mean": mean, "error": error, "runs": len(found)})
+        mean, error = _mean_and_error([values[index] for index in found])
+        row = {**kept, "mean": mean, "error": error, "runs": len(found)}
+        if closed is not None:
+            gaps = [gap for index in found if (gap := closed[index]) is not None]
+            whole = len(gaps) == len(found)
+            row["gap"], row["gap_error"] = _mean_and_error(gaps) if whole else (None, None)
+        rows.append(row)
     return rows
+
+
+def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
+    """How much of the sweep's gap each point closes, in per cent: 0 is `from`, 100 is `to`.
+
+    None where the two cases came to the same at the point's other values.
+    """
+    assert sweep.gap is not None
+
+    def others(point: Point) -> str:
+        return repr({name: each for name, each in point.values.items() if name != CASE})
+
+    ends: dict[str, dict[str, float]] = {}
+    for point, value in zip(sweep.points, values, strict=True):
+        ends.setdefault(others(point), {})[point.values[CASE]] = value
+    closed: list[float | None] = []
+    for point, value in zip(sweep.points, values, strict=True):
+        start, end = (ends[others(point)][case] for case in sweep.gap)
+        closed.append(None if start == end else 100 * ((value - start) / (end - start)))
+    return closed
+
+
+def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
+    """The mean and its standard error, None of a single value."""
+    mean = math.fsum(found) / len(found)
+    if len(found) == 1:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
+    return mean, math.sqrt(variance / len(found))
 
 
 def _require_same(path: Path, sweep: Sweep) -> None:
@@ -168,6 +205,7 @@ def _write(
             "value": value_of(result, sweep.metric),
             "private": bool(result.get("private", True)) and not result.get("stamp"),
             "privacy": result.get("privacy"),
+            **{name: result[name] for name in ("cost", "texts") if name in result},
         }
         for point, result in zip(sweep.points, results, strict=True)
     ]
@@ -176,6 +214,7 @@ def _write(
         "metric": sweep.metric,
         "x": sweep.x,
         "line": sweep.line,
+        **({"gap": dict(zip(("from", "to"), sweep.gap, strict=True))} if sweep.gap else {}),
         "rows": rows,
         "points": points,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import Config
 from jaxpfl.experiments.config_file import from_mapping, read_mapping
@@ -14,7 +15,7 @@ from jaxpfl.experiments.study_config import Study
 
 MOST_POINTS = 1_000
 CASE = "case"
-_KEYS = ("base", "metric", "grid", "cases", "x", "line", "over")
+_KEYS = ("base", "metric", "grid", "cases", "x", "line", "over", "gap")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Sweep:
         x: training.clients_per_round     # optional: the plot's horizontal axis
         line: case                        # optional: a line for each of its values
         over: run.seed                    # optional: what repetitions differ in
+        gap: {from: public, to: DP-FedAvg}  # optional: two of the cases, see below
+
+    With `gap`, every point says how much it closes of the gap between the two cases: in per cent,
+    (its metric - that of `from`) / (that of `to` - that of `from`), both at the point's own other
+    values, its repetition among them. So the standard error is that of the ratio. Source: POPri
+    (Hou et al. 2025), Table 1.
 
     Attributes:
       title: the file's name without its suffix.
@@ -63,6 +70,7 @@ class Sweep:
       points: all of them, checked.
       x: None where no field of the grid has numbers.
       line: None where nothing else varies.
+      gap: the names of the cases `from` and `to`.
     """
 
     title: str
@@ -71,6 +79,7 @@ class Sweep:
     points: tuple[Point, ...] = field(repr=False)
     x: str | None
     line: str | None
+    gap: tuple[str, str] | None = None
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -120,7 +129,8 @@ def load_sweep(path: str | Path) -> Sweep:
     if x is not None and not (x in grid and _numbers(grid[x])):
         raise InputError(f"{where}: x = {x!r} must have positive numbers as values")
     line = mapping.get("line") or next((name for name in free if name != x), None)
-    return Sweep(path.stem, mapping["metric"], over, points, x, line)
+    gap = _gap(mapping.get("gap"), cases, over, where)
+    return Sweep(path.stem, mapping["metric"], over, points, x, line, gap)
 
 
 def _grid(grid: Any, where: str) -> dict[str, list[Any]]:
@@ -148,6 +158,22 @@ def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
                 f"{name!r}: {fields!r}"
             )
     return {name: dict(fields) for name, fields in cases.items()}
+
+
+def _gap(
+    gap: Any, cases: dict[str, dict[str, Any]], over: str, where: str
+) -> tuple[str, str] | None:
+    if gap is None:
+        return None
+    if not isinstance(gap, Mapping) or set(gap) != {"from", "to"}:
+        raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, found {gap!r}")
+    if not cases or over == CASE:
+        raise InputError(f"{where}: gap needs cases, and another field than 'case' as over")
+    for end in ("from", "to"):
+        checks.one_of(f"{where}: gap.{end}", gap[end], tuple(cases))
+    if gap["from"] == gap["to"]:
+        raise InputError(f"{where}: gap.from and gap.to must differ, found {gap['to']!r} twice")
+    return gap["from"], gap["to"]
 
 
 def _points(
