@@ -69,6 +69,23 @@ def random_examples(population: Population, fraction: float, seed: int) -> np.nd
     return example_uniforms("random examples", seed, population) < fraction
 
 
+def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
+    """A random subset of each client's examples, `limit` or all it has, bool [examples]. PRIVATE.
+
+    Coins as in `random_examples`: no client's examples depend on who else takes part.
+    """
+    checks.positive_int("limit", limit)
+    coins_N = example_uniforms("at most", seed, population)
+    clients_N = np.repeat(np.arange(len(population)), population.sizes())
+    order_N = np.lexsort((coins_N, clients_N))
+    kept = np.zeros(population.num_examples, bool)
+    place_N = np.arange(population.num_examples) - np.repeat(
+        population.offsets[:-1], population.sizes()
+    )
+    kept[order_N] = place_N < limit
+    return kept
+
+
 def classified_examples(
     population: Population, correct: Any, outcome: Outcome = "incorrect", at_least: int = 5
 ) -> np.ndarray:

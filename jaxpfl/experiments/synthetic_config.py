@@ -173,7 +173,8 @@ class SyntheticTextConfig:
       corpora: name -> public source of texts.
       corpus_texts: so many of a corpus are used, of each document the same share.
       vocab_size: of the byte-level BPE that is learned from all of them.
-      training: rounds and cohorts of every method; the rest of it is `fed_avg`'s.
+      training: rounds and cohorts of every method; `max_examples` of a client's texts, the same
+        ones all along, take part in its scores and votes. The rest of it is `fed_avg`'s.
       cache: folder where public models are kept, named by a hash of all that they follow from.
     """
 

@@ -32,6 +32,7 @@ from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.algorithms.popri import Written
 from jaxpfl.algorithms.private_evolution import Evolved
 from jaxpfl.data.population import Population
+from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import build_fed_avg, build_plan, cleaned, read_clients
@@ -302,12 +303,14 @@ class SyntheticText:
         path = self.config.ledger_path(directory)
         ledger = Ledger(path, self.clients.fingerprint, budget=budget)
         votes = config.method != "popri"
-        made_by = (config.data.remove, None)
+        limit, seed = config.training.max_examples, config.data.split_seed
+        made_by = (config.data.remove, f"at most {limit} by {seed}")
         if config.corpus.spans:
             cut = f"{self.models.public.tokeniser.name} {config.corpus.tokens}"
-            made_by = (config.data.remove, cut)
+            made_by = (*made_by, cut)
+        few = self.clients.keeping(at_most(self.clients, limit, seed))
         scorer = CandidateScores(
-            _embedded(self.clients, made_by, self.models.function, self.models.progress),
+            _embedded(few, made_by, self.models.function, self.models.progress),
             self.plan,
             ledger=ledger,
             noise_key=key,

@@ -6,6 +6,7 @@ import pytest
 from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.selection import (
+    at_most,
     classified_examples,
     examples_of_users,
     random_examples,
@@ -80,6 +81,21 @@ def test_nothing_shown_tells_how_many_match():
         with pytest.raises(InputError) as raised:
             select(selection, np.ones(TOTAL, bool))
         assert str(raised.value) == "kept must have one value an example, found another number"
+
+
+def test_at_most_keeps_a_random_subset_of_each_client_that_depends_on_nobody_else():
+    population = clients()
+    kept = at_most(population, 4, seed=0)
+    parts = np.split(kept, population.offsets[1:-1])
+    assert [int(part.sum()) for part in parts] == [min(4, size) for size in SIZES]
+    alone = at_most(population.select([2]), 4, seed=0)
+    np.testing.assert_array_equal(alone, parts[2])
+    # Each of a client's examples is kept as often as any other.
+    often = np.mean([at_most(population, 4, seed=seed)[4:14] for seed in range(400)], axis=0)
+    np.testing.assert_allclose(often, 0.4, atol=0.1)
+    assert at_most(population, 10, seed=0).all()
+    with pytest.raises(InputError, match="limit must be a positive integer"):
+        at_most(population, 0, seed=0)
 
 
 def test_random_examples_are_a_share_that_depends_on_nobody_else():
