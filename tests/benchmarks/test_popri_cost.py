@@ -1,0 +1,114 @@
+"""The benchmark of POPri's costs runs from end to end on a tiny study; it measures nothing here."""
+
+import numpy as np
+import pytest
+
+from benchmarks.macro import popri_cost
+
+WORDS = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
+STUDY = """\
+study: synthetic_text
+method: popri
+data: {source: "nowhere.jsonl", split: {train: 0.6, valid: 0.2, test: 0.2}}
+corpora: {public: "nowhere_either.jsonl"}
+vocab_size: 280
+generator: {architecture: llama, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
+            sequence_length: 32, pretraining: {epochs: 3, batch_size: 8, learning_rate: 0.01}}
+downstream: {architecture: gpt2, hidden_size: 16, layers: 2, heads: 2, inner_size: 32,
+             sequence_length: 32, pretraining: {epochs: 2, batch_size: 8, learning_rate: 0.01}}
+corpus: {texts: 24, tokens: 8}
+embedder: "hashed:32"
+popri: {prompts: 4, responses: 4, rejected_rank: 3, shots: 1, batch_size: 4}
+evolution: {population: 8, variations: 1, max_texts: 2}
+privacy: {epsilon: 8.0, delta: 1.0e-3, clip_norm: 0.5}
+training: {rounds: 2, clients_per_round: 12, batch_size: 4, max_examples: 4}
+evaluation: {declared_public: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("popri_cost")
+    (folder / "study.yaml").write_text(STUDY)
+    rng = np.random.default_rng(0)
+    lines = [" ".join(rng.choice(WORDS, 6)) for _ in range(150)]
+    (folder / "public.txt").write_text("\n".join(lines))
+    with pytest.MonkeyPatch.context() as patch:
+        # Devices are there already, and nothing is to be recorded.
+        patch.setattr(popri_cost.harness, "use_cpu_devices", lambda count: None)
+        patch.setattr(popri_cost.harness, "record", lambda name, rows: "nothing")
+        found = popri_cost.main(
+            popri_cost.Config(
+                study=folder / "study.yaml",
+                source=str(folder / "public.txt"),
+                texts=3,
+                paper_clients=True,
+                rounds=1,
+                calls=1,
+                repeats=1,
+            )
+        )
+    return {row["what"]: row for row in found}
+
+
+def test_floats_at_the_papers_size_are_those_of_its_table():
+    clients = {}
+    rows = popri_cost.at_papers_size(8, clients)
+    floats = {row["what"]: (clients[row["what"]].down, clients[row["what"]].up) for row in rows}
+    # PE's 0.7 million and 1,800, POPri's 7 million and 18,000 are the paper's own.
+    assert floats == {
+        "PE, paper's size": (691_200, 1_800),
+        "POPri as published": (6_912_000, 18_000),
+        "POPri, paper's size": (73_920, 384),
+    }
+
+
+@pytest.mark.slow
+def test_floats_of_the_study_follow_from_its_sizes(rows):
+    def floats(what):
+        return rows[what]["floats down"], rows[what]["floats up"]
+
+    assert len(rows) == 6
+    assert floats("POPri") == (32 * 33 // 2, 32)
+    assert floats("PE, PE+SFT") == (8 * 32, 8)
+    size = rows["DP-FedAvg, DP-FTRL"]["parameters"]
+    assert floats("DP-FedAvg, DP-FTRL") == (size, size)
+
+
+@pytest.mark.slow
+def test_every_method_has_a_clients_and_a_servers_time(rows):
+    for what in ("DP-FedAvg, DP-FTRL", "PE, PE+SFT", "POPri"):
+        assert rows[what]["client s"] > 0
+        assert rows[what]["server s"] > 0
+        assert ("own texts s" in rows[what]) == (what != "DP-FedAvg, DP-FTRL")
+    popri = rows["POPri"]
+    phases = ("responses s", "embeddings s", "scores s", "tuning s")
+    assert sum(popri[name] for name in phases) == pytest.approx(popri["server s"])
+    assert 0 < popri["response tokens"] <= 8
+
+
+def test_the_published_step_and_ours_give_the_same_scores():
+    """What both benchmarked steps compute is one thing: scores by Algorithm 1, or coordinates."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxpfl.federated.scores import score_space, unit_rows
+
+    rng = np.random.default_rng(1)
+    candidates_KxJxD = rng.standard_normal((20, 3, 8), np.float32)
+    rows_NxD = rng.standard_normal((5, 8), np.float32)
+    ours = popri_cost.coordinates(rows_NxD, candidates_KxJxD)
+    sent_D = ours.function(ours.broadcast, ours.examples, jax.random.key(0))
+    space = score_space(jnp.asarray(candidates_KxJxD), "prompt")
+    unit_MxD = unit_rows(jnp.asarray(candidates_KxJxD)).reshape(-1, 8)
+    examples = popri_cost.examples_of("embedding", rows_NxD, 5)
+    published = np.asarray(popri_cost.all_scores(unit_MxD, examples, jax.random.key(0)))
+    centred = published.reshape(20, 3) - published.reshape(20, 3).mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(space.scores(sent_D), centred / np.linalg.norm(centred), atol=2e-4)
+
+
+def test_examples_are_padded_and_repeated_as_cohorts_are():
+    examples = popri_cost.examples_of("tokens", np.arange(10).reshape(5, 2), 4, epochs=3)
+    assert examples.batches["tokens"].shape == (6, 4, 2)
+    assert examples.mask.sum() == 15
+    assert int(examples.steps) == 6
