@@ -227,8 +227,9 @@ def preference_pairs(
     """Pairs of token ids (`text.preference.Pairs`), or None where no prompt gives one.
 
     A prompt whose chosen and rejected texts are the same, or one of them empty, gives none: it
-    would teach nothing. A response that was not cut short ends with end-of-text, where the
-    tokeniser has it and nothing else ends a response.
+    would teach nothing. A response of fewer than `response_tokens` ended by itself, and is followed
+    by what ended it: the format's stop string, with what stands before that in a prompt, or else
+    end-of-text, if the tokeniser has it. Where that does not fit beside the prompt it is left out.
     """
     chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
     rows = np.arange(len(texts_KxJ))
@@ -236,24 +237,43 @@ def preference_pairs(
     used = [k for k in rows.tolist() if chosen[k] and rejected[k] and chosen[k] != rejected[k]]
     if not used:
         return None
-    end = None if settings.format.stop else generator.tokeniser.end_of_text
-
-    def ids(texts: list[str]) -> list[np.ndarray]:
-        found = generator.tokeniser.encode([texts[k] for k in used])
-        if end is None:
-            return found
-        short = settings.response_tokens
-        return [np.append(row, np.int32(end)) if len(row) < short else row for row in found]
-
     prompt_rows = prompt_ids(generator.tokeniser, [prompts[k] for k in used])
     longest = settings.prompt_tokens + settings.response_tokens
+    room = [longest - min(len(row), settings.prompt_tokens) for row in prompt_rows]
     return pairs_of(
         prompt_rows,
-        ids(chosen),
-        ids(rejected),
+        _ended(generator, [chosen[k] for k in used], room, settings),
+        _ended(generator, [rejected[k] for k in used], room, settings),
         prompt_tokens=settings.prompt_tokens,
         total_tokens=longest,
     )
+
+
+def _ended(
+    generator: LanguageModel, texts: list[str], room: list[int], settings: PopriSettings
+) -> list[np.ndarray]:
+    """Token ids of responses, each with what ended it, unless it was cut or there is no room."""
+    tokeniser = generator.tokeniser
+    rows = tokeniser.encode(texts)
+    if settings.format.stop:
+        # Tokenised as one text: a token may hold the last characters of one and the next's first.
+        ending = _ending(settings.format)
+        ended = tokeniser.encode([text + ending for text in texts])
+    elif tokeniser.end_of_text is not None:
+        ended = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
+    else:
+        return rows
+    return [
+        longer if len(row) < settings.response_tokens and len(longer) <= left else row
+        for row, longer, left in zip(rows, ended, room, strict=True)
+    ]
+
+
+def _ending(format: FewShot) -> str:
+    """What follows a text in a prompt, to the end of the stop string that it holds."""
+    following = format.after + format.heading.format(number=format.shots + 2)
+    before, found, _ = following.partition(format.stop)
+    return before + found if found else format.stop
 
 
 def synthesise(

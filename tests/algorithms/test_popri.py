@@ -31,7 +31,7 @@ from jaxpfl.privacy import Ledger, Plan
 from jaxpfl.privacy.keys import noise_root
 from jaxpfl.privacy.sampling import fixed_size
 from jaxpfl.text.embed import embed, embedder
-from jaxpfl.text.few_shot import DOCUMENTS, FewShot
+from jaxpfl.text.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generate import prompt_ids
 from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings, log_probabilities, tune
@@ -183,7 +183,11 @@ def by_hand(generator, written):
         order = sorted(range(4), key=lambda j, scores=scores: -scores[j])
         chosen, rejected = row[order[0]], row[order[2]]
         if chosen and rejected and chosen != rejected:
-            expected.append((prompt, chosen, rejected))
+            # What is shorter than 8 tokens was ended by the end of the line.
+            ends = ("\n" if len(text.encode()) < 8 else "" for text in (chosen, rejected))
+            expected.append(
+                (prompt, *(t + e for t, e in zip((chosen, rejected), ends, strict=True)))
+            )
     return expected
 
 
@@ -236,19 +240,79 @@ def test_pairs_that_would_teach_nothing_are_left_out(generator):
     assert preference_pairs(generator, list("xyz"), texts[1:], scores[1:], settings) is None
 
 
-def test_responses_end_with_end_of_text_only_where_nothing_else_ends_them(generator):
-    texts, scores = np.array([["abc", "ab"]]), np.array([[0.0, 1.0]])
+class Pieces:
+    """Longest pieces first, one of them a line's last letter with its end."""
+
+    name, vocab_size, end_of_text, ends, start = "pieces", 6, 5, (5,), None
+    pieces = ("a", "b", "\n", "x", "b\n", "")
+
+    def encode(self, texts):
+        found = []
+        for text in texts:
+            row = []
+            while text:
+                piece = max((p for p in self.pieces if p and text.startswith(p)), key=len)
+                row.append(self.pieces.index(piece))
+                text = text[len(piece) :]
+            found.append(np.array(row, np.int32))
+        return found
+
+
+def response_ids(generator, format, prompt="x", texts=("abc", "ab"), **changed):
+    """The ids of rejected and chosen, the second text being the best."""
+    settings = PopriSettings(
+        **{"responses": 2, "rejected_rank": 2, "prompt_tokens": 8, "response_tokens": 3} | changed,
+        format=format,
+    )
+    scores = np.array([[0.0, 1.0]])
+    pairs = preference_pairs(generator, [prompt], np.array([list(texts)]), scores, settings)
+    rows = (pairs.rejected_NxT[0], pairs.chosen_NxT[0])
+    return [[i for i in row.tolist() if i >= 0] for row in rows]
+
+
+def test_responses_end_as_they_ended_when_they_were_written(generator):
+    """End-of-text only where nothing else ends them, and the stop string where it does."""
     free = FewShot(shots=1, head="", heading="", after=" ", stop="")
-    for format, ends in ((free, [256]), (DOCUMENTS, [])):
-        settings = PopriSettings(
-            responses=2, rejected_rank=2, format=format, prompt_tokens=8, response_tokens=3
-        )
-        pairs = preference_pairs(generator, ["x"], texts, scores, settings)
-        found = [pairs.chosen_NxT[0], pairs.rejected_NxT[0]]
-        chosen, rejected = ([i for i in row.tolist() if i >= 0] for row in found)
-        assert chosen == [ord("a"), ord("b"), *ends]
+    for format, end in ((free, 256), (DOCUMENTS, ord("\n"))):
+        rejected, chosen = response_ids(generator, format)
+        assert chosen == [ord("a"), ord("b"), end]
         # This one was cut, or might have been.
         assert rejected == [ord(c) for c in "abc"]
+
+
+def test_the_end_of_a_response_is_what_a_prompt_has_there(generator):
+    """Everything to the end of the stop string: the space before it, but not the number after."""
+    room = {"prompt_tokens": 40, "response_tokens": 64}
+    for format, expected in (
+        (POPRI, "ab\n\nOriginal Text Sample"),
+        # A stop string that no prompt holds is what the model wrote by itself.
+        (FewShot(heading="{number}:", after=" ", stop="END"), "abEND"),
+        (FewShot(heading="{number}:", after=" ", stop="5:"), "ab 5:"),
+    ):
+        rejected, chosen = response_ids(generator, format, **room)
+        assert bytes(chosen).decode() == expected
+        assert bytes(rejected).decode() == expected.replace("ab", "abc")
+
+
+def test_an_end_that_does_not_fit_beside_the_prompt_is_left_out(generator):
+    """A heading of 22 bytes: with the prompt's 8 and the text's 2 it takes 32 of the tokens."""
+    whole = "ab\n\nOriginal Text Sample"
+    for tokens, expected in ((24, whole), (23, "ab")):
+        sizes = {"prompt_tokens": 8, "response_tokens": tokens}
+        _, chosen = response_ids(generator, POPRI, prompt="x" * 9, **sizes)
+        assert bytes(chosen).decode() == expected
+    # A short prompt leaves room.
+    _, chosen = response_ids(generator, POPRI, prompt="x" * 7, prompt_tokens=8, response_tokens=23)
+    assert bytes(chosen).decode() == whole
+
+
+def test_the_end_is_tokenised_with_the_text(generator):
+    """A model writes "b" and the line's end as one token: token ids made by hand."""
+    other = SimpleNamespace(tokeniser=Pieces())
+    texts = {"texts": ("aab", "ba"), "response_tokens": 4}
+    rejected, chosen = response_ids(other, DOCUMENTS, **texts)
+    assert rejected == [0, 0, 4]
+    assert chosen == [1, 0, 2]
 
 
 def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
@@ -455,7 +519,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     settings = PopriSettings(prompts=1, responses=4, rejected_rank=2, prompt_tokens=8)
     pairs = preference_pairs(generator, ["p"], texts, scores, settings)
     chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
-    assert chosen == "ab"
+    assert chosen.startswith("ab\n")
     assert faulty(texts, scores) == "yz"
     assert preferences(scores, 2).chosen_K.tolist() == [1]
 
