@@ -94,7 +94,7 @@ def test_at_most_keeps_a_random_subset_of_each_client_that_depends_on_nobody_els
     often = np.mean([at_most(population, 4, seed=seed)[4:14] for seed in range(400)], axis=0)
     np.testing.assert_allclose(often, 0.4, atol=0.1)
     assert at_most(population, 10, seed=0).all()
-    with pytest.raises(InputError, match="limit must be a positive integer"):
+    with pytest.raises(InputError, match="limit must be at least 1, found 0"):
         at_most(population, 0, seed=0)
 
 
