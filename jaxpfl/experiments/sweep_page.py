@@ -34,10 +34,10 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         + (f", repeated over {sweep.over}" if any(row["runs"] > 1 for row in rows) else ""),
         stamp="Some points are NOT PRIVATE: see the table of points" if stamped else "",
         privacy=record["note"],
-        privacy_notes=[],
-        facts=[(str(len(sweep.points)), "points")],
+        privacy_notes=[record["note"]] if stamped else [],
+        facts=_facts(sweep, rows),
         sections=[
-            Section("", figures=[("sweep", "", figure)], wide=True),
+            Section("Figure", figures=[("sweep", "", figure)], wide=True),
             Section("Table", _gap_told(sweep, rows), table=_table(sweep, rows)),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
@@ -93,13 +93,23 @@ def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
     return f"{row['gap']:.1f}{error} %"
 
 
+def _facts(sweep: Sweep, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """How many points, and how wide the gap is where there is but one."""
+    facts = [(str(len(sweep.points)), "points")]
+    ends = sweep.gap or ()
+    found = [row for end in ends for row in rows if row[CASE] == end]
+    if len(found) == 2:
+        facts += [(f"{row['mean']:.4g}", f"{sweep.metric} of {row[CASE]}") for row in found]
+    return facts
+
+
 def _gap_told(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
     """What the gap is, and where there is none."""
     if sweep.gap is None:
         return ""
-    start, end = sweep.gap
+    (start, end), over = sweep.gap, _short(sweep.over)
     repeated = any(row["error"] is not None for row in rows)
-    each = f", taken at each {_short(sweep.over)}, and its standard error" if repeated else ""
+    each = f", {over} by {over}; mean and standard error" if repeated else ""
     told = (
         f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
         f"“{end}” (100 %){each}."
@@ -108,7 +118,7 @@ def _gap_told(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
     without = [row for row in rows if row["gap"] is None and row[CASE] == start]
     if without:
         where = " at " + "; ".join(_label(others, row) for row in without) if others else ""
-        some = f" at some {_short(sweep.over)}" if repeated else ""
+        some = f" at some {over}" if repeated else ""
         told += f" It is not shown{where}: the two came to the same {sweep.metric}{some}."
     return told
 

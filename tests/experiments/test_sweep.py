@@ -11,7 +11,7 @@ import yaml
 from jaxpfl import cli
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import sweep as sweep_module
-from jaxpfl.experiments.sweep import run_sweep, summary, value_of
+from jaxpfl.experiments.sweep import gap_closed, run_sweep, summary, value_of
 from jaxpfl.experiments.sweep_config import load_sweep
 from jaxpfl.privacy.ledger import Ledger
 
@@ -71,6 +71,43 @@ def test_mean_and_standard_error(write):
     assert rows[0]["runs"] == 2 and "run.seed" not in rows[0]
     one = load_sweep(write({"grid": {"training.clients_per_round": [5, 10]}}))
     assert [row["error"] for row in summary(one, [1.0, 2.0, 3.0, 4.0])] == [None] * 4
+
+
+GAP = {
+    "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
+    "gap": {"from": "public", "to": "best"},
+    "grid": {"privacy.clip_norm": [0.5, 1.0], "run.seed": [0, 1]},
+}
+# By case, then clip norm, then seed.
+VALUES = [0.2, 0.3, 0.5, 0.0, 0.6, 0.5, 0.7, 0.4, 0.3, 0.45, 0.4, 0.1]
+
+
+def test_the_gap_closed_is_that_of_the_same_repetition_and_values(write):
+    """By hand: at clip 0.5 0.1 / 0.4 and 0.15 / 0.2, at clip 1 -0.1 / 0.2 and 0.1 / 0.4."""
+    sweep = load_sweep(write(GAP))
+    assert sweep.gap == ("public", "best")
+    assert gap_closed(sweep, VALUES) == pytest.approx([0] * 4 + [100] * 4 + [25, 75, -50, 25])
+    rows = summary(sweep, VALUES)
+    assert [row["gap"] for row in rows] == pytest.approx([0, 0, 100, 100, 50, -12.5])
+    # Of two values the standard error is half their distance.
+    assert [row["gap_error"] for row in rows] == pytest.approx([0, 0, 0, 0, 25, 37.5])
+    assert [row["mean"] for row in rows] == pytest.approx([0.25, 0.25, 0.55, 0.55, 0.375, 0.25])
+
+
+def test_the_gap_closed_of_one_repetition_has_no_error(write):
+    rows = summary(load_sweep(write(GAP | {"grid": {}})), [0.2, 0.4, 0.3])
+    assert [row["gap"] for row in rows] == pytest.approx([0, 100, 50])
+    assert [row["gap_error"] for row in rows] == [None] * 3
+
+
+def test_no_gap_where_its_ends_came_to_the_same(write):
+    """At one seed of clip norm 1: a mean over the others would be of fewer runs than it says."""
+    values = VALUES.copy()
+    values[3] = values[7] = 0.4
+    rows = summary(load_sweep(write(GAP)), values)
+    assert [row["gap"] is None for row in rows] == [False, True] * 3
+    assert [row["gap_error"] is None for row in rows] == [False, True] * 3
+    assert all("gap" not in row for row in summary(load_sweep(write(GAP | {"gap": None})), values))
 
 
 def test_a_metric_is_found_by_name():
@@ -207,6 +244,13 @@ def test_command_line(write, tmp_path, capsys, monkeypatch):
         ({"x": "case"}, "x = 'case' must have positive numbers"),
         ({"line": "privacy.epsilon"}, "line must be one of 'case', 'training.clients_per_round'"),
         ({"grid": {"run.seed": list(range(1001))}}, "at most 1000 points"),
+        ({"gap": "slow"}, "gap must be {from: CASE, to: CASE}, found 'slow'"),
+        ({"gap": {"from": "slow"}}, "gap must be {from: CASE, to: CASE}"),
+        ({"gap": {"from": "slow", "to": "fats"}}, "gap.to must be one of 'slow', 'fast', found 'f"),
+        ({"gap": {"from": 1, "to": "fast"}}, "gap.from must be one of 'slow', 'fast', found 1"),
+        ({"gap": {"from": "slow", "to": "slow"}}, "gap.from and gap.to must differ, found 'slow'"),
+        ({"gap": {"from": "slow", "to": "fast"}, "cases": None}, "gap needs cases"),
+        ({"gap": {"from": "slow", "to": "fast"}, "over": "case"}, "gap needs cases, and another"),
     ],
 )
 def test_bad_sweeps(write, change, message):
