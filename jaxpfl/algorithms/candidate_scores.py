@@ -42,6 +42,7 @@ from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
+from jaxpfl.federated.environment import environment
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.private_sum import private_sum
 from jaxpfl.federated.scores import (
@@ -121,23 +122,28 @@ class CandidateScores:
         embedding_NxD = _embeddings(clients)
         self.dimension: int = embedding_NxD.shape[1]
         _check(clients, plan, ledger)
-        digest = hashlib.sha256(clients.fingerprint.encode())
-        digest.update(np.ascontiguousarray(embedding_NxD).data)
-        digest.update(clients.offsets.astype("<i8").data)
-        self._clients_hash = digest.hexdigest()
         if kind == "nn_histogram":
             columns, offsets = {"embedding": embedding_NxD}, clients.offsets
         else:
             means_CxD = mean_embeddings(embedding_NxD, clients.offsets)
             columns, offsets = {"mean_embedding": means_CxD}, np.arange(len(clients) + 1)
         self._held = Population(columns, offsets, clients.client_ids)
+        digest = hashlib.sha256(clients.fingerprint.encode())
+        # As they are added up: another library may round the means otherwise.
+        for held in columns.values():
+            digest.update(np.ascontiguousarray(held).data)
+        digest.update(offsets.astype("<i8").data)
+        self._clients_hash = digest.hexdigest()
 
     def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray:
         """Charges the ledger and releases the noisy sum of scores, float32 [prompts, responses].
 
-        Candidates, round, devices and all that the releaser was made with decide the cohort and
-        the noise: the same release again is the same to the bit and costs nothing more. Whatever
-        differs, cohort and noise are independent and the release is charged.
+        Candidates, round, all that the releaser was made with, and devices, processor and versions
+        of JAX decide the cohort and the noise: the same release again is the same to the bit and
+        costs nothing more. Whatever differs, cohort and noise are independent and the release is
+        charged. So each of several sets of candidates released in one round costs a round: what
+        all have cost says the ledger (`Ledger.spent`), and the plan's `epsilon()` and
+        `statement()`, which count every round once, are then too low.
 
         Args:
           candidates_KxJxD: the candidates' embeddings, float [prompts, responses, d], of any
@@ -186,9 +192,9 @@ class CandidateScores:
 
     def _charge(self, candidates: np.ndarray, round: int) -> _Release:
         plan = self.plan.to_dict()
-        # Other devices round otherwise: with one noise, two releases would tell the difference.
-        devices = [device.device_kind for device in self._mesh.devices.flat]
-        settings = [self.run, round, self.kind, self.noise, self.max_texts, plan, devices]
+        # Elsewhere it rounds otherwise: with one noise, two releases would tell the difference.
+        where = [[device.device_kind for device in self._mesh.devices.flat], environment()]
+        settings = [self.run, round, self.kind, self.noise, self.max_texts, plan, where]
         digest = hashlib.sha256(json.dumps([*settings, self._clients_hash]).encode())
         digest.update(json.dumps(candidates.shape).encode())
         digest.update(np.ascontiguousarray(candidates).data)

@@ -1,35 +1,14 @@
-"""Where a run is computed, and the noise that it has there."""
+"""The noise that a run has where it is computed."""
 
 import hashlib
 import json
-import platform
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.federated.environment import environment as environment
 from jaxpfl.privacy.keys import bound_to
-
-
-def environment() -> dict[str, Any]:
-    """What the bits of a computation follow from, besides its input."""
-    return {
-        "devices": [device.device_kind for device in jax.devices()],
-        "processor": _processor(),
-        "jax": version("jax"),
-        "jaxlib": version("jaxlib"),
-    }
-
-
-def _processor() -> str:
-    """The CPU's name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def noise_root_in(

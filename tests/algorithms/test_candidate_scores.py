@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpfl.algorithms import candidate_scores
 from jaxpfl.algorithms.candidate_scores import LABEL, CandidateScores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import client_mesh
+from jaxpfl.federated.environment import environment
 from jaxpfl.privacy import Budget, Ledger, Plan
 from jaxpfl.privacy.keys import noise_root
 from tests.data.populations import SECRET
@@ -247,6 +249,35 @@ def test_devices_change_only_rounding_and_are_charged_for_it(opened, tmp_path):
             atol=1e-5,
         )
         assert len(ledger) == 2
+
+
+def test_where_it_could_round_otherwise_noise_is_independent_and_charged(
+    opened, tmp_path, monkeypatch
+):
+    """Else the difference of two releases, resumed after an upgrade, would be free of noise."""
+    population, chosen = clients(), plan(clients_per_round=20)
+    here, found = environment(), []
+    others = ({}, {"jax": "0.0.0"}, {"jaxlib": "0.0.0"}, {"processor": "?"}, {"devices": ["?"]}, {})
+    with Ledger(tmp_path / "where.jsonl", population.fingerprint) as ledger:
+        for changed in others:
+            monkeypatch.setattr(candidate_scores, "environment", lambda c=changed: here | c)
+            scores = opened(population, chosen, ledger=ledger)
+            found.append(scores.release(candidates(), round=1).ravel())
+        assert len(ledger) == len(others) - 1
+    np.testing.assert_array_equal(found[0], found[-1])
+    for i, first in enumerate(found[:-1]):
+        for second in found[:i]:
+            assert np.abs(first - second).max() > 0.5
+
+
+def test_several_sets_of_candidates_in_a_round_cost_a_round_each(opened):
+    """The plan counts a round once; what all have cost is the ledger's to say."""
+    chosen = plan(clients_per_round=20)
+    scores = opened(chosen=chosen)
+    for seed in range(3):
+        scores.release(candidates(seed=seed), round=1)
+    assert scores.ledger.spent(chosen.delta) == pytest.approx(chosen.epsilon(3))
+    assert chosen.epsilon(1) < 0.9 * chosen.epsilon(3)
 
 
 def test_duplicate_candidates_get_equal_scores(opened):
