@@ -14,7 +14,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.text.tokeniser import Tokeniser
 
-_BLOCK = 4_096
+_BLOCK = 1_024
 
 
 def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[list[str]]:
@@ -35,21 +35,26 @@ def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[
 
 
 def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> Population:
-    """The same clients, whose examples are the spans of their texts; no other column.
+    """The same clients, whose examples are the spans of all that each wrote; no other column.
 
-    The fingerprint stays: spans are as private as the text.
+    A client's texts are joined by newlines first, in their order. The fingerprint stays: spans are
+    as private as the text.
 
     Raises:
       InputError: the population has no column "text".
     """
     if "text" not in population.columns:
         raise InputError(f"population {population.name!r} has no column 'text' to cut into spans")
-    column = population.columns["text"]
+    column, offsets = population.columns["text"], population.offsets
     texts: list[str] = []
     sizes = [0]
-    for start in range(0, len(column), _BLOCK):
-        for cut in spans(tokeniser, column.slice(start, _BLOCK).to_pylist(), tokens):
+    for first in range(0, len(population), _BLOCK):
+        bounds = offsets[first : first + _BLOCK + 1]
+        joined = [
+            "\n".join(column.slice(int(start), int(stop - start)).to_pylist())
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+        for cut in spans(tokeniser, joined, tokens):
             texts.extend(cut)
             sizes.append(len(cut))
-    offsets = np.cumsum(sizes)[population.offsets]
-    return population.with_examples({"text": text_array(texts)}, offsets)
+    return population.with_examples({"text": text_array(texts)}, np.cumsum(sizes))

@@ -34,8 +34,9 @@ def test_a_population_keeps_its_clients_and_its_fingerprint():
     )
     found = in_spans(clients, BYTES, 4)
     assert found.client_ids.to_pylist() == ["a", "b", "c"]
+    # "abcdef", a newline, "xy"; nothing; an empty line, "pqrst".
     assert found.sizes().tolist() == [3, 0, 2]
-    assert found.columns["text"].to_pylist() == ["abcd", "ef", "xy", "pqrs", "t"]
+    assert found.columns["text"].to_pylist() == ["abcd", "ef\nx", "y", "pqr", "st"]
     assert found.fingerprint == clients.fingerprint
 
 
@@ -43,8 +44,9 @@ def test_more_texts_than_a_block(monkeypatch):
     monkeypatch.setattr("jaxpfl.text.spans._BLOCK", 3)
     clients = from_clients({str(k): {"text": [f"{k}abc"] * (k % 3)} for k in range(9)})
     found = in_spans(clients, BYTES, 2)
-    assert found.sizes().tolist() == [2 * (k % 3) for k in range(9)]
-    assert found.examples(8)["text"].to_pylist() == ["8a", "bc"] * 2
+    # "8abc", a newline and "8abc" are nine bytes.
+    assert found.sizes().tolist() == [[0, 2, 5][k % 3] for k in range(9)]
+    assert found.examples(8)["text"].to_pylist() == ["8a", "bc", "8", "ab", "c"]
 
 
 def test_bad_input_is_named():
