@@ -4,6 +4,9 @@
     largefedbench:congress?revision=HEX    POPri's speeches (or biorxiv: abstracts) from the hub, a
                                            client each; with &text=FIELD&part=train
                                            &split=sentences&min_examples=5, each optional
+    huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
+                                           &text=COLUMN&client=COLUMN&part=train&config=NAME
+                                           &split=sentences&min_examples=5, each optional
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
     PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
                                            &columns=FIELD,FIELD&split=sentences&min_examples=5,
@@ -41,6 +44,7 @@ from jaxpfl.data.readers import plain_text
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
+from jaxpfl.data.readers.hugging_face import read_hugging_face
 from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.data.readers.largefedbench import read_largefedbench
 from jaxpfl.data.readers.prose import PIECES
@@ -50,7 +54,7 @@ from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
 
-_READERS = ("docstrings", "digits", "largefedbench")
+_READERS = ("docstrings", "digits", "largefedbench", "huggingface")
 _ENDINGS = ", ".join((".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS))
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
@@ -73,8 +77,8 @@ def open(source: str | Path | Population) -> Population:
         return read_docstrings([name.strip() for name in packages.split(",")])
     path, _, query = source.partition("?")
     options = _parse_query(source, query)
-    if reader == "largefedbench":
-        return _open_largefedbench(path.partition(":")[2], options, source)
+    if reader in ("largefedbench", "huggingface"):
+        return _open_hub(reader, path.partition(":")[2], options, source)
     if path == "digits":
         return read_digits(
             **_typed(source, options, {"clients": _integer, "alpha": _number, "seed": _integer})
@@ -126,14 +130,17 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
-def _open_largefedbench(part: str, options: dict[str, str], source: str) -> Population:
-    kinds = {**dict.fromkeys(("revision", "part", "text", "split"), str), "min_examples": _integer}
-    typed = _typed(source, options, kinds)
+def _open_hub(reader: str, name: str, options: dict[str, str], source: str) -> Population:
+    named = ("revision", "part", "text", "split")
+    named += ("client", "config") if reader == "huggingface" else ()
+    typed = _typed(source, options, {**dict.fromkeys(named, str), "min_examples": _integer})
     if "revision" not in typed:
         raise InputError(f"source {source!r}: needs an option revision, the commit to read")
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    typed["part_split"] = typed.pop("part", "train")
-    population = read_largefedbench(part, **typed)
+    if reader == "huggingface":
+        population = read_hugging_face(name, **typed)
+    else:
+        population = read_largefedbench(name, part_split=typed.pop("part", "train"), **typed)
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
@@ -174,7 +181,8 @@ def _unknown(source: str, path: Path) -> InputError:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InputError(
         f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, "
-        f"largefedbench:congress, a path ending in {_ENDINGS}, or a folder made by Population.save"
+        f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {_ENDINGS}, or a folder "
+        "made by Population.save"
     )
 
 

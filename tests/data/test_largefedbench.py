@@ -1,13 +1,13 @@
 """LargeFedBench through a stand-in of the library `datasets`: the network is never asked."""
 
 import sys
-from types import ModuleType
 
 import pytest
 
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers.largefedbench import read_largefedbench
 from jaxpfl.errors import InputError
+from tests.data.hub import stand_in
 
 REVISION = "0123456789abcdef" * 2 + "01234567"
 ROWS = {
@@ -16,29 +16,9 @@ ROWS = {
 }
 
 
-class Rows:
-    def __init__(self, columns):
-        self.columns, self.column_names = columns, list(columns)
-
-    def __getitem__(self, name):
-        return self.columns[name]
-
-
 @pytest.fixture
 def hub(monkeypatch):
-    """Notes what was asked for, and gives `rows`."""
-    module = ModuleType("datasets")
-    asked = []
-
-    def load_dataset(name, **options):
-        asked.append((name, options))
-        if isinstance(module.rows, Exception):
-            raise module.rows
-        return Rows(module.rows)
-
-    module.load_dataset, module.rows, module.asked = load_dataset, ROWS, asked
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    return module
+    return stand_in(monkeypatch, ROWS)
 
 
 def test_a_speech_is_a_client(hub):

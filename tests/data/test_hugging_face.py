@@ -1,0 +1,128 @@
+"""Any data set of the hub: through a stand-in of the library `datasets`, and through itself."""
+
+import json
+import sys
+
+import pytest
+
+from jaxpfl.data import open as open_population
+from jaxpfl.data.readers.hugging_face import read_hugging_face
+from jaxpfl.errors import InputError
+from tests.data.hub import stand_in
+
+REVISION = "0123456789abcdef" * 2 + "01234567"
+SOURCE = f"huggingface:owner/abstracts?revision={REVISION}"
+ROWS = {
+    "abstract": ["One is here. Two is there.", "", "Four.", "Five. Six."],
+    "journal": ["canary b", "canary a", "canary b", "canary c"],
+    "year": [2001, 2002, 2001, 2003],
+}
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    return stand_in(monkeypatch, ROWS)
+
+
+def test_an_abstract_is_a_client(hub):
+    population = open_population(f"{SOURCE}&text=abstract")
+    assert population.client_ids.to_pylist() == ["1", "2", "3", "4"]
+    assert population.columns["text"].to_pylist() == ROWS["abstract"]
+    assert list(population.columns) == ["text"]
+    assert (population.unit, population.name) == ("one row", "huggingface:owner/abstracts [train]")
+    assert hub.asked == [("owner/abstracts", {"split": "train", "revision": REVISION})]
+
+
+def test_a_column_can_say_whose_a_row_is(hub):
+    source = f"{SOURCE}&text=abstract&split=sentences&part=test&config=small"
+    for column, ids in (("journal", ["canary b", "canary a", "canary c"]), ("year", None)):
+        population = open_population(f"{source}&client={column}")
+        assert population.client_ids.to_pylist() == (ids or ["2001", "2002", "2003"])
+        # The abstract without a sentence leaves its client without examples.
+        assert population.sizes().tolist() == [3, 0, 2]
+        assert population.examples(0)["text"].to_pylist()[2] == "Four."
+        assert population.unit == f'all rows with one "{column}"'
+    options = {"split": "test", "revision": REVISION, "name": "small"}
+    assert hub.asked[0] == ("owner/abstracts", options)
+    assert len(open_population(f"{source}&client=year&min_examples=3")) == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("huggingface:owner/abstracts", "needs an option revision"),
+        ("huggingface:owner/abstracts?revision=main", "40 hexadecimal digits, found 'main'"),
+        (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
+        (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
+        (SOURCE, "no field 'text', found 'abstract', 'journal', 'year'"),
+        (f"{SOURCE}&text=abstract&client=author", "no field 'author'"),
+        (f"{SOURCE}&text=abstract&client=abstract", "must be different, found 'abstract'"),
+        (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
+        (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
+        ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_named(hub, source, message):
+    with pytest.raises(InputError, match=message):
+        open_population(source)
+    if "split=words" in source:
+        # Before anything is fetched.
+        assert not hub.asked
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"text": ["canary", None]}, "row 2: field 'text' must be a string, found NoneType"),
+        ({"id": ["a", ""], "text": ["canary"] * 2}, "row 2: field 'id' must be .*an empty one"),
+        ({"id": [1, 2.5], "text": ["canary"] * 2}, "row 2: field 'id' must be .*, found float"),
+        ({"id": [True], "text": ["canary"]}, "row 1: field 'id' must be .*, found bool"),
+        ({"id": [], "text": []}, "owner/abstracts has no examples"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named_by_number_alone(hub, rows, message):
+    hub.rows = rows
+    client = "id" if "id" in rows else None
+    with pytest.raises(InputError, match=message) as caught:
+        read_hugging_face("owner/abstracts", revision=REVISION, client=client)
+    assert "canary" not in str(caught.value)
+
+
+def test_without_the_library_or_the_network_it_says_so(hub, monkeypatch):
+    hub.rows = ConnectionError("cannot reach\nthe hub")
+    with pytest.raises(InputError, match=r"did not give .* \(ConnectionError: cannot reach\)$"):
+        open_population(SOURCE)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=r"pip install 'jaxpfl\[datasets\]'"):
+        open_population(SOURCE)
+
+
+def test_a_local_folder_does_not_take_the_hubs_place(hub, tmp_path, monkeypatch):
+    """The library reads a folder of the data set's name, whatever revision was asked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "abstracts").mkdir(parents=True)
+    with pytest.raises(InputError, match="a file or folder of that name is here"):
+        open_population(SOURCE)
+    assert not hub.asked
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_library_itself_on_local_files(tmp_path, monkeypatch):
+    """Its own kinds of columns and integers: the network is not needed for files that are here."""
+    datasets = pytest.importorskip("datasets", reason="needs jaxpfl[datasets]")
+    path = tmp_path / "train.jsonl"
+    rows = [dict(zip(ROWS, row, strict=True)) for row in zip(*ROWS.values(), strict=True)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    load = datasets.load_dataset
+
+    def local(name, *, split, revision):
+        assert (name, revision) == ("owner/abstracts", REVISION)
+        files = {"train": str(path)}
+        return load("json", data_files=files, split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    population = open_population(f"{SOURCE}&text=abstract&client=year&split=sentences")
+    assert population.client_ids.to_pylist() == ["2001", "2002", "2003"]
+    assert population.sizes().tolist() == [3, 0, 2]
+    with pytest.raises(InputError, match=r"did not give owner/abstracts .*valid"):
+        open_population(f"{SOURCE}&text=abstract&part=valid")
