@@ -6,7 +6,7 @@ of an earlier attempt, so that a corpus can be written again, and continued, wit
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,16 @@ import jax
 import numpy as np
 
 from jaxpfl.algorithms.popri import Keep, PopriSettings, Scorer, popri, synthesise
-from jaxpfl.algorithms.private_evolution import EvolutionSettings, Evolved, private_evolution
+from jaxpfl.algorithms.private_evolution import (
+    EvolutionSettings,
+    Evolved,
+    Vary,
+    private_evolution,
+)
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import fit
 from jaxpfl.experiments.public_models import PublicModels, data_mesh, training
-from jaxpfl.experiments.synthetic_config import FitConfig, SyntheticTextConfig
+from jaxpfl.experiments.synthetic_config import EVOLVING, FitConfig, SyntheticTextConfig
 from jaxpfl.models import lora
 from jaxpfl.models.base import Params
 from jaxpfl.models.lora import LoRA
@@ -30,7 +35,7 @@ from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings
 from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import one_per_row
-from jaxpfl.text.variation import Continue
+from jaxpfl.text.variation import Continue, MaskAndFill, mask_and_fill
 
 _ATTEMPTS = 8
 
@@ -39,6 +44,12 @@ _ATTEMPTS = 8
 def loaded_embedder(name: str) -> Embedder:
     """The embedder of a name, loaded once in a process."""
     return embedder(name)
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
+    """The masked language model of a name, loaded once in a process."""
+    return mask_and_fill(name, tokens=tokens)
 
 
 def nothing_told(_: Any) -> None:
@@ -55,6 +66,12 @@ class CorpusWriter:
 
     config: SyntheticTextConfig
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        evolution = self.config.evolution
+        if self.config.method in EVOLVING and evolution.fill_model is not None:
+            # What it needs may be missing: no client is asked before that is known.
+            loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
 
     @cached_property
     def public(self) -> PublicModels:
@@ -89,6 +106,9 @@ class CorpusWriter:
     def settings(self) -> PopriSettings:
         config, tokens = self.config.popri, self.config.corpus.tokens
         form = DOCUMENTS if config.format == "lines" else POPRI
+        if self.config.corpus.spans and form is DOCUMENTS:
+            # A span is full, whatever lines it goes through.
+            form = dataclasses.replace(form, stop="")
         return PopriSettings(
             prompts=config.prompts,
             responses=config.responses,
@@ -109,6 +129,23 @@ class CorpusWriter:
             ),
             lora=LoRA(rank=config.rank, alpha=config.alpha),
         )
+
+    @cached_property
+    def vary(self) -> Vary:
+        """What makes a text into another of the same format and length."""
+        evolution, tokens, form = self.config.evolution, self.config.corpus.tokens, self.settings
+        if evolution.fill_model is None:
+            stop = (form.format.stop,) if form.format.stop else ()
+            return Continue(self.generator, evolution.kept, tokens, Sampling(stop=stop))
+        fill = loaded_fill_model(evolution.fill_model, tokens)
+
+        def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
+            filled = [form.format.response(text) for text in fill(texts, key)]
+            # Its tokens are not the generator's, nor as long.
+            cut = self.generator.shortened(filled, tokens)
+            return [new or old for new, old in zip(cut, texts, strict=True)]
+
+        return vary
 
     def tuned(
         self,
@@ -216,11 +253,9 @@ class CorpusWriter:
                 f"evolution.population = {evolution.population}: it needs more pretraining"
             )
 
-        stop = (self.settings.format.stop,) if self.settings.format.stop else ()
-        tokens = config.corpus.tokens
         return private_evolution(
             keep("first texts", first)["texts"].tolist(),
-            Continue(self.generator, evolution.kept, tokens, Sampling(stop=stop)),
+            self.vary,
             scorer,
             self.function,
             EvolutionSettings(

@@ -20,6 +20,8 @@ from jaxpfl.experiments.config import (
 METHODS = ("public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri")
 SCORING = ("private_evolution", "pe_sft", "popri")
 """Methods in which clients score texts."""
+EVOLVING = ("private_evolution", "pe_sft")
+"""Methods that make variations of the texts that clients voted for."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class CorpusConfig:
     Attributes:
       texts: so many are asked for; empty ones are left out.
       tokens: of a text, at most; also of the clients' texts in training and evaluation.
-      spans: clients' texts are cut into successive spans of `tokens` tokens first, and each span
-        is an example, as in LargeFedBench.
+      spans: a client's texts, joined by newlines, are cut into successive spans of `tokens` tokens
+        first, and each span is an example, as in LargeFedBench; synthetic texts in the format
+        "lines" then go on through newlines until they are as long.
       fine_tuning: of the downstream model on them.
     """
 
@@ -134,7 +137,11 @@ class EvolutionConfig:
 
     Attributes:
       max_texts: a client votes with at most so many texts a round, and that is the clip norm.
-      kept: share of a text that its variation keeps.
+      variation: by the generator, which continues a text's beginning ("continue"), or by a masked
+        language model, which draws some of its tokens anew ("mask_and_fill", as PrE-Text does).
+      kept: share of a text that its continuation keeps.
+      fill_model: the masked language model, a folder or a name on the Hugging Face hub, see
+        `text.variation.mask_and_fill`; only of "mask_and_fill".
       fine_tuning: of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
@@ -144,7 +151,9 @@ class EvolutionConfig:
     lookahead: int = 4
     variations: int = 3
     max_texts: int = 8
+    variation: Literal["continue", "mask_and_fill"] = "continue"
     kept: float = 0.5
+    fill_model: str | None = None
     fine_tuning: FitConfig = FitConfig(epochs=3, learning_rate=0.001)
 
     def __post_init__(self) -> None:
@@ -153,6 +162,17 @@ class EvolutionConfig:
         checks.non_negative("evolution.threshold", self.threshold)
         checks.non_negative_int("evolution.lookahead", self.lookahead)
         checks.open_fraction("evolution.kept", self.kept)
+        checks.one_of("evolution.variation", self.variation, ("continue", "mask_and_fill"))
+        if self.variation == "mask_and_fill" and not self.fill_model:
+            raise InputError(
+                "evolution.fill_model must name a masked language model: evolution.variation = "
+                "'mask_and_fill' needs one, found none"
+            )
+        if self.variation != "mask_and_fill" and self.fill_model is not None:
+            raise InputError(
+                "evolution.fill_model is only for evolution.variation = 'mask_and_fill', found "
+                f"{self.variation!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -249,7 +269,7 @@ class SyntheticTextConfig:
 
     def _check_evolution(self) -> None:
         """What would otherwise be refused after clients were asked."""
-        if self.method not in ("private_evolution", "pe_sft"):
+        if self.method not in EVOLVING:
             return
         evolution = self.evolution
         selected = evolution.population

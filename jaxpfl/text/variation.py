@@ -4,11 +4,15 @@
 Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked language model,
 RoBERTa there, draws others in their place, several times over. `Continue` is for a decoder that
 follows no instructions: it keeps a text's beginning and writes another end.
+
+    vary = mask_and_fill("FacebookAI/roberta-large")
+    others = vary(texts, jax.random.key(0))
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +21,16 @@ from jax import Array
 
 from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.models import pretrained
 from jaxpfl.models.base import Params
 from jaxpfl.models.encoder import Encoder
+from jaxpfl.text.fast_tokeniser import hugging_face
 from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import PAD, Tokeniser, check_fits, pad
 
 _ROWS, _MULTIPLE = 32, 32
+_MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class MaskAndFill:
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
-            width = -(-max(map(len, framed)) // _MULTIPLE) * _MULTIPLE
+            width = _width(max(map(len, framed)))
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
             numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
@@ -131,6 +138,74 @@ class MaskAndFill:
 
     def _program(self) -> tuple[Encoder, int, float, int, float]:
         return self.model, self.mask_id, self.share, self.times, self.temperature
+
+
+def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
+    """`MaskAndFill` by a published masked language model of the BERT family.
+
+    Args:
+      name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
+        Face hub NAME[@REVISION], see `models.pretrained`.
+      tokens: a text is cut to so many.
+
+    Raises:
+      InputError: there is no such model, it predicts no masked tokens or reads fewer tokens, or
+        its tokeniser has no mask token or puts no tokens around a text.
+      CorruptFile: a file is broken.
+    """
+    positive_int("tokens", tokens)
+    folder = pretrained.resolve(name)
+    model, params = pretrained.load(folder)
+    if not isinstance(model, Encoder) or model.causal or not model.head:
+        raise InputError(
+            f"{name} must be a masked language model: an encoder with a language-model head, "
+            f"found {_kind(model)}"
+        )
+    if _width(tokens + 2) > model.config.positions:
+        raise InputError(
+            f"{name} reads {model.config.positions} tokens at a time, too few for texts of "
+            f"{tokens}, which it reads in rows of {_width(tokens + 2)}"
+        )
+    tokeniser = hugging_face(folder)
+    mask_id, first_id, last_id = _special_ids(folder)
+    return MaskAndFill(
+        model, params, tokeniser, mask_id=mask_id, first_id=first_id, last_id=last_id, tokens=tokens
+    )
+
+
+def _kind(model: object) -> str:
+    if not isinstance(model, Encoder):
+        return "a decoder"
+    return "a causal encoder" if model.causal else "an encoder without that head"
+
+
+def _special_ids(folder: Path) -> tuple[int, int, int]:
+    """The mask token, and those around a text, by tokenizer.json and its settings."""
+    tokenizer = pretrained.require("tokenizers", "text").Tokenizer.from_file(
+        str(folder / "tokenizer.json")
+    )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    path = folder / "tokenizer_config.json"
+    named = pretrained.read_json(path).get("mask_token") if path.is_file() else None
+    named = named.get("content") if isinstance(named, dict) else named
+    masks = _MASKS if named is None else (named,)
+    ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
+    mask = next((i for i in ids if i is not None), None)
+    if mask is None:
+        raise InputError(
+            f"{folder / 'tokenizer.json'} has no mask token {' or '.join(map(repr, masks))}"
+        )
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", add_special_tokens=True).ids
+    if framed[1:-1] != plain:
+        raise InputError(f"{folder / 'tokenizer.json'} must put one token before a text, one after")
+    return mask, framed[0], framed[-1]
+
+
+def _width(tokens: int) -> int:
+    """Places of a row for so many tokens: few different ones, and so few programs."""
+    return -(-tokens // _MULTIPLE) * _MULTIPLE
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,5 +1,7 @@
 """Variations of texts by public models: what is kept, what is drawn, and by which key."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,8 @@ from jaxpfl.models.transformer_config import DecoderConfig
 from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import utf8_bytes
-from jaxpfl.text.variation import Continue, MaskAndFill
+from jaxpfl.text.variation import Continue, MaskAndFill, mask_and_fill
+from tests.text.masked_models import TINY_BERT, masked_model_folder
 
 # Beyond the bytes and their end: mask, first, last, and a row of no token.
 MASK, FIRST, LAST, VOCAB = 257, 258, 259, 261
@@ -120,6 +123,48 @@ def test_mask_and_fill_cuts_texts_and_refuses_ids_without_a_row(masked):
     for wrong in ({"share": 0.0}, {"share": 1.0}, {"times": 0}, {"temperature": 0.0}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             fill(masked, **wrong)
+
+
+def test_a_published_model_is_read_with_its_special_tokens(tmp_path):
+    """The same as when all is given by hand, with the ids that the tokeniser's file has."""
+    folder = masked_model_folder(tmp_path / "bert")
+    vary = mask_and_fill(folder, tokens=12)
+    ids = {"[CLS]": vary.first_id, "[SEP]": vary.last_id, "[MASK]": vary.mask_id}
+    stored = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert {token["content"]: token["id"] for token in stored}.items() >= ids.items()
+    framed = (ids["[MASK]"], ids["[CLS]"], ids["[SEP]"])
+    by_hand = MaskAndFill(vary.model, vary.params, vary.tokeniser, *framed, tokens=12)
+    found = vary(TEXTS, jax.random.key(1))
+    assert found == by_hand(TEXTS, jax.random.key(1))
+    assert found[0] != TEXTS[0] and found[2] == ""
+    # Many published models' settings do not name their mask token.
+    for written in ("{}", '{"mask_token": {"content": "[MASK]"}}'):
+        (folder / "tokenizer_config.json").write_text(written)
+        assert mask_and_fill(folder).mask_id == ids["[MASK]"]
+
+
+def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
+    folder = masked_model_folder(tmp_path / "bert")
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "<none>"}')
+    with pytest.raises(InputError, match="has no mask token '<none>'"):
+        mask_and_fill(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(stored | {"post_processor": None}))
+    with pytest.raises(InputError, match="must put one token before a text, one after"):
+        mask_and_fill(folder)
+    for name, changes, message in (
+        ("short", {"positions": 32}, "reads 32 tokens at a time, too few for texts of 64"),
+        ("causal", {"causal": True}, "found a causal encoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(masked_model_folder(tmp_path / name, **changes))
+    for golden, message in (
+        (TINY_BERT, "found an encoder without that head"),
+        (TINY_BERT.parent / "transformers" / "gpt2", "found a decoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(golden)
 
 
 @pytest.fixture(scope="module")
