@@ -76,7 +76,8 @@ class Plan:
 
     Attributes:
       population: N, the number of clients, public.
-      clients_per_round: n, planned; also the public denominator of means.
+      clients_per_round: n, planned. In epochs R = floor(N / n) rounds share everyone, so N / R take
+        part on average: n or more, and with n above N / 2 everyone in every round.
       rounds: T.
       clip_norm: S, the L2 bound of a contribution (the first round's, under adaptive clipping).
       noise_multiplier: z; the noise on the sum has standard deviation z S.
@@ -315,7 +316,9 @@ class Plan:
 
     @property
     def denominator(self) -> float:
-        """The public constant that sums are divided by: the planned cohort size."""
+        """The public constant that sums are divided by: the expected cohort size, n or N / R."""
+        if self.sampling == "epochs":
+            return self.population / self.rounds_per_epoch
         return float(self.clients_per_round)
 
     @property

@@ -145,6 +145,32 @@ def test_the_door_refuses_keys_of_another_plan():
 
 
 @pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
+def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise):
+    """R = 1: noise z S in every round, each a Gaussian on everyone, and the mean is of everyone."""
+    fields = FIELDS | {"population": 50, "clients_per_round": 26, "rounds": 3}
+    plan = Plan(**fields, noise=noise)
+    assert plan.rounds_per_epoch == 1
+    for round in (1, 2, 3):
+        np.testing.assert_array_equal(plan.sample(0, round), np.arange(50))
+        assert plan.round_event(round) == dp_accounting.GaussianDpEvent(2.0)
+        weights = correlated_noise.terms(noise, round, 1).weights
+        np.testing.assert_allclose(weights[weights != 0], [1.0])
+    assert plan.epsilon() == pytest.approx(
+        confirmation.gaussian_epsilon(3**0.5 / 2.0, plan.delta), rel=1e-3
+    )
+    assert plan.denominator == 50.0
+
+
+def test_means_are_of_the_cohorts_that_are_expected():
+    """Of 50 clients in 3 rounds, 50 / 3 take part, whatever fewer was planned."""
+    plan = Plan(**FIELDS | {"population": 50, "clients_per_round": 14})
+    sizes = [len(plan.sample(seed, 1)) for seed in range(400)]
+    assert plan.denominator == 50 / 3
+    # The mean's standard deviation is 0.17.
+    assert np.mean(sizes) == pytest.approx(plan.denominator, abs=0.7)
+
+
+@pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
 def test_cost_is_one_gaussian_an_epoch(noise):
     plan = Plan(**FIELDS, noise=noise)
     assert plan.rounds_per_epoch == 7
