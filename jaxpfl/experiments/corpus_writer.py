@@ -30,6 +30,7 @@ from jaxpfl.models import lora
 from jaxpfl.models.base import Params
 from jaxpfl.models.lora import LoRA
 from jaxpfl.text.embed import Embedder, embedder
+from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.few_shot import DOCUMENTS, POPRI
 from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings
@@ -50,6 +51,34 @@ def loaded_embedder(name: str) -> Embedder:
 def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
     """The masked language model of a name, loaded once in a process."""
     return mask_and_fill(name, tokens=tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _public_models(
+    sources: tuple[tuple[str, str], ...], limit: int, vocab_size: int, cache: Path, progress: bool
+) -> PublicModels:
+    """Corpora that are read once in a process, which a sweep's points share."""
+    return PublicModels(dict(sources), limit, vocab_size, cache, progress=progress)
+
+
+class _Remembering:
+    """An embedder that still has the vectors of its last call: each round's texts are asked twice.
+
+    A vector does not depend on the other texts of a call, so it is the same.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: dict[str, np.ndarray] = {}
+        self.name, self.dimension, self.column = embedder.name, embedder.dimension, embedder.column
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        texts = as_texts(examples)
+        if not texts or not all(text in self._known for text in texts):
+            vectors = np.asarray(self._embedder(texts))
+            self._known = dict(zip(texts, vectors, strict=True))
+            return vectors
+        return np.stack([self._known[text] for text in texts])
 
 
 def nothing_told(_: Any) -> None:
@@ -76,12 +105,12 @@ class CorpusWriter:
     @cached_property
     def public(self) -> PublicModels:
         config = self.config
-        return PublicModels(
-            config.corpora,
+        return _public_models(
+            tuple(config.corpora.items()),
             config.corpus_texts,
             config.vocab_size,
             Path(config.cache),
-            progress=self.progress,
+            self.progress,
         )
 
     @cached_property
@@ -100,7 +129,7 @@ class CorpusWriter:
 
     @cached_property
     def function(self) -> Embedder:
-        return loaded_embedder(self.config.embedder)
+        return _Remembering(loaded_embedder(self.config.embedder))
 
     @cached_property
     def settings(self) -> PopriSettings:

@@ -472,7 +472,8 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     assert counts[0] > 1.5 * counts[1]
     whole = synthetic_text.built(config)
     cut, tokeniser = whole.in_spans(), whole.models.public.tokeniser
-    lengths = [len(row) for row in tokeniser.encode(whole.test.columns["text"].to_pylist())]
+    held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
+    lengths = [len(row) for row in tokeniser.encode(["\n".join(texts) for texts in held])]
     assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
     assert cut.clients.fingerprint == whole.clients.fingerprint
     assert len(cut.clients) == len(whole.clients)
