@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# A generator, its adapters and their tuning are many programs to compile.
+SLOW = ("popri.ipynb",)
 
 
 def _name(path: Path) -> str:
@@ -46,7 +48,11 @@ def test_notebook_is_stored_without_outputs(notebook: Path):
             assert cell["execution_count"] is None, "clear the counts before committing"
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(n, marks=pytest.mark.slow if n.name in SLOW else ()) for n in NOTEBOOKS],
+    ids=_name,
+)
 def test_notebook_runs_on_small_settings(
     notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
