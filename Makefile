@@ -11,7 +11,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo test test-newest test-slow lint bench bench-gpu parity tff-check constraints clean
+.PHONY: help demo test test-newest test-slow lint bench bench-gpu popri-table \
+    popri-table-test parity tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -22,6 +23,8 @@ help:
 	@echo "make lint         ruff and pyright"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
+	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
+	@echo "make popri-table-test  the same with models that know nothing, in minutes"
 	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
 	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
@@ -66,6 +69,13 @@ bench: .venv/installed-dev
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu.llama
+
+# Stopped, it goes on where it was.
+popri-table: .venv/installed-dev
+	.venv/bin/jaxpfl sweep configs/popri_table.yaml --out runs/popri_table
+
+popri-table-test: .venv/installed-dev
+	.venv/bin/jaxpfl sweep configs/popri_table_test.yaml --out runs/popri_table_test
 
 parity: .venv-parity/installed
 	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
