@@ -205,7 +205,11 @@ def _prefinetuned(
         sequence_length=0 if language is None else language.sequence_length,
     )
     with Progress(
-        f"prefinetune on {name}", rounds=epochs_of(settings), clients=None, shown=shown
+        f"prefinetune on {name}",
+        rounds=epochs_of(settings),
+        clients=None,
+        shown=shown,
+        step="epoch",
     ) as progress:
         progress.begin(0)
         found = prefinetune(

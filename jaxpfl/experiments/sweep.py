@@ -67,7 +67,11 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
         _require_same(directory / "sweep.yaml", sweep)
         results = []
         with Progress(
-            f"sweep {sweep.title}", rounds=len(sweep.points), clients=None, shown=shown
+            f"sweep {sweep.title}",
+            rounds=len(sweep.points),
+            clients=None,
+            shown=shown,
+            step="point",
         ) as progress:
             progress.begin(0)
             for number, point in enumerate(sweep.points, 1):

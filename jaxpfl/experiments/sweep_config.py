@@ -23,17 +23,13 @@ class Point:
     """One combination of the sweep's values, and the config it makes.
 
     Attributes:
+      name: a folder's name that says the values of what varies.
       values: by field; "case" names the case, where there are cases.
     """
 
+    name: str
     values: dict[str, Any]
     config: Config | Study
-
-    @property
-    def name(self) -> str:
-        """A folder's name that says the values."""
-        parts = [f"{name.rsplit('.', 1)[-1]}={value}" for name, value in self.values.items()]
-        return re.sub(r"[^\w.=,+-]+", "_", ",".join(parts))
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,12 @@ def load_sweep(path: str | Path) -> Sweep:
             )
     free = [name for name in fields if name != over]
     x = mapping.get("x") or next(
-        (n for n in free if n in grid and n != mapping.get("line") and _numbers(grid[n])), None
+        (
+            n
+            for n in free
+            if n in grid and n != mapping.get("line") and len(grid[n]) > 1 and _numbers(grid[n])
+        ),
+        None,
     )
     if x is not None and not (x in grid and _numbers(grid[x])):
         raise InputError(f"{where}: x = {x!r} must have positive numbers as values")
@@ -180,6 +181,7 @@ def _points(
     base: Any, grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], where: str
 ) -> tuple[Point, ...]:
     combinations = itertools.product(cases or [None], *grid.values())
+    varied = [CASE, *(name for name, each in grid.items() if len(each) > 1)]
     points = []
     for case, *combination in combinations:
         fields = dict(cases[case]) if case is not None else {}
@@ -199,7 +201,11 @@ def _points(
                 f"{where}: at {told}: privacy.ledger must be absent in a sweep, where every point "
                 "has a ledger of its own"
             )
-        points.append(Point(values, config))
+        parts = [
+            f"{name.rsplit('.', 1)[-1]}={value}" for name, value in values.items() if name in varied
+        ]
+        name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
+        points.append(Point(name, values, config))
         if len(points) > MOST_POINTS:
             raise InputError(f"{where}: a sweep has at most {MOST_POINTS} points")
     if len({point.name for point in points}) != len(points):

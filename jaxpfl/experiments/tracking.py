@@ -147,16 +147,19 @@ class PrivateLog:
 class Progress:
     """A bar on stderr: rounds/s, clients/s by the PLANNED cohort size, epsilon so far.
 
-    With `clients` None the steps are epochs on public data, and have no speed in clients.
+    With `clients` None there is no speed in clients, and `step` says what is counted.
     """
 
-    def __init__(self, label: str, *, rounds: int, clients: int | None, shown: bool) -> None:
+    def __init__(
+        self, label: str, *, rounds: int, clients: int | None, shown: bool, step: str = "round"
+    ) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         console = Console(stderr=True)
         self._clients = clients
+        self._step = step
         self._start = 0
         self._began = time.monotonic()
         self._said = self._began
@@ -197,9 +200,9 @@ class Progress:
         """Shows that `round` rounds are done, with `shown` values such as the epsilon."""
         now = time.monotonic()
         speed = (round - self._start) / max(now - self._began, 1e-9)
-        speeds = [f"{speed:.2f} epochs/s"]
+        speeds = [f"{speed:.2f} {self._step}s/s"]
         if self._clients is not None:
-            speeds = [f"{speed:.2f} rounds/s", f"{speed * self._clients:.0f} clients/s"]
+            speeds.append(f"{speed * self._clients:.0f} clients/s")
         status = "  ".join(
             [
                 *speeds,
@@ -209,8 +212,7 @@ class Progress:
         self._bar.update(self._task, completed=round, status=status)
         if self._plain and (now - self._said >= 10 or round == self._rounds):
             self._said = now
-            step = "epoch" if self._clients is None else "round"
-            self.message(f"{self._label}: {step} {round}/{self._rounds}  {status}")
+            self.message(f"{self._label}: {self._step} {round}/{self._rounds}  {status}")
 
     def message(self, text: str) -> None:
         """Prints a line above the bar."""

@@ -63,6 +63,15 @@ def test_points_are_the_product_in_order(write):
     assert sweep.varied == ("case", "training.clients_per_round")
 
 
+def test_a_field_with_one_value_is_set_and_names_nothing(write):
+    grid = {"training.rounds": [2], "run.seed": [0, 1]}
+    sweep = load_sweep(write({"grid": grid}))
+    assert [point.name for point in sweep.points[:2]] == ["case=slow,seed=0", "case=slow,seed=1"]
+    assert {point.config.training.rounds for point in sweep.points} == {2}
+    # Nor is it an axis.
+    assert (sweep.x, sweep.line, sweep.varied) == (None, "case", ("case",))
+
+
 def test_mean_and_standard_error(write):
     sweep = load_sweep(write())
     rows = summary(sweep, [1.0, 3.0, 5.0, 5.0, 0.0, 1.0, 2.0, 4.0])
