@@ -161,10 +161,12 @@ def popri(
 
         def responses(prompts=prompts, adapters=adapters, round=round) -> Arrays:
             writer = generator.replaced(model, lora.join(adapters, base))
-            texts = respond(writer, prompts, settings, _key(seed, "responses", round), progress)
-            return {"texts": np.array(texts)}
+            key = _key(seed, "responses", round)
+            texts, ended_KxJ = respond(writer, prompts, settings, key, progress)
+            return {"texts": np.array(texts), "ended": ended_KxJ}
 
-        texts_KxJ = keep(f"round {round} responses", responses)["texts"]
+        written = keep(f"round {round} responses", responses)
+        texts_KxJ = written["texts"]
 
         def scores(texts_KxJ=texts_KxJ, round=round) -> Arrays:
             embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
@@ -172,7 +174,9 @@ def popri(
             return {"scores": scorer.release(candidates_KxJxD, round=round)}
 
         scores_KxJ = keep(f"round {round} scores", scores)["scores"]
-        pairs = preference_pairs(generator, prompts, texts_KxJ, scores_KxJ, settings)
+        pairs = preference_pairs(
+            generator, prompts, texts_KxJ, written["ended"], scores_KxJ, settings
+        )
 
         def tuned(pairs=pairs, adapters=adapters, round=round) -> Arrays:
             if pairs is None:
@@ -202,9 +206,13 @@ def respond(
     settings: PopriSettings,
     key: jax.Array,
     progress: bool = False,
-) -> list[list[str]]:
-    """J texts for each prompt, cleaned and cut as `settings` say; some may be empty."""
-    raw = writer.write(
+) -> tuple[list[list[str]], np.ndarray]:
+    """J texts for each prompt, cleaned and cut as `settings` say; some may be empty.
+
+    Returns:
+      The texts, and bool [K, J]: which are as they ended by themselves, cut nowhere.
+    """
+    raw, ended_KxJ = writer.write_to_end(
         prompts,
         key,
         sampling=settings.sampling,
@@ -214,22 +222,24 @@ def respond(
     clean = [settings.format.response(text) for row in raw for text in row]
     cut = writer.shortened(clean, settings.response_tokens)
     step = settings.responses
-    return [cut[start : start + step] for start in range(0, len(cut), step)]
+    whole_KxJ = np.array([a == b for a, b in zip(cut, clean, strict=True)]).reshape(-1, step)
+    return [cut[i : i + step] for i in range(0, len(cut), step)], ended_KxJ & whole_KxJ
 
 
 def preference_pairs(
     generator: LanguageModel,
     prompts: Sequence[str],
     texts_KxJ: np.ndarray,
+    ended_KxJ: np.ndarray,
     scores_KxJ: np.ndarray,
     settings: PopriSettings,
 ) -> Any:
     """Pairs of token ids (`text.preference.Pairs`), or None where no prompt gives one.
 
     A prompt whose chosen and rejected texts are the same, or one of them empty, gives none: it
-    would teach nothing. A response of fewer than `response_tokens` ended by itself, and is followed
-    by what ended it: the format's stop string, with what stands before that in a prompt, or else
-    end-of-text, if the tokeniser has it. Where that does not fit beside the prompt it is left out.
+    would teach nothing. A response that ended by itself is followed by what ended it: the format's
+    stop string, with what stands before that in a prompt, or else end-of-text, if the tokeniser has
+    it. Where that does not fit beside the prompt it is left out.
     """
     chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
     rows = np.arange(len(texts_KxJ))
@@ -240,17 +250,26 @@ def preference_pairs(
     prompt_rows = prompt_ids(generator.tokeniser, [prompts[k] for k in used])
     longest = settings.prompt_tokens + settings.response_tokens
     room = [longest - min(len(row), settings.prompt_tokens) for row in prompt_rows]
+
+    def ids(texts: list[str], place_K: np.ndarray) -> list[np.ndarray]:
+        ended = ended_KxJ[used, place_K[used]].tolist()
+        return _with_ends(generator, [texts[k] for k in used], ended, room, settings)
+
     return pairs_of(
         prompt_rows,
-        _ended(generator, [chosen[k] for k in used], room, settings),
-        _ended(generator, [rejected[k] for k in used], room, settings),
+        ids(chosen, chosen_K),
+        ids(rejected, rejected_K),
         prompt_tokens=settings.prompt_tokens,
         total_tokens=longest,
     )
 
 
-def _ended(
-    generator: LanguageModel, texts: list[str], room: list[int], settings: PopriSettings
+def _with_ends(
+    generator: LanguageModel,
+    texts: list[str],
+    ended: list[bool],
+    room: list[int],
+    settings: PopriSettings,
 ) -> list[np.ndarray]:
     """Token ids of responses, each with what ended it, unless it was cut or there is no room."""
     tokeniser = generator.tokeniser
@@ -258,14 +277,14 @@ def _ended(
     if settings.format.stop:
         # Tokenised as one text: a token may hold the last characters of one and the next's first.
         ending = _ending(settings.format)
-        ended = tokeniser.encode([text + ending for text in texts])
+        longer = tokeniser.encode([text + ending for text in texts])
     elif tokeniser.end_of_text is not None:
-        ended = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
+        longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
     else:
         return rows
     return [
-        longer if len(row) < settings.response_tokens and len(longer) <= left else row
-        for row, longer, left in zip(rows, ended, room, strict=True)
+        longest if by_itself and len(longest) <= left else row
+        for row, longest, by_itself, left in zip(rows, longer, ended, room, strict=True)
     ]
 
 

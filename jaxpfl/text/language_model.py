@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxpfl.models.base import Params
 from jaxpfl.models.transformer import Decoder
-from jaxpfl.text.generate import generate
+from jaxpfl.text.generate import Generated, generate_to_end
 from jaxpfl.text.sampling import Sampling
 from jaxpfl.text.tokeniser import Tokeniser, check_fits
 
@@ -50,7 +50,21 @@ class LanguageModel:
         progress: bool = False,
     ) -> list[list[str]]:
         """`responses` texts for each prompt, see `jaxpfl.text.generate.generate`."""
-        return generate(
+        return self.write_to_end(
+            prompts, key, sampling=sampling, responses=responses, progress=progress
+        ).texts
+
+    def write_to_end(
+        self,
+        prompts: Sequence[str],
+        key: Array,
+        *,
+        sampling: Sampling,
+        responses: int = 1,
+        progress: bool = False,
+    ) -> Generated:
+        """The same, and which texts ended by themselves."""
+        return generate_to_end(
             self.model,
             self.params,
             self.tokeniser,

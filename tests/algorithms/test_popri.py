@@ -234,10 +234,12 @@ def test_pairs_that_would_teach_nothing_are_left_out(generator):
     settings = PopriSettings(prompts=4, responses=3, rejected_rank=2, prompt_tokens=8)
     texts = np.array([["a", "b", "c"], ["a", "a", "c"], ["", "b", "c"], ["a", "", "c"]])
     scores = np.array([[3.0, 2, 1]] * 4)
-    pairs = preference_pairs(generator, list("wxyz"), texts, scores, settings)
+    ended = np.ones(texts.shape, bool)
+    pairs = preference_pairs(generator, list("wxyz"), texts, ended, scores, settings)
     assert pairs.prompt_NxP[:, 0].tolist() == [ord("w")]
     assert (pairs.chosen_NxT[0, 0], pairs.rejected_NxT[0, 0]) == (ord("a"), ord("b"))
-    assert preference_pairs(generator, list("xyz"), texts[1:], scores[1:], settings) is None
+    rest = (texts[1:], ended[1:], scores[1:])
+    assert preference_pairs(generator, list("xyz"), *rest, settings) is None
 
 
 class Pieces:
@@ -258,14 +260,14 @@ class Pieces:
         return found
 
 
-def response_ids(generator, format, prompt="x", texts=("abc", "ab"), **changed):
+def response_ids(generator, format, prompt="x", texts=("abc", "ab"), ended=(True, True), **changed):
     """The ids of rejected and chosen, the second text being the best."""
     settings = PopriSettings(
         **{"responses": 2, "rejected_rank": 2, "prompt_tokens": 8, "response_tokens": 3} | changed,
         format=format,
     )
-    scores = np.array([[0.0, 1.0]])
-    pairs = preference_pairs(generator, [prompt], np.array([list(texts)]), scores, settings)
+    scores, held = np.array([[0.0, 1.0]]), np.array([list(texts)])
+    pairs = preference_pairs(generator, [prompt], held, np.array([ended]), scores, settings)
     rows = (pairs.rejected_NxT[0], pairs.chosen_NxT[0])
     return [[i for i in row.tolist() if i >= 0] for row in rows]
 
@@ -274,10 +276,12 @@ def test_responses_end_as_they_ended_when_they_were_written(generator):
     """End-of-text only where nothing else ends them, and the stop string where it does."""
     free = FewShot(shots=1, head="", heading="", after=" ", stop="")
     for format, end in ((free, 256), (DOCUMENTS, ord("\n"))):
-        rejected, chosen = response_ids(generator, format)
+        rejected, chosen = response_ids(generator, format, ended=(False, True), response_tokens=4)
         assert chosen == [ord("a"), ord("b"), end]
-        # This one was cut, or might have been.
+        # This one was cut, though it has fewer tokens than it may have.
         assert rejected == [ord(c) for c in "abc"]
+        rejected, chosen = response_ids(generator, format, ended=(True, False), response_tokens=4)
+        assert (rejected, chosen) == ([*b"abc", end], [*b"ab"])
 
 
 def test_the_end_of_a_response_is_what_a_prompt_has_there(generator):
@@ -317,7 +321,8 @@ def test_the_end_is_tokenised_with_the_text(generator):
 
 def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
     """All responses alike: nothing is learned, and the next round goes on."""
-    monkeypatch.setattr(module, "respond", lambda *_: [["ab"] * 4] * 16)
+    alike = [["ab"] * 4] * 16, np.ones((16, 4), bool)
+    monkeypatch.setattr(module, "respond", lambda *_: alike)
     told = []
     final = run(generator, rounds=2, told=told.append)
     assert [written.pairs for written in told] == [0, 0]
@@ -335,12 +340,17 @@ class Raw:
 
     tokeniser = utf8_bytes()
 
-    def __init__(self, texts):
+    def __init__(self, texts, ended=None):
         self.texts, self.asked = texts, {}
+        self.ended = [True] * len(texts) if ended is None else ended
 
-    def write(self, prompts, key, *, sampling, responses=1, progress=False):
+    def write_to_end(self, prompts, key, *, sampling, responses=1, progress=False):
         self.asked = {"prompts": prompts, "sampling": sampling, "responses": responses}
-        return [self.texts[:responses] for _ in prompts]
+        ended = np.array([self.ended[:responses] for _ in prompts])
+        return [self.texts[:responses] for _ in prompts], ended
+
+    def write(self, *args, **options):
+        return self.write_to_end(*args, **options)[0]
 
     def shortened(self, texts, tokens):
         return LanguageModel.shortened(self, texts, tokens)  # pyright: ignore
@@ -349,12 +359,17 @@ class Raw:
 def test_responses_are_cut_at_the_next_heading_and_at_the_tokens_kept(generator):
     raw = Raw(["abc\n\nOriginal Text Sample 5\nxyz", f"  {'d' * 70} e", "Original Text Sample"])
     settings = PopriSettings(prompts=1, responses=3, rejected_rank=2, response_tokens=64)
-    assert respond(raw, ["p", "q"], settings, jax.random.key(0)) == [["abc", "d" * 64, ""]] * 2
+    texts, ended = respond(raw, ["p", "q"], settings, jax.random.key(0))
+    assert texts == [["abc", "d" * 64, ""]] * 2
+    # What was cut to the tokens kept did not end there.
+    assert ended.tolist() == [[True, False, True]] * 2
+    raw.ended = [False, True, False]
+    assert respond(raw, ["p"], settings, jax.random.key(0))[1].tolist() == [[False] * 3]
     sampling = raw.asked["sampling"]
     assert (sampling.max_new_tokens, sampling.stop) == (85, ("Original Text Sample",))
     assert raw.asked["responses"] == 3
     # And of the model itself: at most so many tokens, nothing after the line's end.
-    found = respond(generator, ["ab ba ab\n"] * 8, SETTINGS, jax.random.key(0))
+    found, _ = respond(generator, ["ab ba ab\n"] * 8, SETTINGS, jax.random.key(0))
     texts = [text for row in found for text in row]
     assert all("\n" not in text and len(text) <= 8 for text in texts)
     assert len(set(texts)) > 3
@@ -462,7 +477,8 @@ def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, 
     """SPEC C.3: 31 rounds run while 20 are accounted. Here two are, and a third is refused before
     it is charged; the loop without the check gives the cost of three rounds for two's."""
     scorer = scorer_of(near_clients(hashed), tmp_path)
-    monkeypatch.setattr(module, "respond", lambda *_: [["ab", "yz", "zz", "ay"]] * 16)
+    written = [["ab", "yz", "zz", "ay"]] * 16, np.ones((16, 4), bool)
+    monkeypatch.setattr(module, "respond", lambda *_: written)
     monkeypatch.setattr(module, "preference_pairs", lambda *_: None)
     with pytest.raises(InputError, match=r"round must lie in 1 \.\. 2, the plan's, found 3"):
         popri(generator, NEAR, scorer, hashed, SETTINGS, rounds=3, seed=0)
@@ -517,7 +533,8 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
         return row[int(np.argmax(by_index))]
 
     settings = PopriSettings(prompts=1, responses=4, rejected_rank=2, prompt_tokens=8)
-    pairs = preference_pairs(generator, ["p"], texts, scores, settings)
+    ended = np.ones(texts.shape, bool)
+    pairs = preference_pairs(generator, ["p"], texts, ended, scores, settings)
     chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
     assert faulty(texts, scores) == "yz"
@@ -572,6 +589,6 @@ def test_what_is_kept_is_numbers_and_texts(generator, monkeypatch):
     recorded = Recorded(monkeypatch)
     run(generator, rounds=1, keep=recorded.keep)
     for arrays in recorded.phases.values():
-        assert all(np.asarray(value).dtype.kind in "fiU" for value in arrays.values())
+        assert all(np.asarray(value).dtype.kind in "bfiU" for value in arrays.values())
     record = {k: v for k, v in recorded.phases["round 1 adapters"].items() if "record" in k}
     json.dumps({name: np.asarray(value).tolist() for name, value in record.items()})

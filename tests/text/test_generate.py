@@ -1,3 +1,4 @@
+import importlib
 from functools import lru_cache
 
 import jax
@@ -105,6 +106,33 @@ def test_texts_end_at_the_end_of_text_and_do_not_show_it():
     texts = [text for row in generated() for text in row]
     assert not any("</s>" in text for text in texts)
     assert len({len(text) for text in texts}) > 5
+
+
+def test_which_texts_ended_by_themselves(monkeypatch):
+    """By what was drawn: the same text, tokenised again, may have fewer tokens."""
+    end = 256
+    rows = {
+        (97, 98, 99): ("abc", False),
+        (97, -1, -1): ("a", True),
+        (97, end, -1): ("a", True),
+        (97, 98, end): ("ab", True),
+        (97, 98, 10): ("ab", True),
+        (97, 32, 32): ("a  ", False),
+    }
+    drawn_PxJxT = np.array(list(rows), np.int32).reshape(2, 3, 3)
+    module = importlib.import_module("jaxpfl.text.generate")
+    monkeypatch.setattr(module, "sample", lambda *_, **__: drawn_PxJxT)
+    found = module.generate_to_end(
+        MODEL,
+        params_of(MODEL),
+        BYTES,
+        ["x", "y"],
+        jax.random.key(0),
+        responses=3,
+        sampling=Sampling(3, stop=("\n",)),
+    )
+    assert [text for texts in found.texts for text in texts] == [text for text, _ in rows.values()]
+    assert found.ended_PxJ.reshape(-1).tolist() == [ended for _, ended in rows.values()]
 
 
 def test_two_devices_write_the_same_texts():
