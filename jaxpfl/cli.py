@@ -221,15 +221,21 @@ def _sweep(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     if len(devices) > 1:
         raise InputError(f"{arguments.config}: run.devices must be the same at all points")
     _use_devices(sweep.points[0].config)
-    from jaxpfl.experiments.sweep import run_sweep
+    from jaxpfl.experiments.sweep import SIMULATION, run_sweep
     from jaxpfl.experiments.sweep_page import table_lines
 
     out = arguments.out or Path("runs", arguments.config.stem)
     print(f"sweep directory: {out}", file=sys.stderr)
     outcome = run_sweep(sweep, out)
     report = outcome.out / "report.html"
-    text = "\n".join([f"report: {report}", "", *table_lines(sweep, outcome.rows)])
-    return {"out": str(outcome.out), "report": str(report), "rows": outcome.rows, "text": text}
+    lines = [f"report: {report}", "", *table_lines(sweep, outcome.rows), "", SIMULATION]
+    return {
+        "out": str(outcome.out),
+        "report": str(report),
+        "rows": outcome.rows,
+        "note": SIMULATION,
+        "text": "\n".join(lines),
+    }
 
 
 def _synthesize(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:

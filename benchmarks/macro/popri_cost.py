@@ -40,7 +40,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.build import build_optimizer
 from jaxpfl.experiments.config_file import load
-from jaxpfl.experiments.corpus_writer import CorpusWriter
+from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.local_training import LocalTraining
@@ -139,7 +139,8 @@ def main(config: Config) -> list[dict[str, Any]]:
             ]
         except InputError as error:
             raise SystemExit(str(error)) from None
-        function = CorpusWriter(stand_in).function
+    # Not the study's, which remembers its last texts.
+    function = loaded_embedder(study.embedder)
     if config.paper_clients:
         rows += at_papers_size(config.texts, clients)
     programs: dict[str, Callable[[], object]] = {

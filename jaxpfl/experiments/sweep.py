@@ -79,6 +79,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
                 results.append(_carried_out(point, directory / POINTS / point.name))
                 progress.update(number, {})
         rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
+        _stamp(sweep, rows, results)
         _write(directory, sweep, results, rows)
     return SweepOutcome(directory, rows)
 
@@ -156,7 +157,7 @@ def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
 def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
     """How much of the sweep's gap each point closes, in per cent: 0 is `from`, 100 is `to`.
 
-    None where the two cases came to the same at the point's other values.
+    None where the two cases came to the same at the point's other values, or a value is infinite.
     """
     assert sweep.gap is not None
 
@@ -169,7 +170,9 @@ def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
     closed: list[float | None] = []
     for point, value in zip(sweep.points, values, strict=True):
         start, end = (ends[others(point)][case] for case in sweep.gap)
-        closed.append(None if start == end else 100 * ((value - start) / (end - start)))
+        width = end - start
+        found = 100 * ((value - start) / width) if width else math.nan
+        closed.append(found if math.isfinite(found) else None)
     return closed
 
 
@@ -180,6 +183,21 @@ def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
         return mean, None
     variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
     return mean, math.sqrt(variance / len(found))
+
+
+def _stamp(sweep: Sweep, rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+    """Says of each row whether all its runs were private."""
+    for row in rows:
+        row["private"] = all(
+            is_private(result)
+            for point, result in zip(sweep.points, results, strict=True)
+            if all(row[name] == value for name, value in point.values.items() if name in row)
+        )
+
+
+def is_private(result: Mapping[str, Any]) -> bool:
+    """Whether a point says that it was private, and nothing stamps it otherwise."""
+    return bool(result.get("private", False)) and not result.get("stamp")
 
 
 def _require_same(path: Path, sweep: Sweep) -> None:
@@ -207,7 +225,7 @@ def _write(
             "point": point.name,
             **point.values,
             "value": value_of(result, sweep.metric),
-            "private": bool(result.get("private", True)) and not result.get("stamp"),
+            "private": is_private(result),
             "privacy": result.get("privacy"),
             **{name: result[name] for name in ("cost", "texts") if name in result},
         }

@@ -13,6 +13,7 @@ from jaxpfl.experiments.plots import COLOURS, INK, axes
 from jaxpfl.experiments.study_report import Page, Section, Table, write_page
 from jaxpfl.experiments.sweep_config import CASE, Sweep
 
+NOT_PRIVATE = "NOT PRIVATE"
 _TEXTS = 7
 _CHARACTERS = 320
 _COLUMNS = 4
@@ -71,6 +72,9 @@ def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
         *(("standard error", "runs") if repeated else ()),
         *(("gap closed",) if sweep.gap else ()),
     )
+    numbers = tuple(range(len(names), len(columns)))
+    if stamped := not all(row["private"] for row in rows):
+        columns = (*columns, "privacy")
     cells = []
     for row in rows:
         cell = [str(row[name]) for name in names] + [f"{row['mean']:.5g}"]
@@ -79,8 +83,10 @@ def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
             cell += ["" if error is None else f"{error:.2g}", str(row["runs"])]
         if sweep.gap:
             cell.append(_gap_cell(sweep, row))
+        if stamped:
+            cell.append("" if row["private"] else NOT_PRIVATE)
         cells.append(tuple(cell))
-    return Table(columns, cells, tuple(range(len(names), len(columns))))
+    return Table(columns, cells, numbers)
 
 
 def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
@@ -99,7 +105,10 @@ def _facts(sweep: Sweep, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     ends = sweep.gap or ()
     found = [row for end in ends for row in rows if row[CASE] == end]
     if len(found) == 2:
-        facts += [(f"{row['mean']:.4g}", f"{sweep.metric} of {row[CASE]}") for row in found]
+        facts += [
+            (f"{row['mean']:.4g}", f"{sweep.metric} of {_stamped(row[CASE], row['private'])}")
+            for row in found
+        ]
     return facts
 
 
@@ -148,7 +157,7 @@ def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
     for point in points:
         firsts.setdefault(_label(names, point), point)
     columns = {
-        name if point["private"] else f"{name} (NOT PRIVATE)": [
+        _stamped(name, point["private"]): [
             text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…"
             for text in point["texts"][:_TEXTS]
         ]
@@ -172,7 +181,7 @@ def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
 
 def _points(record: dict[str, Any]) -> Table:
     rows = [
-        (point["point"], f"{point['value']:.5g}", str(point["privacy"] or "NOT PRIVATE"))
+        (point["point"], f"{point['value']:.5g}", str(point["privacy"] or NOT_PRIVATE))
         for point in record["points"]
     ]
     return Table(("point", record["metric"], "privacy"), rows, (1,))
@@ -189,11 +198,12 @@ def _by_axis(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
         key = tuple(_valued(name, row[name]) for name in others)
         lines.setdefault(key, []).append(row)
     for index, (key, found) in enumerate(lines.items()):
+        label = _stamped(", ".join(key), all(row["private"] for row in found))
         found = sorted(found, key=lambda row: row[axis])
         xs, means = [row[axis] for row in found], [row["mean"] for row in found]
         errors = [row["error"] or 0.0 for row in found]
         panel.errorbar(
-            xs, means, yerr=errors if any(errors) else None, label=", ".join(key) or None,
+            xs, means, yerr=errors if any(errors) else None, label=label or None,
             color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
     smallest, largest = min(row[axis] for row in rows), max(row[axis] for row in rows)
@@ -214,7 +224,7 @@ def _bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     """One bar for each row."""
     panel = axes(sweep.metric, width=7.2, height=0.8 + 0.36 * len(rows))
     names = sweep.varied
-    labels = [_label(names, row) for row in rows]
+    labels = [_stamped(_label(names, row), row["private"]) for row in rows]
     places = list(range(len(rows)))[::-1]
     errors = [row["error"] or 0.0 for row in rows]
     panel.barh(
@@ -235,6 +245,10 @@ def _compared(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     """The gap closed in one bar for each row but the gap's ends."""
     assert sweep.gap is not None
+    start, end = (
+        _stamped(case, all(row["private"] for row in rows if row[CASE] == case))
+        for case in sweep.gap
+    )
     rows = _compared(sweep, rows)
     title = f"Gap in {sweep.metric} closed"
     panel = axes(title, width=7.2, height=1.0 + 0.36 * len(rows))
@@ -255,8 +269,9 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     panel.axvline(0, color=INK, linewidth=0.8)
     # Room for the numbers beside the bars.
     panel.margins(x=0.14)
-    panel.set_yticks(places, [_label(sweep.varied, row) for row in rows], fontsize=8)
-    panel.set_xlabel(f"gap closed in %   (0: {sweep.gap[0]};  100: {sweep.gap[1]})", fontsize=9)
+    labels = [_stamped(_label(sweep.varied, row), row["private"]) for row in rows]
+    panel.set_yticks(places, labels, fontsize=8)
+    panel.set_xlabel(f"gap closed in %   (0: {start};  100: {end})", fontsize=9)
     panel.grid(False, axis="y")
     return panel.figure
 
@@ -264,6 +279,10 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
 def _label(names: Iterable[str], values: Mapping[str, Any]) -> str:
     """The values of some fields, in words."""
     return ", ".join(_valued(name, values[name]) for name in names) or "all"
+
+
+def _stamped(label: str, private: bool) -> str:
+    return label if private else f"{label} ({NOT_PRIVATE})".strip()
 
 
 def _short(name: str) -> str:

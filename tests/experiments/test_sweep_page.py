@@ -42,7 +42,8 @@ def finished(tmp_path, monkeypatch):
         results = {}
         for point, value in zip(sweep.points, values, strict=True):
             more = (of_case or {}).get(point.values["case"], {})
-            results[point.name] = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", **more}
+            told = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
+            results[point.name] = {**told, **more}
         monkeypatch.setattr(sweep_module, "_carried_out", lambda point, _: results[point.name])
         outcome = run_sweep(sweep, tmp_path / "out", shown=False)
         return sweep, outcome, (outcome.out / "report.html").read_text()
@@ -138,7 +139,7 @@ def test_without_a_gap_bars_are_of_the_metric(finished, drawn, change, values):
 
 def test_a_sweep_without_gap_costs_and_texts_says_nothing_of_them(finished):
     sweep, outcome, page = finished({"gap": None}, VALUES)
-    assert list(outcome.rows[0]) == ["case", "mean", "error", "runs"]
+    assert list(outcome.rows[0]) == ["case", "mean", "error", "runs", "private"]
     assert "gap" not in (outcome.out / "sweep.json").read_text()
     assert "gap" not in "".join(table_lines(sweep, outcome.rows))
     assert re.findall("<h2>(.*?)</h2>", page) == ["Figure", "Table", "Points"]
@@ -205,3 +206,46 @@ def test_the_first_repetition_is_the_one_whose_texts_are_shown(finished):
 def test_what_a_sweep_costs_is_said_beside_the_stamp(finished):
     _, _, page = finished({}, VALUES, {"best": {"private": False}})
     assert "Some points are NOT PRIVATE" in page and "SIMULATION" in page
+
+
+def test_what_is_not_private_says_so_wherever_it_is_shown(finished, drawn):
+    """TRUST 11: the case's name need not tell."""
+    for of_case in (
+        {"best": {"private": False}, "ours": {"stamp": "NOT A PRIVATE RELEASE"}},
+        {"best": {"private": None}, "ours": {"private": False, "stamp": None}},
+    ):
+        drawn.clear()
+        sweep, outcome, page = finished({}, VALUES, of_case)
+        assert [row["private"] for row in outcome.rows] == [True, False, False]
+        lines = table_lines(sweep, outcome.rows)
+        assert [line.endswith("NOT PRIVATE") for line in lines[1:]] == [False, True, True]
+        (table,) = tables(page, "Table")
+        assert [row[-1] for row in table] == ["privacy", "", "NOT PRIVATE", "NOT PRIVATE"]
+        with (outcome.out / "table.csv").open() as file:
+            assert [row["private"] for row in csv.DictReader(file)] == ["True", "False", "False"]
+        (figure,) = drawn
+        (panel,) = figure.axes
+        labels = [label.get_text() for label in panel.get_yticklabels()]
+        assert labels == ["ours (NOT PRIVATE)"]
+        assert panel.get_xlabel().endswith("(0: public;  100: best (NOT PRIVATE))")
+        assert "accuracy of best (NOT PRIVATE)" in html.unescape(page)
+        (outcome.out / "sweep.yaml").unlink()
+    drawn.clear()
+    _, _, page = finished({"gap": None}, VALUES, {"best": {"private": False}})
+    labels = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert labels == ["public", "best (NOT PRIVATE)", "ours"]
+
+
+def test_lines_over_an_axis_say_so_too(finished, drawn):
+    change = {
+        "gap": None,
+        "grid": {"training.clients_per_round": [5, 10]},
+        "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
+    }
+    finished(change, VALUES, {"best": {"private": False}})
+    legend = drawn[0].axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "public",
+        "best (NOT PRIVATE)",
+        "ours",
+    ]
