@@ -310,7 +310,7 @@ class SyntheticText:
             made_by = (*made_by, cut)
         few = self.clients.keeping(at_most(self.clients, limit, seed))
         scorer = CandidateScores(
-            _embedded(few, made_by, self.models.function, self.models.progress),
+            _embedded(few, made_by, loaded_embedder(config.embedder), self.models.progress),
             self.plan,
             ledger=ledger,
             noise_key=key,

@@ -87,6 +87,7 @@ def _fid(history: list[dict[str, Any]], stamped: bool) -> Any:
     panel = axes("Frechet distance to validation texts", stamped=stamped)
     rounds = [entry["round"] for entry in history]
     panel.plot(rounds, [entry["fid"] for entry in history], color=COLOURS[0], marker="o")
+    panel.locator_params(axis="x", integer=True)
     panel.set_xlabel("round")
     panel.set_ylabel("Frechet distance")
     return panel.figure

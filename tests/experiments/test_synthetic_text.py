@@ -12,10 +12,12 @@ from dp_accounting.pld import PLDAccountant
 from jaxpfl.algorithms import popri
 from jaxpfl.algorithms.fred import FredPlan, private_moments
 from jaxpfl.cli import main
+from jaxpfl.data.selection import at_most
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import corpus_writer, files, synthetic_text
 from jaxpfl.experiments.config_file import from_mapping, load, to_mapping, to_yaml
 from jaxpfl.experiments.studies import resume_study, run_study
+from jaxpfl.federated.scores import mean_embeddings
 from jaxpfl.privacy.keys import noise_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embed, embedder
@@ -477,6 +479,23 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
     assert cut.clients.fingerprint == whole.clients.fingerprint
     assert len(cut.clients) == len(whole.clients)
+
+
+def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
+    """In one process, as in a sweep: what is remembered is never that of other settings."""
+    for number, (limit, spans) in enumerate([(1, "False"), (2, "False"), (2, "True"), (1, "True")]):
+        changes = ("--training.max_examples", str(limit), "--corpus.spans", spans)
+        study = synthetic_text.built(synthetic_config("popri", *changes))
+        if study.config.corpus.spans:
+            study = study.in_spans()
+        _, scorer, ledger = study._releases(tmp_path / str(number))
+        ledger.close()
+        few = study.clients.keeping(at_most(study.clients, limit, study.config.data.split_seed))
+        assert max(few.sizes()) == limit < max(study.clients.sizes())
+        vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))
+        np.testing.assert_array_equal(
+            scorer._held.columns["mean_embedding"], mean_embeddings(vectors, few.offsets)
+        )
 
 
 def test_votes_have_the_cap_as_their_clip_norm(synthetic_config):
