@@ -3,7 +3,7 @@
     CACHE/tokeniser-HASH/tokenizer.json
     CACHE/NAME-HASH/config.json, model.safetensors, record.json, training/
 
-HASH covers the corpora's fingerprints and every setting, so that another corpus, size or number of
+HASH covers the texts of the corpora and every setting, so that another corpus, size or number of
 epochs is another model, and the same is found again, by any study. Pretraining that was stopped
 goes on where it was.
 """
@@ -156,10 +156,21 @@ class PublicModels:
         record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows >= 0))}
         files.write_atomically(folder / "record.json", json.dumps(jsonable(record)) + "\n")
 
+    @cached_property
+    def _texts_hashes(self) -> dict[str, str]:
+        """SHA-256 of the texts that are used of each corpus, by document."""
+        found = {}
+        for name in self.sources:
+            digest = hashlib.sha256()
+            for document in self.documents([name]):
+                # No text holds a newline.
+                digest.update(("\n".join(document) + "\n\n").encode())
+            found[name] = digest.hexdigest()
+        return found
+
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
         """Of the named corpora and of those that the tokeniser is learned from, that is all."""
-        prints = {name: self.corpora[name].fingerprint for name in self.sources}
-        described = [list(names), prints, self.limit, self.vocab_size, dict(settings)]
+        described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
         text = json.dumps(jsonable(described), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -92,6 +92,11 @@ def test_without_the_library_or_the_network_it_says_so(hub, monkeypatch):
     hub.rows = ConnectionError("cannot reach\nthe hub")
     with pytest.raises(InputError, match=r"did not give .* \(ConnectionError: cannot reach\)$"):
         open_population(SOURCE)
+    # What another error says may be out of a row.
+    hub.rows = ValueError("canary")
+    with pytest.raises(InputError, match=r"did not give .* \(ValueError\)$") as caught:
+        open_population(SOURCE)
+    assert caught.value.__cause__ is None
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"pip install 'jaxpfl\[datasets\]'"):
         open_population(SOURCE)
@@ -124,5 +129,5 @@ def test_the_library_itself_on_local_files(tmp_path, monkeypatch):
     population = open_population(f"{SOURCE}&text=abstract&client=year&split=sentences")
     assert population.client_ids.to_pylist() == ["2001", "2002", "2003"]
     assert population.sizes().tolist() == [3, 0, 2]
-    with pytest.raises(InputError, match=r"did not give owner/abstracts .*valid"):
+    with pytest.raises(InputError, match=r"did not give owner/abstracts .*ValueError\)$"):
         open_population(f"{SOURCE}&text=abstract&part=valid")

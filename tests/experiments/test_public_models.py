@@ -106,7 +106,7 @@ def test_whatever_it_follows_from_changes_its_name(sources, tmp_path, monkeypatc
         (sources, {}, TINY, 25),
         (sources, {}, longer, 24),
         (sources, {}, of_near, 24),
-        (sources, {"limit": 50}, TINY, 24),
+        (sources, {"limit": 35}, TINY, 24),
         (sources, {"seed": 1}, TINY, 24),
         (sources, {"vocab_size": 281}, TINY, 24),
         (swapped, {}, TINY, 24),
@@ -115,6 +115,10 @@ def test_whatever_it_follows_from_changes_its_name(sources, tmp_path, monkeypatc
     for given, changes, settings, positions in cases:
         with pytest.raises(InterruptedError):
             models(given, **({"cache": tmp_path} | changes)).decoder("tiny", settings, positions)
+    # Nor does a limit that takes no text away.
+    with pytest.raises(InterruptedError):
+        models(sources, tmp_path, limit=36).decoder("tiny", TINY, 24)
+    assert names.pop() == names[0]
     # How it is shown and where it is kept change nothing.
     assert names[0] == names[1]
     assert len(set(names[1:])) == len(cases) - 1

@@ -86,11 +86,12 @@ def hub_rows(name: str, *, revision: str, part: str, config: str | None = None) 
         return datasets.load_dataset(name, split=part, revision=revision, **which)
     # Whatever a network, a proxy or a hub can raise means that it is not to be had there.
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
+        # Errors of network and disk say what helps; others may quote a row.
+        lines = str(error).strip().splitlines() if isinstance(error, OSError) else []
+        told = ": ".join([type(error).__name__, *lines[:1]])
         raise InputError(
-            f"the Hugging Face hub did not give {name} at {revision[:12]}... "
-            f"({type(error).__name__}: {lines[0]})"
-        ) from error
+            f"the Hugging Face hub did not give {name} at {revision[:12]}... ({told})"
+        ) from (error if isinstance(error, OSError) else None)
 
 
 def texts_of(
