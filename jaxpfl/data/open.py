@@ -46,7 +46,7 @@ from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.hugging_face import read_hugging_face
 from jaxpfl.data.readers.jsonl import read_jsonl
-from jaxpfl.data.readers.largefedbench import read_largefedbench
+from jaxpfl.data.readers.largefedbench import PARTS, read_largefedbench
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
@@ -101,6 +101,20 @@ def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
         return None
     typed = _tff_options(options, source)
     return stream_tff(_expand(path), **typed, name=_name_of_split(source, typed), folder=folder)
+
+
+def place(source: str) -> str:
+    """Where a source's data is, however it is spelled: two sources of one place hold the same.
+
+    A path is resolved as far as its variables are set; options are left out.
+    """
+    head = source.partition("?")[0]
+    reader, _, name = head.partition(":")
+    if reader == "largefedbench":
+        return f"huggingface:{PARTS.get(name, name)}"
+    if reader in _READERS:
+        return head
+    return str(Path(os.path.expanduser(os.path.expandvars(head))).resolve())
 
 
 def _open_path(path: Path, options: dict[str, str], source: str) -> Population:

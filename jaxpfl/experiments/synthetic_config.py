@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpfl import checks
+from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import (
     DataConfig,
@@ -247,7 +248,7 @@ class SyntheticTextConfig:
                 )
         self._check_evolution()
         for name, source in self.corpora.items():
-            if source.partition("?")[0] == self.data.source.partition("?")[0]:
+            if place(source) == place(self.data.source):
                 raise InputError(
                     f"corpora.{name} is data.source: what private clients hold is no public corpus"
                 )

@@ -428,11 +428,24 @@ def test_a_run_with_reproducible_noise_is_not_called_private(synthetic_config, t
     assert record["privacy"].startswith("NOT PRIVATE: the noise can be drawn again")
 
 
-def test_the_clients_are_no_public_corpus(synthetic_config):
+def test_the_clients_are_no_public_corpus(synthetic_config, monkeypatch):
+    """However it is spelled."""
     mapping = to_mapping(synthetic_config("popri"))
-    mapping["corpora"]["mine"] = f"{mapping['data']['source']}?client=*"
-    with pytest.raises(InputError, match="corpora.mine is data.source"):
-        from_mapping(mapping, "here")
+    path = Path(mapping["data"]["source"])
+    monkeypatch.setenv("SPEECHES", str(path.parent))
+    monkeypatch.chdir(path.parent)
+    hub = "?revision=" + "0" * 40
+    for own, public in (
+        (str(path), f"{path}?client=*"),
+        (str(path), f"$SPEECHES/{path.name}"),
+        (str(path), path.name),
+        (f"largefedbench:congress{hub}", f"huggingface:hazylavender/CongressionalDataset{hub}"),
+    ):
+        mapping["data"]["source"], mapping["corpora"]["mine"] = own, public
+        with pytest.raises(InputError, match="corpora.mine is data.source"):
+            from_mapping(mapping, "here")
+    mapping["corpora"]["mine"] = f"huggingface:owner/other{hub}"
+    from_mapping(mapping, "here")
 
 
 def test_unknown_keys_and_corpora_are_named(synthetic_config, tmp_path):
