@@ -167,7 +167,7 @@ class CandidateScores:
             votes_M = self._sum(NearestVotes(), rows_MxD, len(rows_MxD), secrets, round)
             return votes_M.reshape(prompts, responses)
         # Dispatched before the candidates are hashed: both take their time.
-        space = score_space(jnp.asarray(candidates), _CENTRING[self.kind])
+        space = score_space(candidates, _CENTRING[self.kind])
         secrets = self._charge(candidates, round)
         scores = LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
         sum_D = self._sum(scores, space.factor_DxD, self.dimension, secrets, round)

@@ -170,6 +170,44 @@ def test_candidates_that_are_nearly_collinear(parts, kind):
         np.testing.assert_allclose(found, looped(parts, candidates, kind), rtol=1e-3)
 
 
+@pytest.mark.parametrize("dimension", [1, 7, 16])
+@pytest.mark.parametrize("centring", CENTRINGS.values())
+def test_the_space_of_more_candidates_than_a_block_is_the_definitions(centring, dimension):
+    """In float64; the last block is not full, and lengths are up to the ends of float32."""
+    rng = np.random.default_rng(6)
+    shape = (201, 7, dimension)  # 1,407 rows in blocks of 512 or 511
+    candidates = rng.normal(size=shape) * 10.0 ** rng.integers(-30, 37, size=(*shape[:2], 1))
+    candidates = jnp.asarray(np.float32(candidates))
+    rows, factor = (np.float64(array) for array in score_space(candidates, centring))
+    expected = np.float64(candidates)
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    if centring != "none":
+        axes = {"all": (0, 1), "prompt": 1}[centring]
+        expected -= expected.mean(axis=axes, keepdims=True)
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    flat = expected.reshape(-1, dimension)
+    gram = flat.T @ flat
+    ridge = 2.0**-21 * np.trace(gram) * np.eye(dimension)
+    np.testing.assert_allclose(factor @ factor.T, gram + ridge, atol=1e-5 * np.trace(gram))
+    assert not candidates.is_deleted()
+
+
+@pytest.mark.parametrize("dimension", [DIM, 33, 384])
+@pytest.mark.parametrize("centring", ["all", "prompt"])
+def test_many_candidates_that_are_all_alike_are_exactly_zero(centring, dimension):
+    """In full blocks and in the last one."""
+    alike = np.float32(np.random.default_rng(7).normal(size=dimension))
+    rows, _ = score_space(np.broadcast_to(alike, (201, 7, dimension)), centring)
+    np.testing.assert_array_equal(rows, 0.0)
+
+
+def test_the_callers_candidates_are_left_as_they_were():
+    candidates = random_candidates()
+    before = candidates.copy()
+    score_space(candidates, "prompt")
+    np.testing.assert_array_equal(candidates, before)
+
+
 def adversarial_means():
     """What a client might claim its mean is: any finite vector, not only a mean's."""
     rng = np.random.default_rng(3)
