@@ -100,6 +100,8 @@ def resident_mb(field: str) -> float:
 def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     """The programs over one set of clients and candidates."""
     harness.use_cpu_devices(config.devices)
+    import jax.numpy as jnp
+
     from jaxpfl import Plan
     from jaxpfl.algorithms.candidate_scores import CandidateScores
     from jaxpfl.data import Population
@@ -154,8 +156,8 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
             key = noise_root()
             linear = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
             free = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
-            secrets = free._charge(candidates_KxJxD, 1)
-            free._charge = lambda candidates, round: secrets
+            secrets = free._charge(candidates_KxJxD, jnp.zeros(1), 1)
+            free._charge = lambda candidates, broadcast, round: secrets
             votes = CandidateScores(
                 clients,
                 plan,

@@ -163,12 +163,12 @@ class CandidateScores:
         prompts, responses, _ = candidates.shape
         if self.kind == "nn_histogram":
             rows_MxD = unit_rows(jnp.asarray(candidates)).reshape(prompts * responses, -1)
-            secrets = self._charge(candidates, round)
+            secrets = self._charge(candidates, rows_MxD, round)
             votes_M = self._sum(NearestVotes(), rows_MxD, len(rows_MxD), secrets, round)
             return votes_M.reshape(prompts, responses)
         # Dispatched before the candidates are hashed: both take their time.
         space = score_space(candidates, _CENTRING[self.kind])
-        secrets = self._charge(candidates, round)
+        secrets = self._charge(candidates, space.factor_DxD, round)
         scores = LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
         sum_D = self._sum(scores, space.factor_DxD, self.dimension, secrets, round)
         scores_KxJ = space.scores(jnp.asarray(sum_D))
@@ -190,7 +190,7 @@ class CandidateScores:
             return prompts * responses * dimension, prompts * responses
         return dimension * (dimension + 1) // 2, dimension
 
-    def _charge(self, candidates: np.ndarray, round: int) -> _Release:
+    def _charge(self, candidates: np.ndarray, broadcast: jax.Array, round: int) -> _Release:
         plan = self.plan.to_dict()
         # Elsewhere it rounds otherwise: with one noise, two releases would tell the difference.
         where = [[device.device_kind for device in self._mesh.devices.flat], environment()]
@@ -198,6 +198,8 @@ class CandidateScores:
         digest = hashlib.sha256(json.dumps([*settings, self._clients_hash]).encode())
         digest.update(json.dumps(candidates.shape).encode())
         digest.update(np.ascontiguousarray(candidates).data)
+        # As clients get it: another program may have rounded it otherwise.
+        digest.update(np.ascontiguousarray(broadcast).data)
         noise_key = bound_to(self._noise_key, digest.digest())
         # With the secret key in them, these tell nothing of the data, unlike hashes of it alone.
         words = key_to_words(noise_key)

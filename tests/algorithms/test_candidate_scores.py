@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -268,6 +269,29 @@ def test_where_it_could_round_otherwise_noise_is_independent_and_charged(
     for i, first in enumerate(found[:-1]):
         for second in found[:i]:
             assert np.abs(first - second).max() > 0.5
+
+
+@pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
+def test_what_clients_get_rounded_otherwise_is_another_release(opened, tmp_path, monkeypatch, kind):
+    """By another version of this library, say: nothing else of the release changes."""
+    population, chosen = clients(), plan(clients_per_round=20)
+    name = "unit_rows" if kind == "nn_histogram" else "score_space"
+    before, found = getattr(candidate_scores, name), []
+
+    def otherwise(*given):
+        made = before(*given)
+        if kind == "nn_histogram":
+            return jnp.nextafter(made, jnp.float32(2))
+        return made._replace(factor_DxD=jnp.nextafter(made.factor_DxD, jnp.float32(2)))
+
+    with Ledger(tmp_path / "rounding.jsonl", population.fingerprint) as ledger:
+        for function in (before, otherwise, before):
+            monkeypatch.setattr(candidate_scores, name, function)
+            scores = opened(population, chosen, ledger=ledger, kind=kind)
+            found.append(scores.release(candidates(), round=1).ravel())
+        assert len(ledger) == 2
+    np.testing.assert_array_equal(found[0], found[2])
+    assert np.abs(found[0] - found[1]).max() > 0.5
 
 
 def test_several_sets_of_candidates_in_a_round_cost_a_round_each(opened):
