@@ -66,6 +66,7 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.macro.word_lm
 	.venv/bin/python -m benchmarks.macro.generate
 	.venv/bin/python -m benchmarks.macro.finetune
+	.venv/bin/python -m benchmarks.macro.popri_cost --paper-clients
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu.llama
