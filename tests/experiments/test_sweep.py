@@ -230,8 +230,9 @@ def test_command_line(write, tmp_path, capsys, monkeypatch):
     assert cli.main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "clients per round  accuracy  standard error  runs" in text
-    rows = [line.split() for line in text.splitlines()[-2:]]
-    assert rows == [["5", "0.5", "0", "2"], ["10", "1", "0", "2"]]
+    *_, five, ten, empty, note = text.splitlines()
+    assert (five.split(), ten.split()) == (["5", "0.5", "0", "2"], ["10", "1", "0", "2"])
+    assert (empty, note) == ("", sweep_module.SIMULATION)
 
 
 @pytest.mark.parametrize(
