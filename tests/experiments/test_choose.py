@@ -1,6 +1,7 @@
 """`jaxpfl fred`: the ranking, what it writes, what it costs, and what it refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -73,7 +74,8 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
     )  # fmt: skip
     assert code == 0
     for path in out.iterdir():
-        content = path.read_bytes()
+        # In hashes and in fractions any three digits occur by chance.
+        content = re.sub(rb"[0-9a-f]{12,}|[0-9]+[.][0-9]+", b"", path.read_bytes())
         for secret in (b"person 17", b"castle", b"173"):
             assert secret not in content or path.suffix in (".npz", ".png"), path
 

@@ -65,8 +65,16 @@ def test_what_fails_leaves_nothing(plays, tmp_path):
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.fixture
+def python_handlers():
+    """Tests that a shell started in the background ignore SIGINT, as all that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_nothing(number, plays, tmp_path, capsys, monkeypatch):
+def test_a_signal_leaves_nothing(number, plays, tmp_path, capsys, monkeypatch, python_handlers):
     packed = tmp_path / "plays.sqlite.lzma"
     packed.write_bytes(lzma.compress(plays.read_bytes(), lzma.FORMAT_ALONE))
     before, seen = set(tmp_path.iterdir()), []
