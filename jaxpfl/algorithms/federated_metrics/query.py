@@ -25,15 +25,15 @@ import dataclasses
 import hashlib
 import json
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
 from jaxpfl import checks
+from jaxpfl.algorithms.federated_metrics.plan import MetricsPlan
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
@@ -41,138 +41,10 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.private_sum import private_sum
-from jaxpfl.privacy import accounting, confirmation
 from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.plan import Plan
 
 LABEL = "federated_metrics"
-
-TWENTIETHS = tuple(i / 20 for i in range(21))
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricsPlan:
-    """What one release of metrics does and costs; every field is public.
-
-    Attributes:
-      population: N, the number of clients.
-      noise_multiplier: z.
-      delta: of the statement; below 1 / N.
-      edges: of the histogram's bins, increasing from 0 to 1. A bin holds its lower edge, the last
-        one both. Narrow bins where thresholds are expected cost little; each bin has equal noise.
-      slices: names of the slices, by number: slice 0, 1, ... of the column released by. One slice
-        holds everything.
-      histogram_share: h, of the squared norm. At 1 no slices are released, at 0 no histogram.
-      max_examples: a client with more uses a uniform subset of this many.
-      private: False only through `without_privacy`.
-
-    Raises:
-      InputError: a field is not of its kind, out of range, or contradicts another.
-    """
-
-    population: int
-    noise_multiplier: float
-    delta: float
-    edges: tuple[float, ...] = TWENTIETHS
-    slices: tuple[str, ...] = ("all",)
-    histogram_share: float = 0.5
-    max_examples: int = 1024
-    private: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("population", "max_examples"):
-            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
-        edges = tuple(checks.real("edges", edge) for edge in self.edges)
-        rising = all(low < high for low, high in zip(edges, edges[1:], strict=False))
-        if len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not rising:
-            raise InputError(f"edges must increase from 0 to 1, found {list(edges)}")
-        object.__setattr__(self, "edges", edges)
-        slices = tuple(self.slices)
-        named = all(isinstance(name, str) and name for name in slices)
-        if isinstance(self.slices, str) or not slices or not named:
-            raise InputError(f"slices must be names, at least one, found {self.slices!r}")
-        if len(set(slices)) != len(slices):
-            raise InputError("slices must have different names, found one twice")
-        object.__setattr__(self, "slices", slices)
-        checks.fraction("histogram_share", self.histogram_share)
-        self._door()  # checks noise and delta as any plan's
-
-    @classmethod
-    def calibrated(
-        cls,
-        epsilon: float,
-        delta: float,
-        population: int,
-        **settings: Any,
-    ) -> Self:
-        """Returns the plan with the least noise that is (epsilon, delta)-private.
-
-        By the exact Gaussian (Balle and Wang 2018); a second formula must confirm the epsilon.
-
-        Args:
-          settings: the other fields of the plan.
-
-        Raises:
-          InputError: as the plan.
-        """
-        target = checks.positive("epsilon", epsilon)
-        trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
-        z = accounting.smallest_noise_multiplier(
-            dp_accounting.GaussianDpEvent, target, trial.delta, "pld", "add_or_remove_one"
-        )
-        if confirmation.gaussian_epsilon(1 / z, trial.delta) > target * (1 + 1e-9):
-            raise InputError(f"the accountants disagree on epsilon = {target:g}")
-        return dataclasses.replace(trial, noise_multiplier=z)
-
-    @classmethod
-    def without_privacy(cls, population: int, **settings: Any) -> Self:
-        """Returns the same metrics without noise: NOT private, and the statement says so."""
-        return cls(
-            population=population, noise_multiplier=0.0, delta=0.0, private=False, **settings
-        )
-
-    @property
-    def weights(self) -> tuple[float, float]:
-        """By what histogram and slices are multiplied before noise of deviation z: sqrt shares."""
-        return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
-
-    def event(self) -> dp_accounting.DpEvent:
-        """Returns the event of the release."""
-        return self._door().round_event()
-
-    def epsilon(self) -> float:
-        """Returns what the release costs at `delta` (exact)."""
-        if not self.private:
-            return math.inf
-        return confirmation.gaussian_epsilon(1 / self.noise_multiplier, self.delta)
-
-    def statement(self) -> str:
-        """Returns the guarantee in one line."""
-        if not self.private:
-            return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
-        return (
-            f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
-            "unit = client, adjacency = add or remove one client, accountant = exact Gaussian"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values for JSON."""
-        return dataclasses.asdict(self)
-
-    def _door(self) -> Plan:
-        """Everyone takes part, once, with a norm of at most 1."""
-        everyone: dict[str, Any] = {
-            "population": self.population,
-            "clients_per_round": self.population,
-            "rounds": 1,
-            "clip_norm": 1.0,
-        }
-        if not self.private:
-            if self.noise_multiplier != 0:
-                raise InputError("a plan without privacy has no noise: use without_privacy")
-            return Plan.without_privacy(**everyone)
-        return Plan(noise_multiplier=self.noise_multiplier, delta=self.delta, **everyone)
 
 
 class SliceMetric(NamedTuple):

@@ -1,0 +1,299 @@
+"""What one private query of moments does and costs.
+
+| unit    | per_client | one unit moves count, sum, second moment by |
+|---------|------------|---------------------------------------------|
+| example | -          | 1, c, c^2                                   |
+| client  | "mean"     | 1, c, c^2: a client gives its averages      |
+| client  | "sum"      | k, k c, k c^2: at most k examples a client  |
+
+Guarantee, for add-or-remove-one of the unit: releases of noise multipliers z_i (noise divided by
+the movement above) are together exactly as private as one Gaussian of shift / noise
+mu = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
+"""
+
+import dataclasses
+import math
+from typing import Any, Literal, Self
+
+import dp_accounting
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import accounting, confirmation
+from jaxpfl.privacy.plan import Plan, Unit
+
+Mode = Literal["exact", "paper"]
+PerClient = Literal["mean", "sum"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How mu^2 is shared out between the releases; the shares sum to 1.
+
+    The default gives mean and covariance equal parts and the count as little as its error, a few
+    hundred units, allows. A count of 0 is for a population that is declared public.
+    """
+
+    count: float = 0.004
+    mean: float = 0.498
+    covariance: float = 0.498
+
+    def __post_init__(self) -> None:
+        checks.non_negative("split.count", self.count)
+        for name in ("mean", "covariance"):
+            checks.positive(f"split.{name}", getattr(self, name))
+        total = self.count + self.mean + self.covariance
+        if not math.isclose(total, 1.0, abs_tol=1e-9):
+            raise InputError(f"split must sum to 1, found {total:g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class FredPlan:
+    """What one private query of the moments does and costs; every field is public.
+
+    Made by `calibrated`, `paper` or `without_privacy`.
+
+    Attributes:
+      multipliers: noise / sensitivity of count, mean and covariance; the count's is infinite
+        where `population` is declared public (nothing about it is released).
+      delta: of the statement.
+      clip_norm: c, of embeddings and of centred embeddings.
+      unit: "client", or "example" (the paper's): what is added or removed.
+      per_client: "mean" or "sum", see the table above; of no meaning for the unit "example".
+      max_examples: k, a cap on the examples that a client uses where the unit is the client.
+        Where it is the example all are used: a cap would put another example in a removed one's
+        place and so double the sensitivity.
+      population: the number of units, if it is declared public.
+      mode: "exact", or "paper": Algorithm 1 as printed.
+      private: False only through `without_privacy`.
+    """
+
+    multipliers: tuple[float, float, float]
+    delta: float
+    clip_norm: float = 1.0
+    unit: Unit = "client"
+    per_client: PerClient = "mean"
+    max_examples: int = 64
+    population: int | None = None
+    mode: Mode = "exact"
+    private: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= checks.positive("clip_norm", self.clip_norm) <= 1e6:
+            raise InputError(f"clip_norm must lie in [1e-6, 1e6], found {self.clip_norm:g}")
+        checks.one_of("unit", self.unit, ("client", "example"))
+        checks.one_of("per_client", self.per_client, ("mean", "sum"))
+        checks.one_of("mode", self.mode, ("exact", "paper"))
+        checks.positive_int("max_examples", self.max_examples)
+        if self.population is not None:
+            checks.positive_int("population", self.population)
+        if not self.private:
+            if any(self.multipliers):
+                raise InputError("a plan without privacy has no noise: use without_privacy")
+            return
+        if math.isinf(self.multipliers[0]) != (self.population is not None):
+            raise InputError(
+                "the count's multiplier must be infinite exactly where population is declared"
+            )
+        checks.open_fraction("delta", self.delta)
+        for name, multiplier in zip(("mean", "covariance"), self.multipliers[1:], strict=True):
+            checks.positive(f"noise multiplier of the {name}", multiplier)
+        if self.population is None:
+            checks.positive("noise multiplier of the count", self.multipliers[0])
+        elif self.delta >= 1 / self.population:
+            raise InputError(
+                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}"
+            )
+
+    @classmethod
+    def calibrated(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        clip_norm: float = 1.0,
+        unit: Unit = "client",
+        per_client: PerClient = "mean",
+        max_examples: int = 64,
+        population: int | None = None,
+        split: Split | None = None,
+    ) -> Self:
+        """Returns the plan with the least noise that is (epsilon, delta)-private.
+
+        The exact Gaussian gives mu (0.1527 for (0.6, 2e-6)); release i gets the multiplier
+        1 / (mu sqrt(share_i)). A second formula must confirm the epsilon.
+
+        Args:
+          population: the number of units, where that is public; else it is released with noise.
+          split: shares of mu^2; default `Split()`, or half and half where `population` is given.
+
+        Raises:
+          InputError: a value out of range; the split gives a share to a count that is public, or
+            none to one that is not.
+        """
+        target = checks.positive("epsilon", epsilon)
+        if split is None:
+            split = Split() if population is None else Split(0.0, 0.5, 0.5)
+        if (split.count == 0) != (population is not None):
+            raise InputError(
+                "split.count must be 0 exactly where population is declared public, found "
+                f"split.count = {split.count:g} and population = {population}"
+            )
+        total = accounting.smallest_noise_multiplier(
+            dp_accounting.GaussianDpEvent, target, delta, "pld", "add_or_remove_one"
+        )
+        shares = (split.count, split.mean, split.covariance)
+        plan = cls(
+            multipliers=_three(total / math.sqrt(s) if s else math.inf for s in shares),
+            delta=delta,
+            clip_norm=clip_norm,
+            unit=unit,
+            per_client=per_client,
+            max_examples=max_examples,
+            population=population,
+        )
+        if confirmation.gaussian_epsilon(plan.mu, delta) > target * (1 + 1e-9):
+            raise InputError(f"the accountants disagree on epsilon = {target:g}")
+        return plan
+
+    @classmethod
+    def paper(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        population: int,
+        clients: int,
+        clip_norm: float = 1.0,
+    ) -> Self:
+        """Returns Algorithm 1 as printed, for comparison; `epsilon()` is what it REALLY costs.
+
+        It claims (epsilon, delta) for each of two releases, and so (2 epsilon, 2 delta). But the
+        mean's noise is added to each of n examples and then averaged, so it is sqrt(n) too small;
+        the covariance's is added to each client's share, so it is sqrt(clients) too large, and to
+        the plain triangle. n is disclosed, so only replace-one makes sense of it: one example
+        moves the sum by 2 c and the second moment by sqrt(2) c^2.
+
+        Args:
+          population: n, the number of examples; disclosed.
+          clients: the number of clients; disclosed.
+        """
+        n = checks.positive_int("population", population)
+        clients = checks.positive_int("clients", clients)
+        factor = math.sqrt(2 * math.log(1.25 / checks.open_fraction("delta", delta)))
+        factor /= checks.positive("epsilon", epsilon)
+        # tau_1 = 2 c factor / n on each example; tau_2 = c^2 factor / n on each client's share.
+        return cls(
+            multipliers=(math.inf, 2 * factor / math.sqrt(n), factor * math.sqrt(clients)),
+            delta=delta,
+            clip_norm=clip_norm,
+            unit="example",
+            population=n,
+            mode="paper",
+        )
+
+    @classmethod
+    def without_privacy(
+        cls,
+        *,
+        clip_norm: float = 1.0,
+        unit: Unit = "client",
+        per_client: PerClient = "mean",
+        max_examples: int = 64,
+    ) -> Self:
+        """Returns the same query without noise: NOT private, and everything made says so."""
+        return cls(
+            multipliers=(0.0, 0.0, 0.0),
+            delta=0.0,
+            clip_norm=clip_norm,
+            unit=unit,
+            per_client=per_client,
+            max_examples=max_examples,
+            private=False,
+        )
+
+    @property
+    def sensitivities(self) -> tuple[float, float, float]:
+        """By how much one unit moves count, sum and second moment, in L2 norm."""
+        c, k = self.clip_norm, 1
+        if self.unit == "client" and self.per_client == "sum":
+            k = self.max_examples
+        return (float(k), k * c, k * c**2)
+
+    @property
+    def accounted_multipliers(self) -> tuple[float, float, float]:
+        """Noise / the movement under the adjacency in use: replace-one in the mode "paper"."""
+        count, mean, covariance = self.multipliers
+        if self.mode == "paper":
+            return (count, mean / 2, covariance / math.sqrt(2))
+        return self.multipliers
+
+    @property
+    def mu(self) -> float:
+        """Shift / noise of the one Gaussian that all releases together amount to."""
+        if not self.private:
+            return math.inf
+        return math.sqrt(math.fsum(z**-2 for z in self.accounted_multipliers))
+
+    def event(self) -> dp_accounting.DpEvent:
+        """Returns the event of the whole query.
+
+        In the mode "paper" its multipliers are relative to replace-one, whose shift is at least
+        that of add-or-remove-one: a ledger of the latter is charged too much, never too little.
+        """
+        if not self.private:
+            return dp_accounting.NonPrivateDpEvent()
+        finite = [z for z in self.accounted_multipliers if math.isfinite(z)]
+        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in finite])
+
+    def epsilon(self) -> float:
+        """Returns what the query really costs at `delta` (exact)."""
+        return confirmation.gaussian_epsilon(self.mu, self.delta) if self.private else math.inf
+
+    def epsilons(self) -> dict[str, float]:
+        """Returns the cost of each release alone at `delta`: "count", "mean", "covariance"."""
+        names = ("count", "mean", "covariance")
+        return {
+            name: confirmation.gaussian_epsilon(1 / z, self.delta) if z else math.inf
+            for name, z in zip(names, self.accounted_multipliers, strict=True)
+            if math.isfinite(z)
+        }
+
+    def statement(self) -> str:
+        """Returns the guarantee in one line."""
+        if not self.private:
+            return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
+        adjacency = "add or remove one" if self.mode == "exact" else "replace one"
+        realised = "" if self.mode == "exact" else "Algorithm 1 as printed, REALISED "
+        epsilon = accounting.rounded_up(self.epsilon())
+        return (
+            f"{realised}(epsilon = {epsilon}, delta = {self.delta:g}), "
+            f"unit = {self.unit}, adjacency = {adjacency} {self.unit}, accountant = exact Gaussian"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values for JSON."""
+        return dataclasses.asdict(self)
+
+    def _release(self, index: int, units: int) -> Plan:
+        """The door's plan of release 0, 1 or 2: everyone takes part."""
+        sensitivity = self.sensitivities[index]
+        if not self.private:
+            plan = Plan.without_privacy(
+                population=units, clients_per_round=units, rounds=1, clip_norm=sensitivity
+            )
+            return dataclasses.replace(plan, unit=self.unit)
+        return Plan(
+            population=units,
+            clients_per_round=units,
+            rounds=1,
+            clip_norm=sensitivity,
+            noise_multiplier=self.multipliers[index],
+            delta=self.delta,
+            unit=self.unit,
+        )
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    count, mean, covariance = values
+    return (count, mean, covariance)
