@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +16,44 @@ from jaxpfl.data.columns import Column, as_column, describe, take, text_array, u
 from jaxpfl.errors import InputError
 
 
+class _Content:
+    """The SHA-256 of columns and offsets, computed when it is first asked for.
+
+    Everything that is derived from a population shares the one of its source. That keeps the
+    source's columns in memory, if they are there and not in a file, until they are hashed.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], offsets: np.ndarray) -> None:
+        self._columns, self._offsets = columns, offsets
+        self._sha256: str | None = None
+
+    @classmethod
+    def known(cls, sha256: str) -> "_Content":
+        content = cls({}, np.zeros(1, np.int64))
+        content._sha256 = sha256
+        return content
+
+    def sha256(self) -> str:
+        if self._sha256 is None:
+            digest = hashlib.sha256(b"jaxpfl population 1\0")
+            digest.update(self._offsets.astype("<i8").data)
+            for name in sorted(self._columns):
+                digest.update(f"{name}\0".encode())
+                update_hash(digest, self._columns[name])
+            self._sha256 = digest.hexdigest()
+            self._columns = {}
+        return self._sha256
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Population:
     """Clients and their examples. Client k holds the rows offsets[k] .. offsets[k + 1] - 1.
 
     A client is the unit of privacy, so every id occurs once: readers merge what has one id.
+
+    What is made of a population by its methods (parts, other orders, other columns or examples) has
+    the same SOURCE: it keeps the source's `fingerprint`, and with it the source's ledger, while its
+    `content` is its own. A population that was read, or made of columns, is its own source.
 
     Attributes:
       columns: name -> numpy array [examples, ...], or pyarrow large_string array [examples].
@@ -39,6 +71,8 @@ class Population:
     client_ids: pa.Array
     name: str = "in memory"
     unit: str = "client"
+    _content: _Content = field(init=False)
+    _source: _Content = field(init=False)
 
     def __post_init__(self) -> None:
         offsets = np.asarray(self.offsets)
@@ -68,10 +102,13 @@ class Population:
             raise InputError(f"{len(ids)} client ids for {len(offsets) - 1} clients")
         if len(ids.unique()) != len(ids):
             raise InputError("client ids must be different, found one twice: merge its examples")
+        content = _Content(columns, offsets)
         for name, value in (
             ("columns", MappingProxyType(columns)),
             ("offsets", offsets),
             ("client_ids", ids),
+            ("_content", content),
+            ("_source", content),
         ):
             object.__setattr__(self, name, value)
 
@@ -88,15 +125,18 @@ class Population:
         """The number of examples of all clients together."""
         return int(self.offsets[-1])
 
-    @cached_property
+    @property
+    def content(self) -> str:
+        """SHA-256 (hex) of columns and offsets, wherever and however stored; without the ids.
+
+        Private: whoever can guess the data can test the guess. Hashes all columns when first asked.
+        """
+        return self._content.sha256()
+
+    @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of columns and offsets: of the content, wherever and however stored."""
-        digest = hashlib.sha256(b"jaxpfl population 1\0")
-        digest.update(self.offsets.astype("<i8").data)
-        for name in sorted(self.columns):
-            digest.update(f"{name}\0".encode())
-            update_hash(digest, self.columns[name])
-        return digest.hexdigest()
+        """The `content` of the source that this population was made of; its own if it is one."""
+        return self._source.sha256()
 
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int64 [clients]. Private."""
@@ -110,7 +150,7 @@ class Population:
         return {name: column[rows] for name, column in self.columns.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
-        """The clients of these indices, in this order.
+        """The clients of these indices, in this order; the fingerprint stays the source's.
 
         Raises:
           InputError: an index is out of range or occurs twice.
@@ -119,13 +159,9 @@ class Population:
         sizes = self.sizes()[chosen]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
-        return Population(
-            columns={name: take(column, rows) for name, column in self.columns.items()},
-            offsets=offsets,
-            client_ids=self.client_ids.take(pa.array(chosen)),
-            name=self.name if name is None else name,
-            unit=self.unit,
-        )
+        columns = {name: take(column, rows) for name, column in self.columns.items()}
+        ids = self.client_ids.take(pa.array(chosen))
+        return self._derive(columns, offsets, ids, self.name if name is None else name)
 
     def with_min_examples(self, n: int) -> "Population":
         """The clients with at least `n` examples, in the same order."""
@@ -164,9 +200,7 @@ class Population:
         The fingerprint stays: whatever is computed from a client's data is that client's, and is
         charged to the same ledger.
         """
-        derived = Population(columns, self.offsets, self.client_ids, self.name, self.unit)
-        derived.__dict__["fingerprint"] = self.fingerprint
-        return derived
+        return self._derive(columns, self.offsets, self.client_ids, self.name)
 
     def with_examples(self, columns: Mapping[str, Any], offsets: np.ndarray) -> "Population":
         """The same clients with other examples made of their own, such as their rare words.
@@ -176,9 +210,7 @@ class Population:
         """
         if len(offsets) != len(self.offsets):
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
-        derived = Population(columns, offsets, self.client_ids, self.name, self.unit)
-        derived.__dict__["fingerprint"] = self.fingerprint
-        return derived
+        return self._derive(columns, offsets, self.client_ids, self.name)
 
     def keeping(self, kept: np.ndarray) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
@@ -204,7 +236,13 @@ class Population:
           InputError: the folder exists.
         """
         stored = storage.Stored(
-            self.columns, self.offsets, self.client_ids, self.name, self.unit, self.fingerprint
+            self.columns,
+            self.offsets,
+            self.client_ids,
+            self.name,
+            self.unit,
+            self.fingerprint,
+            self.content,
         )
         storage.write(Path(folder), stored)
 
@@ -220,9 +258,17 @@ class Population:
         population = cls(
             stored.columns, stored.offsets, stored.client_ids, stored.name, stored.unit
         )
-        # Covered by the manifest's SHA-256, so it needs no second pass over the data.
-        population.__dict__["fingerprint"] = stored.fingerprint
+        # Covered by the manifest's SHA-256, so they need no second pass over the data.
+        object.__setattr__(population, "_source", _Content.known(stored.fingerprint))
+        object.__setattr__(population, "_content", _Content.known(stored.content))
         return population
+
+    def _derive(
+        self, columns: Mapping[str, Any], offsets: np.ndarray, client_ids: pa.Array, name: str
+    ) -> "Population":
+        derived = Population(columns, offsets, client_ids, name, self.unit)
+        object.__setattr__(derived, "_source", self._source)
+        return derived
 
 
 def from_clients(

@@ -1,6 +1,7 @@
 """A population on disk: Arrow IPC files and a manifest, memory-mapped when read.
 
-    FOLDER/manifest.json    format, columns, fingerprint; size and SHA-256 of each file, and its own
+    FOLDER/manifest.json    format, columns, SHA-256 of content and source; size and SHA-256 of each
+                            file, and its own
     FOLDER/examples.arrow   one row an example; a column of arrays is a list of fixed size
     FOLDER/clients.arrow    client_id, first (the client's first example)
 
@@ -23,13 +24,18 @@ import pyarrow as pa
 from jaxpfl.data.columns import Column
 from jaxpfl.errors import CorruptFile, InputError
 
-_FORMAT = "jaxpfl population 1"
+_FORMAT = "jaxpfl population 2"
 EXAMPLES = "examples.arrow"
 _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
 class Stored(NamedTuple):
-    """What is stored of a population."""
+    """What is stored of a population.
+
+    Attributes:
+      fingerprint: SHA-256 of the source that it was made of.
+      content: SHA-256 of these columns and offsets.
+    """
 
     columns: Mapping[str, Column]
     offsets: np.ndarray
@@ -37,6 +43,7 @@ class Stored(NamedTuple):
     name: str
     unit: str
     fingerprint: str
+    content: str
 
 
 def is_stored(folder: Path) -> bool:
@@ -62,6 +69,7 @@ def write(folder: Path, stored: Stored) -> None:
             examples=int(stored.offsets[-1]),
             columns={name: type_of(column) for name, column in stored.columns.items()},
             fingerprint=stored.fingerprint,
+            content=stored.content,
         )
 
 
@@ -106,11 +114,13 @@ def write_manifest(
     examples: int,
     columns: Mapping[str, Any],
     fingerprint: str,
+    content: str,
 ) -> None:
     """Writes the manifest of a folder from `new_folder`, after its other files.
 
     Args:
       columns: name -> `type_of`.
+      fingerprint, content: as in `Stored`.
     """
     manifest = {
         "format": _FORMAT,
@@ -120,6 +130,7 @@ def write_manifest(
         "examples": examples,
         "columns": dict(columns),
         "fingerprint": fingerprint,
+        "content": content,
         "files": {
             file: {
                 "bytes": (temporary / file).stat().st_size,
@@ -167,6 +178,7 @@ def read(folder: Path) -> Stored:
         name=manifest["name"],
         unit=manifest["unit"],
         fingerprint=manifest["fingerprint"],
+        content=manifest["content"],
     )
 
 

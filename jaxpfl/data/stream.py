@@ -131,6 +131,7 @@ def write(
             examples=int(offsets[-1]),
             columns={name: column.type for name, column in columns.items()},
             fingerprint=digest,
+            content=digest,
         )
     return len(client_ids), int(offsets[-1])
 
@@ -240,7 +241,7 @@ def _copy(columns: Mapping[str, _Staged], file: BinaryIO) -> None:
 
 
 def _fingerprint(columns: Mapping[str, _Staged], offsets: np.ndarray) -> str:
-    """`Population.fingerprint`, from the staged files."""
+    """`Population.content`, from the staged files."""
     digest = hashlib.sha256(b"jaxpfl population 1\0")
     digest.update(offsets.astype("<i8").data)
     for name in sorted(columns):

@@ -1,160 +1,152 @@
-"""The write-ahead ledger: every release on a population, charged before it is made.
+"""The write-ahead ledger: every release on a source of clients, charged before it is made.
 
-A file of JSON lines that only grows. It belongs to a population (by fingerprint), not to a run:
-all releases of all algorithms on these clients are charged to it and compose to ONE epsilon. A
-charge is on the disk (fsync) before `charge` returns, and only then may data be touched, so that
-a crash can cost a charge for nothing but never a release for nothing.
+A file of sealed lines that only grows (`chain`), and a budget on what they cost (`budget`). It
+belongs to a source of clients (`sources`), not to a run: all releases of all algorithms on these
+clients, on parts of them and on whatever is computed from their data are charged to it and compose
+to ONE epsilon. A charge is on the disk before `charge` returns, and only then may data be touched,
+so that a crash can cost a charge for nothing but never a release for nothing.
 
 What is guaranteed, and against what:
-- Each line carries the SHA-256 of the line before it and of itself. An edited, reordered,
-  inserted or deleted line is refused with file and line. A cut-off END leaves a valid chain: who
-  must notice it keeps `head` elsewhere (a checkpoint does) and asks `verify(head)` or `contains`.
-- A last line that a crash cut short is a charge that never returned; it is removed. A last line
-  that lacks only its newline is kept.
+- Of the file: what `chain` says. An altered line or a flipped bit is refused; what a crash cut
+  short is a charge that never returned; lines cut off the end are found by who keeps `head`
+  elsewhere (a checkpoint does) and asks `verify(head)` or `contains`.
+- A charge is identified by its `identity`, a keyed hash of everything that the release follows
+  from: the same release, made again after a crash, is not charged twice. `record` notes what came
+  out, so that a repetition which comes out otherwise can be told, and charged.
 - All charges have one unit (client or example), fixed by the first: what protects an example and
   what protects a client have no common epsilon.
-- A charge is identified by (run, label, round): a resumed run that charges a round again is not
-  charged twice, because its noise key makes the same release again.
+- Splits, selections, other orders, columns or examples of a population share its ledger. So does a
+  population from elsewhere that has mostly the same clients, or seems to: with a warning, and from
+  then on. Adding up what different people paid is never too little. Others are refused.
+- The file holds no hash of anybody's data or name but keyed ones, so that no guess can be tested
+  without the ledger's secret: 32 random bytes in LEDGER.key, mode 0600, made before the ledger's
+  first line. Without it the ledger can be read but not charged. It needs no other name or place
+  than the ledger's, and it is not published with it. What callers choose (`run`, `label`,
+  `identity`, a recorded release) stands in the file as it is given.
 - One process at a time: the kernel's lock is held from opening to `close`.
-- No clock: equal runs write equal ledgers.
+- No clock: under one secret, equal runs write equal ledgers.
 """
 
 import dataclasses
-import fcntl
-import hashlib
-import json
 import math
-import os
-import weakref
-from collections.abc import Callable
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
 import dp_accounting
 
 from jaxpfl import checks
-from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-from jaxpfl.privacy import accounting, events
+from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.events import Adjacency, Counts
+from jaxpfl.privacy.budget import Account, Budget
+from jaxpfl.privacy.chain import Chain, altered
+from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.plan import Unit
+from jaxpfl.privacy.sources import SameClientsWarning, Secret, check_sketch, open_secret
 
-FORMAT = "jaxpfl ledger 1"
-_NO_LINE = "0" * 64
-_MOST_REPEATS = 10_000_000
+__all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning"]
 
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """A hard limit on everything a ledger is charged with.
-
-    Attributes:
-      epsilon: at most this, at
-      delta: in (0, 1).
-    """
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self):
-        checks.positive("budget epsilon", self.epsilon)
-        checks.open_fraction("budget delta", self.delta)
+FORMAT = "jaxpfl ledger 2"
 
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """One line: the release `event`, made by `run` under `label` in `round`."""
+    """One line: the release `event`, made by `run` under `label` in `round`.
+
+    Attributes:
+      run, label, round: for people.
+      identity: what the ledger knows the release by.
+    """
 
     run: str
     label: str
     round: int
     event: dp_accounting.DpEvent
+    identity: str
 
 
 class Ledger:
     """An open ledger; a context manager.
 
+    Attributes:
+      path: the file.
+      population: HMAC (hex) of the fingerprint of the source that it was made for.
+      unit: what every release protects.
+      recorded_budget: the file's own.
+      charges: in the order in which they were made.
+
     Args:
-      path: the file; made, with its folder, if absent.
-      population: fingerprint of the clients that the releases are about.
+      path: the file; made, with its folder and its key, if absent.
+      clients: whom the releases are about.
       budget: hard limit. A new file records it for ever; of a recorded and a given budget both
         hold.
       unit: what every release protects; recorded in a new file.
 
     Raises:
-      CorruptFile: the file is not an unaltered ledger; names the line.
-      InputError: the ledger is of another population or unit.
+      CorruptFile: the file is not an unaltered ledger (names the line), or its key is missing or
+        another one.
+      InputError: the ledger is of other clients or of another unit.
       RunLocked: another process, or another open `Ledger`, holds the file.
     """
 
     def __init__(
         self,
         path: str | Path,
-        population: str,
+        clients: Population,
         *,
         budget: Budget | None = None,
         unit: Unit = "client",
     ) -> None:
-        if not isinstance(population, str) or not population:
-            raise InputError("a ledger needs the fingerprint of its population, a string")
+        if not isinstance(clients, Population):
+            raise InputError(
+                f"a ledger needs the Population of its clients, found {type(clients).__name__}"
+            )
         checks.one_of("unit", unit, ("client", "example"))
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        created = not self.path.exists()
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        # Ends the lock also where a ledger is forgotten instead of closed.
-        self._closer = weakref.finalize(self, os.close, descriptor)
-        self._descriptor: int | None = descriptor
+        self._given_budget = budget
+        self._chain = Chain(self.path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise RunLocked(f"{self.path}: another run holds this ledger; wait for it") from None
-        try:
-            if created:
-                _fsync_directory(self.path.parent)
-            self._clear()
-            self._repair(descriptor)
-            if self._load():
-                if self.population != population:
-                    raise InputError(
-                        f"{self.path}: is the ledger of another population (fingerprint "
-                        f"{self.population[:12]}..., this one is {population[:12]}...)"
-                    )
-                if self.unit != unit:
-                    raise InputError(
-                        f"{self.path}: protects each {self.unit}, this run each {unit}: there is "
-                        "no common epsilon, so use one unit or a ledger of its own"
-                    )
-            else:
-                self._append(
-                    {
-                        "format": FORMAT,
-                        "population": population,
-                        "unit": unit,
-                        "budget": None if budget is None else dataclasses.asdict(budget),
-                    }
+            key_path = self.path.with_name(f"{self.path.name}.key")
+            self._secret = open_secret(key_path, create=not self._chain.lines)
+            if not self._chain.lines:
+                header = {
+                    "format": FORMAT,
+                    "key": self._secret.check,
+                    "unit": unit,
+                    "budget": None if budget is None else dataclasses.asdict(budget),
+                }
+                self._chain.append({**header, **self._source(self._secret, clients)})
+            self._take_lines()
+            if self._key_check != self._secret.check:
+                raise CorruptFile(f"{key_path}: is not the key of {self.path}")
+            if self.unit != unit:
+                raise InputError(
+                    f"{self.path}: protects each {self.unit}, this run each {unit}: there is "
+                    "no common epsilon, so use one unit or a ledger of its own"
                 )
-                self.population, self.recorded_budget, self.unit = population, budget, unit
+            if not self.covers(clients):
+                self._join(self._secret, clients)
         except BaseException:
             self.close()
             raise
-        self._given_budget = budget
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Returns a ledger that can be looked at but not charged; takes no lock.
+        """Returns a ledger that can be looked at but not charged; takes no lock, needs no key.
 
         Raises:
           CorruptFile: the file is not an unaltered ledger; names the line.
         """
         ledger = cls.__new__(cls)
         ledger.path = Path(path)
-        ledger._descriptor = None
         ledger._given_budget = None
-        ledger._clear()
-        if not ledger._load():
+        ledger._secret = None
+        ledger._chain = Chain.read(ledger.path)
+        if not ledger._chain.lines:
             raise CorruptFile(f"{path}: is empty, expected a ledger")
+        ledger._take_lines()
         return ledger
 
     def __enter__(self) -> Self:
@@ -165,9 +157,7 @@ class Ledger:
 
     def close(self) -> None:
         """Gives up the file and its lock; what was charged can still be read."""
-        if self._descriptor is not None:
-            self._descriptor = None
-            self._closer()
+        self._chain.close()
 
     def __len__(self) -> int:
         """Returns the number of charges."""
@@ -175,12 +165,15 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """SHA-256 of the last line: who keeps it can tell later that no line was cut off."""
-        return self._hashes[-1] if self._hashes else _NO_LINE
+        """SHA-256 of the last line: who keeps it can tell later that no line was cut off.
+
+        All lines are on the disk when this returns.
+        """
+        return self._chain.head
 
     def contains(self, head: str) -> bool:
         """Returns whether `head` was this ledger's head at some time."""
-        return head in self._hashes
+        return self._chain.contains(head)
 
     def verify(self, expected_head: str | None = None) -> None:
         """Reads the file again and checks every line.
@@ -188,63 +181,101 @@ class Ledger:
         Raises:
           CorruptFile: a line was altered, or `expected_head` is not in the chain.
         """
-        known = list(self._hashes)
-        self._clear()
-        try:
-            self._load()
-        except BaseException:
-            self.close()  # nothing may be charged to what could not be read
-            raise
-        if self._hashes[: len(known)] != known:
-            raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
-        if expected_head is not None and not self.contains(expected_head):
-            raise CorruptFile(
-                f"{self.path}: does not contain the line that it once ended with: the ledger was "
-                "cut off or replaced"
-            )
+        self._chain.verify(expected_head)
+        self._take_lines()
+
+    def covers(self, clients: Population) -> bool:
+        """Returns whether these clients are of a source whose releases are charged here.
+
+        Raises:
+          InputError: the ledger was opened for reading, without its key.
+        """
+        if self._secret is None:
+            raise InputError(f"{self.path}: was opened for reading, so it knows no population")
+        return self._secret.mark(clients) in self._sketches
 
     @property
     def adjacency(self) -> Adjacency:
         """What all charges share; add-or-remove-one while there is none."""
-        return self._adjacency or "add_or_remove_one"
+        return self._account.adjacency
 
-    def charge(self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int) -> None:
-        """Charges one release; on return it is on the disk.
+    def charge(
+        self, event: dp_accounting.DpEvent, label: str, *, run: str, round: int, identity: str
+    ) -> None:
+        """Charges one release; on return it, and every line before it, is on the disk.
 
-        Does nothing where (run, label, round) was charged with the same event before.
+        Does nothing where the same event was charged under this identity before.
 
         Args:
-          event: what will be released, as `Plan.round_event` makes it.
+          event: what will be released, as `Plan` makes it.
           label: names the algorithm and release; public.
-          run: identifies the run, whose noise key makes a repeated round the same release.
+          run: names the run; public, so no plain hash of private data.
           round: of the run.
+          identity: a keyed hash of everything that the release follows from; public.
 
         Raises:
           BudgetExhausted: it would exceed a budget; nothing was written.
-          InputError: another event under the same (run, label, round), another adjacency than
-            the ledger's, or the ledger is closed.
+          InputError: another event under the same identity, another adjacency than the ledger's,
+            or the ledger is closed.
         """
-        for name, value in (("label", label), ("run", run)):
-            if not isinstance(value, str) or not value:
-                raise InputError(f"{name} of a charge must be a string, found {value!r}")
-        charge = Charge(run, label, checks.non_negative_int("round", round), event)
+        for name, value in (("label", label), ("run", run), ("identity", identity)):
+            _check_text(f"{name} of a charge", value)
+        charge = Charge(run, label, checks.non_negative_int("round", round), event, identity)
         releases = events.counts(event)
-        if self._descriptor is None:
+        if self._chain.closed:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
-        before = self._by_name.get((run, label, charge.round))
+        before = self._by_identity.get(identity)
         if before is not None:
             if events.counts(before.event) != releases:
                 raise InputError(
-                    f"{self.path}: round {round} of {label!r} in run {run} was charged with "
-                    "another event before"
+                    f"{self.path}: the identity of round {round} of {label!r} in run {run} was "
+                    "charged with another event before"
                 )
             return
-        self._require_adjacency(event, releases)
-        self._require_budget(event, releases, charge)
-        self._append(
-            {"run": run, "label": label, "round": charge.round, "event": events.to_json(event)}
-        )
+        try:
+            self._account.check_adjacency(event)
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from None
+        if not self._account.fits(event):
+            budgets = self._account.budgets
+            limits = " and ".join(
+                f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})" for budget in budgets
+            )
+            raise BudgetExhausted(
+                f"{self.path}: round {charge.round} of {charge.label!r} would exceed the budget "
+                f"{limits}; spent so far: epsilon = {self.spent(budgets[0].delta):.4g}; nothing "
+                "was released"
+            )
+        fields = {"run": run, "label": label, "round": charge.round, "identity": identity}
+        self._chain.append({**fields, "event": events.to_json(event)})
         self._count(charge)
+
+    def charged(self, identity: str) -> bool:
+        """Returns whether a release of this identity was charged."""
+        return identity in self._by_identity
+
+    def record(self, identity: str, release: str) -> None:
+        """Notes what a charged release came out as; on the disk once `head` or `charge` returns.
+
+        Args:
+          release: a hash of the release; public. The same one again adds nothing.
+
+        Raises:
+          InputError: nothing was charged under this identity, or the ledger is closed.
+        """
+        _check_text("the hash of a release", release)
+        if self._chain.closed:
+            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
+        if not self.charged(identity):
+            raise InputError(f"{self.path}: a release was to be recorded that was never charged")
+        if release not in self._recorded.get(identity, ()):
+            self._chain.append({"identity": identity, "release": release}, sync=False)
+            self._recorded.setdefault(identity, []).append(release)
+
+    def recorded(self, identity: str) -> str | None:
+        """Returns what this identity's release was first recorded as, if it was."""
+        releases = self._recorded.get(identity)
+        return releases[0] if releases else None
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
         """Returns the epsilon of everything charged; infinite where a release had no noise.
@@ -253,25 +284,11 @@ class Ledger:
           delta: in (0, 1).
           accountant: None = PLD where it has support, else RDP.
         """
-        chosen = accountant or accounting.default_accountant(self._counts)
-        return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
+        return self._account.spent(delta, accountant)
 
     def affordable(self, event: dp_accounting.DpEvent) -> int | None:
         """Returns how many more times `event` fits every budget; None without a budget."""
-        releases = events.counts(event)
-        if not self._budgets():
-            return None
-        if not releases:
-            return _MOST_REPEATS
-
-        def fits(times: int, accountant: Accountant) -> bool:
-            return self._fit(_sum(self._counts, releases, times), event, accountant)
-
-        # RDP is quick and never below PLD: where it fits, PLD fits.
-        rough = _most(lambda times: fits(times, "rdp"), 0)
-        if accounting.default_accountant(self._counts | releases) == "rdp":
-            return rough
-        return _most(lambda times: fits(times, "pld"), rough)
+        return self._account.affordable(event)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
         """Returns what was spent, under which terms, and how many charges each label made."""
@@ -285,7 +302,7 @@ class Ledger:
             "private": math.isfinite(epsilon),
             "unit": self.unit,
             "adjacency": self.adjacency,
-            "accountant": accountant or accounting.default_accountant(self._counts),
+            "accountant": accountant or self._account.accountant,
             "population": self.population,
             "charges": len(self),
             "labels": labels,
@@ -294,185 +311,67 @@ class Ledger:
             else dataclasses.asdict(self.recorded_budget),
         }
 
-    def _budgets(self) -> list[Budget]:
-        both = (self.recorded_budget, self._given_budget)
-        return list(dict.fromkeys(budget for budget in both if budget is not None))
-
-    def _fit(
-        self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None
-    ) -> bool:
-        """Whether releases `total`, of the adjacency of `event`, are within every budget."""
-        chosen = accountant or accounting.default_accountant(total)
-        adjacency = self._adjacency or events.adjacency(event)
-        return all(
-            accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
-            for budget in self._budgets()
-        )
-
-    def _require_budget(
-        self, event: dp_accounting.DpEvent, releases: Counts, charge: Charge
-    ) -> None:
-        if not self._budgets():
-            return
-        after = _sum(self._counts, releases, 1)
-        if all(count <= self._affordable.get(leaf, 0) for leaf, count in after.items()):
-            return
-        if not self._fit(after, event):
-            limits = " and ".join(
-                f"(epsilon = {budget.epsilon:g}, delta = {budget.delta:g})"
-                for budget in self._budgets()
-            )
-            spent = self.spent(self._budgets()[0].delta)
-            raise BudgetExhausted(
-                f"{self.path}: round {charge.round} of {charge.label!r} would exceed the budget "
-                f"{limits}; spent so far: epsilon = {spent:.4g}; nothing was released"
-            )
-        # Epsilon never falls with a count, so everything below counts that fit fits too.
-        for share in (1, 1 / 2, 1 / 4, 1 / 16, 0):
-            ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
-            if share == 0 or self._fit(ahead, event):
-                self._affordable = ahead
-                return
-
-    def _require_adjacency(self, event: dp_accounting.DpEvent, releases: Counts) -> None:
-        if not releases or all(
-            isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases
-        ):
-            return
-        found = events.adjacency(event)
-        if self._adjacency is not None and found != self._adjacency:
+    def _join(self, secret: Secret, clients: Population) -> None:
+        """Takes another source with mostly the same clients; refuses any other."""
+        if secret.overlap(clients, list(self._sketches.values())) < 0.5:
             raise InputError(
-                f"{self.path}: its releases are accounted for under {self._adjacency}, this one "
-                f"under {found}; they have no common epsilon, so sample all of them the same way "
-                "or keep them apart and add up both guarantees"
+                f"{self.path}: is the ledger of another population; keep one ledger for each"
             )
+        # Before the line: who makes warnings errors has changed nothing.
+        warnings.warn(
+            f"{self.path}: these are mostly the clients of this ledger, read from another source "
+            "or in another form: releases on them are added to it",
+            SameClientsWarning,
+            stacklevel=3,
+        )
+        source = self._source(secret, clients)
+        self._chain.append(source)
+        self._sketches[source["population"]] = source["sketch"]
 
-    def _clear(self) -> None:
+    @staticmethod
+    def _source(secret: Secret, clients: Population) -> dict[str, Any]:
+        return {"population": secret.mark(clients), "sketch": secret.sketch(clients)}
+
+    def _take_lines(self) -> None:
         self.charges: list[Charge] = []
-        self.population = ""
-        self.unit: Unit = "client"
-        self.recorded_budget: Budget | None = None
-        self._hashes: list[str] = []
-        self._counts: Counts = {}
-        self._affordable: Counts = {}
-        self._by_name: dict[tuple[str, str, int], Charge] = {}
-        self._adjacency: Adjacency | None = None
-
-    def _count(self, charge: Charge) -> None:
-        releases = events.counts(charge.event)
-        self._require_adjacency(charge.event, releases)
-        self.charges.append(charge)
-        self._by_name[(charge.run, charge.label, charge.round)] = charge
-        self._counts = _sum(self._counts, releases, 1)
-        if any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases):
-            self._adjacency = events.adjacency(charge.event)
-
-    def _append(self, fields: dict[str, Any]) -> None:
-        assert self._descriptor is not None
-        line, digest = _seal(fields, self.head)
-        start = os.fstat(self._descriptor).st_size
-        try:
-            written = os.write(self._descriptor, line)
-            if written != len(line):
-                raise OSError(f"only {written} of {len(line)} bytes were written")
-            os.fsync(self._descriptor)
-        except OSError as error:
-            # The charge did not happen: leave no trace, and let nobody go on charging.
+        self._by_identity: dict[str, Charge] = {}
+        self._recorded: dict[str, list[str]] = {}
+        self._sketches: dict[str, dict[str, str]] = {}
+        for number, fields in enumerate(self._chain.lines, 1):
             try:
-                os.ftruncate(self._descriptor, start)
-            finally:
+                self._take(fields, first=number == 1)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 self.close()
-            message = f"the ledger cannot be written: {error}"
-            raise OSError(error.errno, message, str(self.path)) from error
-        self._hashes.append(digest)
+                known = isinstance(error, InputError)
+                reason = str(error) if known else "it is not a line of a ledger"
+                raise altered(self.path, number, reason) from None
 
-    def _repair(self, descriptor: int) -> None:
-        """Ends what a crash left half done: see the head of this file."""
-        content = self.path.read_bytes()
-        last = content.rpartition(b"\n")[2]
-        if not last:
-            return
-        if _is_complete(last):
-            os.write(descriptor, b"\n")
-        else:
-            os.ftruncate(descriptor, len(content) - len(last))
-        os.fsync(descriptor)
-
-    def _load(self) -> bool:
-        """Reads and checks the file; False where it is empty."""
-        content = self.path.read_bytes()
-        *lines, last = content.split(b"\n")
-        if _is_complete(last):
-            lines.append(last)
-        for number, line in enumerate(lines, 1):
-            try:
-                self._take(line, number)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                reason = str(error) if isinstance(error, InputError) else "it is not a ledger line"
-                raise CorruptFile(f"{self.path}: line {number} was altered: {reason}") from None
-        return bool(lines)
-
-    def _take(self, line: bytes, number: int) -> None:
-        fields = json.loads(line)
-        digest = fields.pop("hash")
-        if fields.pop("previous") != self.head:
-            raise InputError("it does not follow the line before it")
-        if (line + b"\n", digest) != _seal(fields, self.head):
-            raise InputError("its hash is not that of its content")
-        if number == 1:
+    def _take(self, fields: dict[str, Any], *, first: bool) -> None:
+        if first:
             if fields["format"] != FORMAT:
                 raise InputError(f"expected the format {FORMAT!r}")
-            self.population, self.unit = fields["population"], fields["unit"]
             budget = fields["budget"]
+            self.unit: Unit = fields["unit"]
             self.recorded_budget = None if budget is None else Budget(**budget)
-        else:
+            self.population: str = fields["population"]
+            self._key_check: str = fields["key"]
+            both = (self.recorded_budget, self._given_budget)
+            self._account = Account([budget for budget in both if budget is not None])
+        if "sketch" in fields:
+            self._sketches[fields["population"]] = check_sketch(fields["sketch"])
+        elif "event" in fields:
             event = events.from_json(fields["event"])
-            self._count(Charge(fields["run"], fields["label"], fields["round"], event))
-        self._hashes.append(digest)
+            run, label, round = fields["run"], fields["label"], fields["round"]
+            self._count(Charge(run, label, round, event, fields["identity"]))
+        else:
+            self._recorded.setdefault(fields["identity"], []).append(fields["release"])
+
+    def _count(self, charge: Charge) -> None:
+        self._account.add(charge.event)
+        self.charges.append(charge)
+        self._by_identity[charge.identity] = charge
 
 
-def _is_complete(last: bytes) -> bool:
-    """Whether the line that a crash cut short lacks its newline only."""
-    try:
-        return isinstance(json.loads(last), dict)
-    except ValueError:
-        return False
-
-
-def _seal(fields: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Returns the line of `fields` after the line with hash `previous`, and its own hash."""
-    body = {**fields, "previous": previous}
-    digest = hashlib.sha256(_canonical(body)).hexdigest()
-    return _canonical({**body, "hash": digest}) + b"\n", digest
-
-
-def _canonical(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _sum(total: Counts, more: Counts, times: int) -> Counts:
-    result = dict(total)
-    for leaf, count in more.items():
-        result[leaf] = result.get(leaf, 0) + times * count
-    return result
-
-
-def _most(fits: Callable[[int], bool], low: int) -> int:
-    """Returns the largest number that fits, at least `low`, which is known to fit (or is 0)."""
-    step = max(1, low // 4)
-    high = low + step
-    while high <= _MOST_REPEATS and fits(high):
-        low, step = high, 2 * step
-        high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{name} must be a string that is not empty, found {value!r}")

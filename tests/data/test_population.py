@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpfl.data import Population, from_clients, from_rows
+from jaxpfl.data.columns import update_hash
 from jaxpfl.errors import InputError
 from tests.data.populations import SECRET, same, small
 
@@ -90,9 +91,9 @@ def test_split_moves_nobody_when_clients_are_added():
 
 
 def test_split_depends_on_its_seed():
-    one, other = (many(100).split({"a": 0.5}, seed=seed)["a"].fingerprint for seed in (1, 2))
+    one, other = (many(100).split({"a": 0.5}, seed=seed)["a"].content for seed in (1, 2))
     assert one != other
-    assert one == many(100).split({"a": 0.5}, seed=1)["a"].fingerprint
+    assert one == many(100).split({"a": 0.5}, seed=1)["a"].content
 
 
 def test_thirds_leave_nobody_out():
@@ -226,7 +227,57 @@ def test_what_is_computed_from_clients_keeps_their_fingerprint():
     tokens = population.with_columns({"tokens": np.zeros((10, 5), np.int32)})
     other = population.with_columns({"tokens": np.ones((10, 5), np.int32)})
     assert tokens.fingerprint == other.fingerprint == population.fingerprint
-    assert population.select([0, 1]).fingerprint != population.fingerprint
+    assert len({tokens.content, other.content, population.content}) == 3
+
+
+DERIVED = {
+    "part": lambda clients: clients.select([0, 1]),
+    "part of a part": lambda clients: clients.select([0, 1, 3]).select([2]),
+    "nobody": lambda clients: clients.select([]),
+    "shuffle": lambda clients: clients.select([2, 0, 3, 1]),
+    "split": lambda clients: clients.split({"a": 0.6, "b": 0.4}, seed=0)["a"],
+    "large clients": lambda clients: clients.with_min_examples(2),
+    "columns": lambda clients: clients.with_columns({"y": np.arange(10)}),
+    "examples": lambda clients: clients.with_examples({"y": np.arange(4)}, np.arange(5)),
+    "filter": lambda clients: clients.keeping(np.arange(10) % 3 == 0),
+    "all of it": lambda clients: clients.with_columns({"y": np.arange(10)}).select([3, 0]),
+}
+
+
+@pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED)
+def test_what_is_made_of_a_population_has_its_source_and_a_content_of_its_own(derive):
+    """TRUST 29: so that all of it is charged to one ledger. Asked in any order."""
+    source = small()
+    derived = derive(source)
+    alone = Population(derived.columns, derived.offsets, derived.client_ids)
+    # Asked of the derived one first: the source hashes nothing yet.
+    assert derived.fingerprint == small().fingerprint == small().content
+    assert derived.content == alone.content == alone.fingerprint != source.content
+    assert source.fingerprint == source.content == derived.fingerprint
+
+
+def test_content_of_everybody_in_the_old_order_is_the_source():
+    assert small().select(range(4)).content == small().content
+
+
+def test_nothing_is_hashed_before_it_is_asked_for_and_then_once(monkeypatch):
+    hashed = []
+    real = update_hash
+
+    def counting(digest, column):
+        hashed.append(len(column))
+        real(digest, column)
+
+    monkeypatch.setattr("jaxpfl.data.population.update_hash", counting)
+    source = many(7)
+    parts = source.split({"a": 0.5, "b": 0.5}, seed=1)
+    other = parts["a"].with_columns({"y": np.zeros(len(parts["a"]))})
+    assert hashed == []
+    assert len({parts["a"].fingerprint, parts["b"].fingerprint, other.fingerprint}) == 1
+    assert source.fingerprint == source.content == other.fingerprint
+    assert hashed == [7]
+    assert other.content == other.content
+    assert hashed == [7, len(other)]
 
 
 def test_a_fingerprint_changes_with_any_value_type_shape_name_or_offset():

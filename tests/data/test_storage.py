@@ -96,6 +96,24 @@ def test_a_fingerprint_is_that_of_the_content_wherever_it_lies(tmp_path):
     assert open_population(str(tmp_path / "two")).fingerprint == population.fingerprint
 
 
+def test_what_is_derived_keeps_its_source_on_the_disk(tmp_path):
+    """TRUST 29: saved and loaded, a part is still charged to its source's ledger."""
+    part = small().select([2, 1]).with_columns({"y": np.arange(5)})
+    part.save(tmp_path / "part")
+    loaded = Population.load(tmp_path / "part")
+    assert loaded.fingerprint == small().fingerprint
+    assert loaded.select([0]).fingerprint == small().fingerprint
+    assert loaded.content == part.content != loaded.fingerprint
+    # And not merely what the manifest says.
+    assert Population(loaded.columns, loaded.offsets, loaded.client_ids).content == loaded.content
+
+
+def test_a_loaded_population_is_not_hashed_again(saved, monkeypatch):
+    monkeypatch.delattr("jaxpfl.data.population.update_hash")
+    loaded = Population.load(saved)
+    assert loaded.fingerprint == loaded.content == loaded.select([1]).fingerprint
+
+
 def test_a_saved_folder_is_private_and_never_overwritten(tmp_path):
     """TRUST 40"""
     small().save(tmp_path / "deep" / "saved")
@@ -170,7 +188,9 @@ def test_a_folder_without_a_manifest_is_no_population(saved):
         Population.load(saved)
 
 
-@pytest.mark.parametrize("key", ["examples", "clients", "fingerprint", "columns", "files", "name"])
+@pytest.mark.parametrize(
+    "key", ["examples", "clients", "fingerprint", "content", "columns", "files", "name"]
+)
 def test_an_edited_manifest_is_found(key, saved):
     """TRUST 6"""
     path = saved / "manifest.json"

@@ -36,7 +36,7 @@ def test_streamed_folder_is_the_saved_one(edges, tmp_path, monkeypatch):
     same(collect(cut(population, edges)), population)
     manifests = [json.loads((tmp_path / f / "manifest.json").read_text()) for f in FOLDERS]
     assert manifests[0].keys() == manifests[1].keys()
-    for key in ("fingerprint", "columns", "clients", "examples", "name", "unit"):
+    for key in ("fingerprint", "content", "columns", "clients", "examples", "name", "unit"):
         assert manifests[0][key] == manifests[1][key]
     names = [{file.name for file in (tmp_path / folder).iterdir()} for folder in FOLDERS]
     assert names[0] == names[1]

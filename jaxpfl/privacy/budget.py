@@ -1,0 +1,161 @@
+"""What releases cost together, and whether another one may still be made."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import dp_accounting
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.events import Adjacency, Counts
+
+_MOST_REPEATS = 10_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A hard limit on everything a ledger is charged with.
+
+    Attributes:
+      epsilon: at most this, at
+      delta: in (0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self):
+        checks.positive("budget epsilon", self.epsilon)
+        checks.open_fraction("budget delta", self.delta)
+
+
+class Account:
+    """The sum of releases, under one adjacency, and the budgets that it must keep, all of them."""
+
+    def __init__(self, budgets: Sequence[Budget] = ()) -> None:
+        self.budgets = tuple(dict.fromkeys(budgets))
+        self._counts: Counts = {}
+        self._adjacency: Adjacency | None = None
+        self._fitting: Counts = {}
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What all releases share; add-or-remove-one while there is none."""
+        return self._adjacency or "add_or_remove_one"
+
+    @property
+    def accountant(self) -> Accountant:
+        """The default one of these releases: PLD where it has support, else RDP."""
+        return accounting.default_accountant(self._counts)
+
+    def add(self, event: dp_accounting.DpEvent) -> None:
+        """Adds a release that was made, whether it fits or not.
+
+        Raises:
+          InputError: as `check_adjacency`.
+        """
+        self.check_adjacency(event)
+        releases = events.counts(event)
+        self._counts = _sum(self._counts, releases, 1)
+        if _is_noisy(releases):
+            self._adjacency = events.adjacency(event)
+
+    def check_adjacency(self, event: dp_accounting.DpEvent) -> None:
+        """Raises `InputError` for an event of another adjacency than the account's."""
+        if not _is_noisy(events.counts(event)):
+            return
+        found = events.adjacency(event)
+        if self._adjacency is not None and found != self._adjacency:
+            raise InputError(
+                f"its releases are accounted for under {self._adjacency}, this one under {found}; "
+                "they have no common epsilon, so sample all of them the same way or keep them "
+                "apart and add up both guarantees"
+            )
+
+    def spent(self, delta: float, accountant: Accountant | None = None) -> float:
+        """Returns the epsilon of all releases; infinite where one had no noise.
+
+        Args:
+          delta: in (0, 1).
+          accountant: None = the default.
+        """
+        chosen = accountant or self.accountant
+        return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
+
+    def fits(self, event: dp_accounting.DpEvent) -> bool:
+        """Returns whether one more `event` keeps every budget.
+
+        A run of equal events costs a few compositions in all: how many fit is found ahead.
+        """
+        if not self.budgets:
+            return True
+        after = _sum(self._counts, events.counts(event), 1)
+        if all(count <= self._fitting.get(leaf, 0) for leaf, count in after.items()):
+            return True
+        if not self._fit(after, event):
+            return False
+        # Epsilon never falls with a count, so everything below counts that fit fits too.
+        for share in (1, 1 / 2, 1 / 4, 1 / 16):
+            ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
+            if self._fit(ahead, event):
+                break
+        else:
+            ahead = after
+        self._fitting = ahead
+        return True
+
+    def affordable(self, event: dp_accounting.DpEvent) -> int | None:
+        """Returns how many more times `event` keeps every budget; None without a budget."""
+        releases = events.counts(event)
+        if not self.budgets:
+            return None
+        if not releases:
+            return _MOST_REPEATS
+
+        def fits(times: int, accountant: Accountant) -> bool:
+            return self._fit(_sum(self._counts, releases, times), event, accountant)
+
+        # RDP is quick and never below PLD: where it fits, PLD fits.
+        rough = _most(lambda times: fits(times, "rdp"), 0)
+        if accounting.default_accountant(self._counts | releases) == "rdp":
+            return rough
+        return _most(lambda times: fits(times, "pld"), rough)
+
+    def _fit(
+        self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None
+    ) -> bool:
+        """Whether releases `total`, of the adjacency of `event`, are within every budget."""
+        chosen = accountant or accounting.default_accountant(total)
+        adjacency = self._adjacency or events.adjacency(event)
+        return all(
+            accounting.epsilon_of_counts(total, budget.delta, chosen, adjacency) <= budget.epsilon
+            for budget in self.budgets
+        )
+
+
+def _is_noisy(releases: Counts) -> bool:
+    """Whether any release has noise, and so an adjacency."""
+    return any(not isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases)
+
+
+def _sum(total: Counts, more: Counts, times: int) -> Counts:
+    result = dict(total)
+    for leaf, count in more.items():
+        result[leaf] = result.get(leaf, 0) + times * count
+    return result
+
+
+def _most(fits: Callable[[int], bool], low: int) -> int:
+    """Returns the largest number that fits, at least `low`, which is known to fit (or is 0)."""
+    step = max(1, low // 4)
+    high = low + step
+    while high <= _MOST_REPEATS and fits(high):
+        low, step = high, 2 * step
+        high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
