@@ -28,23 +28,21 @@ Source: POPri (Hou et al., "Private federated learning using preference-optimize
 private evolution (Lin et al. 2024).
 """
 
+import dataclasses
 import hashlib
-import json
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl import checks
-from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
-from jaxpfl.federated.environment import environment
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.private_sum import private_sum
+from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release import Release
 from jaxpfl.federated.scores import (
     Centring,
     LinearScores,
@@ -53,11 +51,8 @@ from jaxpfl.federated.scores import (
     score_space,
     unit_rows,
 )
-from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.plan import Plan
-
-LABEL = "candidate_scores"
 
 Kind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
 Noise = Literal["projected", "every_score"]
@@ -65,181 +60,107 @@ Noise = Literal["projected", "every_score"]
 _CENTRING: dict[str, Centring] = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
 
 
-class _Release(NamedTuple):
-    """The secrets that one release follows from.
+@dataclasses.dataclass(frozen=True)
+class Scorer:
+    """How clients score candidates, and the query that asks them.
 
     Attributes:
-      cohort_seed: of the sampler and of large clients' subsets.
-      noise_key: of this release alone.
-    """
-
-    cohort_seed: int
-    noise_key: jax.Array
-
-
-class CandidateScores:
-    """Scores by the clients of one population, released round by round under one plan.
-
-    Args:
-      clients: with the column "embedding", float [examples, d], e.g. of `text.embed.embed`.
       plan: makes the cohorts, the noise and the events; its clip norm is S, constant, and its unit
         the client.
-      ledger: of these clients; charged with `plan.round_event()` before each release.
-      noise_key: of `privacy.keys.noise_root()`, kept private and used for nothing else.
       kind: of score, see the head of this file.
       noise: "projected", or "every_score" for the published noise. A histogram has no directions
         to leave out, so there both are the same.
       max_texts: the most texts that a client votes with in a round, a fresh uniform subset of a
         larger client's; only of nn_histogram.
-      run: names the releases in the ledger.
-      mesh: devices; default all.
+      execution: devices, chunk and accumulator.
+      query: what clients are asked.
 
     Raises:
-      InputError: no such column; plan or ledger are of another population, unit or kind.
+      InputError: the plan is of another unit, in epochs, or with adaptive clipping.
     """
 
-    def __init__(
-        self,
-        clients: Population,
-        plan: Plan,
-        *,
-        ledger: Ledger,
-        noise_key: jax.Array,
-        kind: Kind = "per_prompt",
-        noise: Noise = "projected",
-        max_texts: int = 64,
-        run: str = LABEL,
-        mesh: Mesh | None = None,
-    ) -> None:
-        checks.one_of("kind", kind, (*_CENTRING, "nn_histogram"))
-        checks.one_of("noise", noise, ("projected", "every_score"))
-        self.kind: Kind = kind
-        self.noise: Noise = noise
-        self.max_texts = checks.positive_int("max_texts", max_texts)
-        self.plan, self.ledger, self.run = plan, ledger, run
-        self._noise_key = noise_key
-        self._mesh = client_mesh() if mesh is None else mesh
-        embedding_NxD = _embeddings(clients)
-        self.dimension: int = embedding_NxD.shape[1]
-        _check(clients, plan, ledger)
-        if kind == "nn_histogram":
-            columns, offsets = {"embedding": embedding_NxD}, clients.offsets
-        else:
-            means_CxD = mean_embeddings(embedding_NxD, clients.offsets)
-            columns, offsets = {"mean_embedding": means_CxD}, np.arange(len(clients) + 1)
-        self._held = Population(columns, offsets, clients.client_ids)
-        digest = hashlib.sha256(clients.fingerprint.encode())
-        # As they are added up: another library may round the means otherwise.
-        for held in columns.values():
-            digest.update(np.ascontiguousarray(held).data)
-        digest.update(offsets.astype("<i8").data)
-        self._clients_hash = digest.hexdigest()
+    plan: Plan
+    kind: Kind = "per_prompt"
+    noise: Noise = "projected"
+    max_texts: int = 64
+    execution: Execution = dataclasses.field(default_factory=Execution)
+    query: Query = dataclasses.field(init=False, repr=False, compare=False)
 
-    def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray:
-        """Charges the ledger and releases the noisy sum of scores, float32 [prompts, responses].
+    def __post_init__(self) -> None:
+        checks.one_of("kind", self.kind, (*_CENTRING, "nn_histogram"))
+        checks.one_of("noise", self.noise, ("projected", "every_score"))
+        checks.positive_int("max_texts", self.max_texts)
+        _check(self.plan)
+        # Made once: a release asks for the very object that the algorithm states.
+        object.__setattr__(self, "query", self._query())
 
-        Candidates, round, all that the releaser was made with, and devices, processor and versions
-        of JAX decide the cohort and the noise: the same release again is the same to the bit and
-        costs nothing more. Whatever differs, cohort and noise are independent and the release is
-        charged. So each of several sets of candidates released in one round costs a round: what
-        all have cost says the ledger (`Ledger.spent`), and the plan's `epsilon()` and
-        `statement()`, which count every round once, are then too low.
+    def release(self, release: Release, candidates_KxJxD: Any, round: int) -> np.ndarray:
+        """Releases the noisy sum of a cohort's scores, float32 [prompts, responses].
 
         Args:
+          release: of this round.
           candidates_KxJxD: the candidates' embeddings, float [prompts, responses, d], of any
             length; a zero one has cosine 0 with everything. PUBLIC.
-          round: from 1 to the plan's rounds.
 
         Raises:
-          InputError: candidates of another shape, not finite, or fewer than two to be ranked; a
-            round beyond the plan's.
+          InputError: candidates of another shape, not finite, or fewer than two to be ranked.
           BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
         """
         candidates = self._candidates(candidates_KxJxD)
-        if not 1 <= checks.positive_int("round", round) <= self.plan.rounds:
-            raise InputError(
-                f"round must lie in 1 .. {self.plan.rounds}, the plan's, found {round}"
-            )
         prompts, responses, _ = candidates.shape
         if self.kind == "nn_histogram":
             rows_MxD = unit_rows(jnp.asarray(candidates)).reshape(prompts * responses, -1)
-            secrets = self._charge(candidates, rows_MxD, round)
-            votes_M = self._sum(NearestVotes(), rows_MxD, len(rows_MxD), secrets, round)
-            return votes_M.reshape(prompts, responses)
-        # Dispatched before the candidates are hashed: both take their time.
+            votes_M = release(self.query, rows_MxD).value
+            return np.asarray(votes_M).reshape(prompts, responses)
         space = score_space(candidates, _CENTRING[self.kind])
-        secrets = self._charge(candidates, space.factor_DxD, round)
-        scores = LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
-        sum_D = self._sum(scores, space.factor_DxD, self.dimension, secrets, round)
-        scores_KxJ = space.scores(jnp.asarray(sum_D))
+        sum_D = release(self.query, space.factor_DxD).value
+        scores_KxJ = space.scores(sum_D)
         if self.noise == "every_score" and self.plan.private:
+            # It protects nobody more, so it may follow from what is public.
             std = jnp.float32(self.plan.value_noise_std(self.plan.clip_norm))
-            # Rounds have the small numbers.
-            key = jax.random.fold_in(secrets.noise_key, jnp.uint32(2**32 - 1))
-            scores_KxJ += space.noise_outside(key, std)
+            scores_KxJ += space.noise_outside(_public_key(sum_D, round), std)
         return np.asarray(scores_KxJ)
 
-    def floats_per_client(self, prompts: int, responses: int) -> tuple[int, int]:
+    def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
         """Returns how many float32 numbers a client receives and sends in a round.
 
         For the linear kinds it is L, half of a square, and its coordinates: neither grows with the
         candidates.
         """
-        dimension = self.dimension
         if self.kind == "nn_histogram":
             return prompts * responses * dimension, prompts * responses
         return dimension * (dimension + 1) // 2, dimension
 
-    def _charge(self, candidates: np.ndarray, broadcast: jax.Array, round: int) -> _Release:
-        plan = self.plan.to_dict()
-        # Elsewhere it rounds otherwise: with one noise, two releases would tell the difference.
-        where = [[device.device_kind for device in self._mesh.devices.flat], environment()]
-        settings = [self.run, round, self.kind, self.noise, self.max_texts, plan, where]
-        digest = hashlib.sha256(json.dumps([*settings, self._clients_hash]).encode())
-        digest.update(json.dumps(candidates.shape).encode())
-        digest.update(np.ascontiguousarray(candidates).data)
-        # As clients get it: another program may have rounded it otherwise.
-        digest.update(np.ascontiguousarray(broadcast).data)
-        noise_key = bound_to(self._noise_key, digest.digest())
-        # With the secret key in them, these tell nothing of the data, unlike hashes of it alone.
-        words = key_to_words(noise_key)
-        name = hashlib.sha256(f"charge {words}".encode()).hexdigest()[:12]
-        seed = int.from_bytes(hashlib.sha256(f"cohort {words}".encode()).digest()[:16], "big")
-        run = f"{self.run} {name}"
-        self.ledger.charge(self.plan.round_event(), LABEL, run=run, round=round)
-        return _Release(seed, noise_key)
-
-    def _sum(
-        self, client_fn: Any, broadcast: jax.Array, entries: int, secrets: _Release, round: int
-    ) -> np.ndarray:
-        """The cohort through the door: the noisy sum [entries]."""
+    def _query(self) -> Query:
         by_text = self.kind == "nn_histogram"
         most, chunk = (self.max_texts, 4) if by_text else (1, 64)
-        spec = CohortSpec(
-            batch_size=min(8, most),
-            max_examples=most,
-            clients_per_bucket=4 * chunk * self._mesh.size,
+        execution = self.execution
+        if execution.chunk is None:
+            execution = dataclasses.replace(execution, chunk=chunk)
+        client_fn = NearestVotes()
+        if not by_text:
+            client_fn = LinearScores(None if self.kind == "cosine" else self.plan.clip_norm)
+        return Query(
+            "scores",
+            client_fn,
+            self.plan,
+            CohortSpec(
+                batch_size=min(8, most),
+                max_examples=most,
+                clients_per_bucket=4 * chunk * execution.devices.size,
+            ),
+            columns=("embedding",) if by_text else ("mean_embedding",),
+            prepare=_with_embeddings if by_text else _with_means,
+            execution=execution,
         )
-        like = jax.ShapeDtypeStruct((entries,), jnp.float32)
-        door = private_sum(client_fn, self.plan, like, mesh=self._mesh, chunk=chunk)
-        seed = secrets.cohort_seed
-        chosen = self.plan.sample(seed, round)
-        cohort = Cohort(self._held, chosen, spec, seed=seed, round=round, shards=door.shards)
-        keys = round_keys(training_root(seed), secrets.noise_key, round)
-        everywhere = NamedSharding(self._mesh, PartitionSpec())
-        broadcast = jax.device_put(broadcast, everywhere)
-        with prefetch(cohort) as buckets:
-            total, _ = door(broadcast, buckets, door.init(), keys)
-        return np.asarray(total)
 
     def _candidates(self, candidates_KxJxD: Any) -> np.ndarray:
         """The candidates as float32 [prompts, responses, d]."""
         found = np.asarray(candidates_KxJxD)
-        if found.dtype.kind != "f" or found.ndim != 3 or found.shape[2] != self.dimension:
+        if found.dtype.kind != "f" or found.ndim != 3:
             raise InputError(
-                "candidates must be float [prompts, responses, "
-                f"{self.dimension}] like the clients' embeddings, found {found.dtype} "
-                f"{list(found.shape)}"
+                "candidates must be float [prompts, responses, d] like the clients' embeddings, "
+                f"found {found.dtype} {list(found.shape)}"
             )
         prompts, responses, _ = found.shape
         ranked = responses if self.kind == "per_prompt" else prompts * responses
@@ -259,6 +180,57 @@ class CandidateScores:
         return found
 
 
+class ScoresState(NamedTuple):
+    """What clients have said of the candidates so far; public.
+
+    Attributes:
+      sum_KxJ: float32, the noisy scores of all rounds, added up.
+    """
+
+    sum_KxJ: jax.Array
+
+
+def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
+    """Returns the scoring of fixed candidates: every round another cohort, the scores added up.
+
+    It reads the column "embedding", float [examples, d], e.g. of `text.embed.embed`.
+
+    Args:
+      candidates_KxJxD: their embeddings, float [prompts, responses, d]. PUBLIC.
+      scorer: plan, and kind of score.
+    """
+    shape = np.shape(candidates_KxJxD)[:2]
+
+    def init(key):
+        del key  # nothing is drawn
+        return ScoresState(jnp.zeros(shape, jnp.float32))
+
+    def step(state, release, round):
+        scores_KxJ = scorer.release(release, candidates_KxJxD, round)
+        return ScoresState(state.sum_KxJ + scores_KxJ), {}
+
+    return Algorithm("candidate_scores", init, step, (scorer.query,))
+
+
+def _public_key(released_D: jax.Array, round: int) -> jax.Array:
+    """A key that follows from a release: whoever sees that may compute it."""
+    words = np.asarray(released_D, np.float32).view(np.uint32)
+    digest = hashlib.sha256(f"noise of every score {round} ".encode() + words.tobytes()).digest()
+    return key_from_words(np.frombuffer(digest[:16], np.uint32).tolist())
+
+
+def _with_means(clients: Population) -> Population:
+    """Every client with the mean of its normalised embeddings, its only example."""
+    means_CxD = mean_embeddings(_embeddings(clients), clients.offsets)
+    return clients.with_examples(
+        {"mean_embedding": means_CxD}, np.arange(len(clients) + 1, dtype=np.int64)
+    )
+
+
+def _with_embeddings(clients: Population) -> Population:
+    return clients.with_columns({"embedding": _embeddings(clients)})
+
+
 def _embeddings(clients: Population) -> np.ndarray:
     embedding_NxD = clients.columns.get("embedding")
     if not isinstance(embedding_NxD, np.ndarray) or embedding_NxD.ndim != 2:
@@ -268,23 +240,13 @@ def _embeddings(clients: Population) -> np.ndarray:
     return embedding_NxD
 
 
-def _check(clients: Population, plan: Plan, ledger: Ledger) -> None:
-    if plan.population != len(clients):
-        raise InputError(
-            f"the plan is for a population of {plan.population} clients, the data has another "
-            "number"
-        )
-    if plan.unit != "client" or ledger.unit != "client":
-        raise InputError(
-            f"scores protect each client, the plan each {plan.unit} and the ledger each "
-            f"{ledger.unit}"
-        )
+def _check(plan: Plan) -> None:
+    if plan.unit != "client":
+        raise InputError(f"scores protect each client, the plan each {plan.unit}")
     if plan.sampling == "epochs":
         raise InputError(
             "scores draw a new cohort for every release, which the rounds of an epoch do not "
-            "allow: make a plan with sampling = 'poisson' or 'fixed', found 'epochs'"
+            "allow: make a plan with Poisson or fixed-size participation, found epochs"
         )
     if plan.adaptive_clip is not None:
-        raise InputError("scores have one clip norm: make a plan without adaptive_clip")
-    if ledger.population != clients.fingerprint:
-        raise InputError("the ledger is of another population than the clients who score")
+        raise InputError("scores have one clip norm: make a plan without adaptive clipping")

@@ -21,25 +21,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated.accumulators import Accumulator
 from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.private_sum import DoorState, private_sum
+from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 
 
 class FedAvgState(NamedTuple):
-    """Everything a round starts from."""
+    """Everything a round starts from; public.
+
+    Attributes:
+      params: of the model.
+      server: the server optimiser's state.
+      clip_norm: float32 scalar, S of the next round.
+    """
 
     params: Any
     server: optax.OptState
-    door: DoorState
+    clip_norm: jax.Array
 
 
 @partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
@@ -50,22 +54,7 @@ def server_step(optimizer, params, state, release, denominator):
     with jax.numpy_dtype_promotion("standard"):
         updates, state = optimizer.update(pseudo_gradient, state, params)
     params = optax.apply_updates(params, updates)
-    return params, state, optax.tree.norm(pseudo_gradient), fingerprint(params)
-
-
-def fingerprint(params: Any) -> jax.Array:
-    """Returns uint32 [2]: a checksum of the parameters' bits, taken on the device.
-
-    A replayed round is compared by it with the recorded one without copying the parameters. It
-    detects accidents, not forgery; checkpoints carry SHA-256.
-    """
-    plain, weighted = jnp.uint32(0), jnp.uint32(0)
-    for leaf in jax.tree.leaves(params):
-        bits = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).reshape(-1)
-        places = jax.lax.iota(jnp.uint32, bits.shape[0]) * jnp.uint32(2) + jnp.uint32(1)
-        plain = plain * jnp.uint32(31) + jnp.sum(bits, dtype=jnp.uint32)
-        weighted = weighted * jnp.uint32(37) + jnp.sum(bits * places, dtype=jnp.uint32)
-    return jnp.stack([plain, weighted])
+    return params, state, optax.tree.norm(pseudo_gradient)
 
 
 def fed_avg(
@@ -75,9 +64,7 @@ def fed_avg(
     server: optax.GradientTransformation,
     plan: Plan,
     cohort: CohortSpec | None = None,
-    mesh: Mesh | None = None,
-    chunk: int | None = None,
-    accumulator: Accumulator | None = None,
+    execution: Execution | None = None,
     start: Any = None,
 ) -> Algorithm:
     """Returns DP-FedAvg for `model` under `plan`.
@@ -90,52 +77,56 @@ def fed_avg(
       plan: privacy of the whole run.
       cohort: how clients' examples are capped and batched; default batches of 16, at most 256
         examples, one epoch.
-      mesh, chunk, accumulator: see `federated.private_sum`.
+      execution: devices, chunk and accumulator.
       start: PUBLIC parameters to start from, such as prefinetuned ones; None draws them by
         `model.init`.
 
     Raises:
       InputError: `start` is not a tree of the model's parameters.
 
-    Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
-    (float32, L2 norm of the noisy mean update), `output_hash` (uint32 [2]).
+    Metrics of a step, all public: `clip_norm` (float32, as used in this round) and `update_norm`
+    (float32, L2 norm of the noisy mean update).
     """
-    mesh = client_mesh() if mesh is None else mesh
+    execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
-    like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-    door = private_sum(
-        LocalTraining(model, client), plan, like, mesh=mesh, chunk=chunk, accumulator=accumulator
+    update = Query(
+        "update",
+        LocalTraining(model, client),
+        plan,
+        cohort,
+        columns=tuple(model.columns),
+        execution=execution,
     )
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = NamedSharding(execution.devices, PartitionSpec())
     if start is not None:
-        check_start(start, like)
+        check_start(start, parameters_of(model))
 
     def init(key):
         # Copied: a step donates the state's buffers, and `start` is the caller's.
         params = model.init(key) if start is None else jax.tree.map(jnp.array, start)
-        return jax.device_put(FedAvgState(params, server.init(params), door.init()), everywhere)
+        state = FedAvgState(params, server.init(params), jnp.float32(plan.clip_norm))
+        return jax.device_put(state, everywhere)
 
-    def step(state, cohort, keys):
-        release, door_state = door(state.params, cohort, state.door, keys)
-        params, server_state, update_norm, output_hash = server_step(
-            server, state.params, state.server, release, plan.denominator
+    def step(state, release, round):
+        del round
+        found = release(update, state.params, clip_norm=used_clip_norm(plan, state.clip_norm))
+        params, server_state, update_norm = server_step(
+            server, state.params, state.server, found.value, plan.denominator
         )
-        metrics = {
-            "clip_norm": state.door.clip_norm,
-            "update_norm": update_norm,
-            "output_hash": output_hash,
-        }
-        return FedAvgState(params, server_state, door_state), metrics
+        metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
+        return FedAvgState(params, server_state, found.clip_norm), metrics
 
-    return Algorithm(
-        init=init,
-        step=step,
-        params=lambda state: state.params,
-        plan=plan,
-        cohort=cohort,
-        model=model,
-        shards=door.shards,
-    )
+    return Algorithm("fed_avg", init, step, (update,), lambda state: state.params)
+
+
+def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:
+    """What a round says of its clip norm: nothing where that is constant."""
+    return None if plan.adaptive_clip is None else clip_norm
+
+
+def parameters_of(model: Any) -> Any:
+    """Shapes of a model's parameters."""
+    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def check_start(start: Any, like: Any) -> None:

@@ -20,30 +20,46 @@ and noised with the rest.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg import check_start, fingerprint, server_step
+from jaxpfl.algorithms.fed_avg import check_start, parameters_of, server_step, used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.accumulators import Accumulator
 from jaxpfl.federated.client import Examples
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.private_sum import DoorState, private_sum
-from jaxpfl.models.base import Model
+from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
 
-# Addresses the generator's draws among a round's training keys; clients have the small numbers.
-_SERVER = 2**32 - 1
+# Addresses the generator's draws among what follows from the key of the start.
+_DRAWS = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class GeneratorTraining:
+    """The server's training of the generator.
+
+    Attributes:
+      steps: whenever it is trained.
+      batch: images drawn for each of them.
+      every: rounds between two trainings; more gives the critic a lead.
+    """
+
+    steps: int = 6
+    batch: int = 32
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "every"):
+            checks.positive_int(f"generator {name}", getattr(self, name))
 
 
 class GANState(NamedTuple):
@@ -53,8 +69,8 @@ class GANState(NamedTuple):
     critic: PyTree
     generator_optimizer: optax.OptState
     server: optax.OptState
-    door: DoorState
-    rounds: jax.Array  # int32 scalar, rounds done
+    clip_norm: jax.Array  # float32 scalar, S of the next round
+    draws: jax.Array  # uint32 [2], what the generator's draws on the server follow from
 
 
 @dataclass(frozen=True)
@@ -138,9 +154,7 @@ def _but_statistics(updates: PyTree) -> PyTree:
     static_argnames=("gan", "optimizer", "batch"),
     donate_argnames=("generator", "optimizer_state"),
 )
-def train_generator(
-    gan, optimizer, batch, generator, optimizer_state, critic, rounds, every, steps, key
-):
+def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, steps, draws, round):
     """The server's part of a round: trains the generator against the released critic.
 
     A step whose loss or update is not finite is left out, so that it cannot destroy the run.
@@ -149,17 +163,13 @@ def train_generator(
       gan, optimizer, batch: networks, any optax optimiser, images a step; static.
       generator, optimizer_state: donated.
       critic: its released parameters.
-      rounds: int32 scalar, rounds done before this one.
-      every, steps: int32 scalars; in every `every`-th round there are `steps` steps, else none.
-      key: of the round's training.
+      steps: int32 scalar.
+      draws, round: uint32 [2] and uint32 scalar, which the images drawn follow from.
 
     Returns:
-      (generator, optimizer state, rounds + 1, mean loss of the steps taken or 0, number of steps
-      left out, uint32 [2] fingerprint of the generator).
+      (generator, optimizer state, mean loss of the steps taken or 0, number of steps left out).
     """
-    rounds = rounds + 1
-    steps = jnp.where(rounds % every == 0, steps, 0)
-    key = _drawing_key(jax.random.fold_in(key, jnp.uint32(_SERVER)))
+    key = jax.random.fold_in(jax.random.wrap_key_data(draws, impl="threefry2x32"), round)
 
     def step(index, carry):
         generator, optimizer_state, loss_sum, left_out = carry
@@ -181,7 +191,7 @@ def train_generator(
     generator, optimizer_state, loss_sum, left_out = jax.lax.fori_loop(0, steps, step, start)
     taken = jnp.maximum(steps - left_out, 1).astype(jnp.float32)
     loss = loss_sum / taken
-    return generator, optimizer_state, rounds, loss, left_out, fingerprint(generator)
+    return generator, optimizer_state, loss, left_out
 
 
 def fed_avg_gan(
@@ -192,12 +202,8 @@ def fed_avg_gan(
     server: optax.GradientTransformation,
     plan: Plan,
     cohort: CohortSpec | None = None,
-    generator_steps: int = 6,
-    generator_batch: int = 32,
-    generator_every: int = 1,
-    mesh: Mesh | None = None,
-    chunk: int | None = None,
-    accumulator: Accumulator | None = None,
+    generator_training: GeneratorTraining | None = None,
+    execution: Execution | None = None,
     start: Any = None,
 ) -> Algorithm:
     """Returns DP-FedAvg-GAN for `gan` under `plan`.
@@ -210,10 +216,8 @@ def fed_avg_gan(
       plan: privacy of the whole run.
       cohort: how clients' images are capped and batched; default the paper's, at most 6 batches of
         32, the last one perhaps smaller.
-      generator_steps: steps of the generator whenever it is trained.
-      generator_batch: images drawn for each of them.
-      generator_every: rounds between two trainings of the generator: more gives the critic a lead.
-      mesh, chunk, accumulator: see `federated.private_sum`.
+      generator_training: the server's steps; default the paper's.
+      execution: devices, chunk and accumulator.
       start: PUBLIC parameters to start from, {"generator": ..., "critic": ...}; None draws them by
         `gan.init`.
 
@@ -223,27 +227,23 @@ def fed_avg_gan(
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
     (float32, L2 norm of the critic's noisy mean update), `generator_loss` (float32, mean over the
-    round's generator steps that were taken, 0 without any), `generator_left_out` (int32, the
-    round's generator steps that were not finite and therefore not taken) and `output_hash` (uint32
-    [2], of both networks).
+    round's generator steps that were taken, 0 without any) and `generator_left_out` (int32, the
+    round's generator steps that were not finite and therefore not taken).
     """
-    checks.positive_int("generator_steps", generator_steps)
-    checks.positive_int("generator_batch", generator_batch)
-    checks.positive_int("generator_every", generator_every)
-    mesh = client_mesh() if mesh is None else mesh
+    execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
-    like = jax.eval_shape(gan.init, jax.eval_shape(lambda: jax.random.key(0)))
-    door = private_sum(
+    settings = GeneratorTraining() if generator_training is None else generator_training
+    update = Query(
+        "update",
         CriticTraining(gan, client),
         plan,
-        like["critic"],
-        mesh=mesh,
-        chunk=chunk,
-        accumulator=accumulator,
+        cohort,
+        columns=tuple(gan.columns),
+        execution=execution,
     )
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = NamedSharding(execution.devices, PartitionSpec())
     if start is not None:
-        check_start(start, like)
+        check_start(start, parameters_of(gan))
 
     def init(key):
         # Copied: a step donates the state's buffers, and `start` is the caller's.
@@ -253,48 +253,39 @@ def fed_avg_gan(
             params["critic"],
             generator.init(params["generator"]),
             server.init(params["critic"]),
-            door.init(),
-            jnp.int32(0),
+            jnp.float32(plan.clip_norm),
+            jax.random.bits(jax.random.fold_in(key, jnp.uint32(_DRAWS)), (2,), jnp.uint32),
         )
         return jax.device_put(state, everywhere)
 
-    def step(state, cohort, keys):
-        release, door_state = door(params(state), cohort, state.door, keys)
-        critic, server_state, update_norm, critic_hash = server_step(
-            server, state.critic, state.server, release, plan.denominator
+    def step(state, release, round):
+        found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
+        critic, server_state, update_norm = server_step(
+            server, state.critic, state.server, found.value, plan.denominator
         )
-        trained, optimizer_state, rounds, loss, left_out, generator_hash = train_generator(
+        trained, optimizer_state, loss, left_out = train_generator(
             gan,
             generator,
-            generator_batch,
+            settings.batch,
             state.generator,
             state.generator_optimizer,
             critic,
-            state.rounds,
-            np.int32(generator_every),
-            np.int32(generator_steps),
-            keys.train,
+            np.int32(settings.steps if round % settings.every == 0 else 0),
+            state.draws,
+            np.uint32(round),
         )
         metrics = {
-            "clip_norm": state.door.clip_norm,
+            "clip_norm": state.clip_norm,
             "update_norm": update_norm,
             "generator_loss": loss,
             "generator_left_out": left_out,
-            "output_hash": critic_hash * jnp.uint32(31) + generator_hash,
         }
-        next_state = GANState(trained, critic, optimizer_state, server_state, door_state, rounds)
-        return next_state, metrics
+        following = GANState(
+            trained, critic, optimizer_state, server_state, found.clip_norm, state.draws
+        )
+        return following, metrics
 
     def params(state):
         return {"generator": state.generator, "critic": state.critic}
 
-    return Algorithm(
-        init=init,
-        step=step,
-        params=params,
-        plan=plan,
-        cohort=cohort,
-        # What a loop over rounds asks of it: a name and the columns it reads.
-        model=cast(Model, gan),
-        shards=door.shards,
-    )
+    return Algorithm("fed_avg_gan", init, step, (update,), params)

@@ -15,14 +15,18 @@ Only the scores come from clients; whatever is done with them costs nothing more
 chosen by private data: the last round's adapters are the result.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.rounds_of_text import Arrays, Hooks, number_of
 from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.models import lora
@@ -34,21 +38,6 @@ from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings, pairs_of, tune
 from jaxpfl.text.ranking import preferences
 from jaxpfl.text.sampling import Sampling
-
-Arrays = Mapping[str, np.ndarray]
-Keep = Callable[[str, Callable[[], Arrays]], Arrays]
-"""`keep(name, make)` returns what `make()` made, now or in an earlier attempt at the same run."""
-
-
-def nothing_kept(name: str, make: Callable[[], Arrays]) -> Arrays:
-    del name
-    return make()
-
-
-class Scorer(Protocol):
-    """Releases clients' noisy scores, as `algorithms.candidate_scores.CandidateScores` does."""
-
-    def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -118,6 +107,16 @@ class Written:
     record: dict[str, Any]
 
 
+class PopriState(NamedTuple):
+    """What a round starts from; public.
+
+    Attributes:
+      adapters: LoRA's, a tree of arrays.
+    """
+
+    adapters: Any
+
+
 def popri(
     generator: LanguageModel,
     samples: Sequence[str],
@@ -125,79 +124,97 @@ def popri(
     embedder: Embedder,
     settings: PopriSettings,
     *,
-    rounds: int,
-    seed: int,
-    keep: Keep = nothing_kept,
-    told: Callable[[Written], None] | None = None,
-    progress: bool = False,
-) -> LanguageModel:
-    """Tunes `generator` towards the clients' texts; returns it with adapters.
+    seed: int = 0,
+    hooks: Hooks[Written] | None = None,
+) -> Algorithm:
+    """Returns POPri: it tunes `generator` towards the clients' texts, in the rounds of the plan.
 
-    A function of its arguments and of the scores that are released: a run that was stopped goes on
-    from what `keep` has of it, to the same bits.
+    Clients hold the column "embedding", of their texts by `embedder` (`text.embed.embed`). A round
+    is a function of the state, the seed and the scores that are released.
 
     Args:
       generator: PUBLIC, without adapters.
       samples: PUBLIC texts that prompts are made of.
-      scorer: of the clients, whose plan has at least `rounds` rounds.
+      scorer: how clients score, and the plan.
       embedder: public; the one that the clients' texts were embedded with.
-      seed: of prompts, responses and the order of pairs.
-      keep: stores each phase's result: "round 3 responses", "round 3 scores", "round 3 adapters".
-      told: is called after each round.
-      progress: show bars on stderr.
+      seed: of adapters, prompts, responses and the order of pairs.
+      hooks: stores "round 3 responses", "round 3 scores", "round 3 adapters".
 
     Raises:
-      InputError: too few samples, or a generator with adapters.
-      BudgetExhausted: the next round's scores do not fit the ledger's budget.
+      InputError: a generator with adapters.
+
+    Metrics of a step, all public: `pairs`, and of the tuning `loss`, `margin` and `accuracy` (their
+    means over its steps; none without a pair).
     """
-    positive_int("rounds", rounds)
+    hooks = Hooks() if hooks is None else hooks
     model, params = lora.attach(
         generator.model, generator.params, settings.lora, _key(seed, "adapters")
     )
-    adapters, base = lora.split(params)
-    for round in range(1, rounds + 1):
+    first, base = lora.split(params)
+
+    def init(key):
+        del key  # all draws follow from the seed
+        return PopriState(jax.tree.map(jnp.array, first))
+
+    def step(state, release, round):
         prompts = settings.format.prompts(samples, settings.prompts, seed=seed, round=round)
         prompts = _last_tokens(generator, prompts, settings.prompt_tokens)
 
-        def responses(prompts=prompts, adapters=adapters, round=round) -> Arrays:
-            writer = generator.replaced(model, lora.join(adapters, base))
+        def responses() -> Arrays:
+            writer = generator.replaced(model, lora.join(state.adapters, base))
             key = _key(seed, "responses", round)
-            texts, ended_KxJ = respond(writer, prompts, settings, key, progress)
+            texts, ended_KxJ = respond(writer, prompts, settings, key, hooks.progress)
             return {"texts": np.array(texts), "ended": ended_KxJ}
 
-        written = keep(f"round {round} responses", responses)
+        written = hooks.keep(f"round {round} responses", responses)
         texts_KxJ = written["texts"]
 
-        def scores(texts_KxJ=texts_KxJ, round=round) -> Arrays:
+        def scores() -> Arrays:
             embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
             candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
-            return {"scores": scorer.release(candidates_KxJxD, round=round)}
+            return {"scores": scorer.release(release, candidates_KxJxD, round)}
 
-        scores_KxJ = keep(f"round {round} scores", scores)["scores"]
+        scores_KxJ = hooks.keep(f"round {round} scores", scores)["scores"]
         pairs = preference_pairs(
             generator, prompts, texts_KxJ, written["ended"], scores_KxJ, settings
         )
 
-        def tuned(pairs=pairs, adapters=adapters, round=round) -> Arrays:
+        def tuned() -> Arrays:
             if pairs is None:
-                return _flat(adapters, {})
+                return _flat(state.adapters, {})
             found = tune(
                 model,
-                lora.join(adapters, base),
+                lora.join(state.adapters, base),
                 pairs,
                 settings.preference,
                 seed=_number(seed, "pairs", round),
                 mesh=generator.mesh,
-                progress=progress,
+                progress=hooks.progress,
             )
             return _flat(lora.split(found.params)[0], found.record)
 
-        adapters, record = _unflat(keep(f"round {round} adapters", tuned), adapters)
-        if told is not None:
-            texts = texts_KxJ.tolist()
-            count = 0 if pairs is None else len(pairs)
-            told(Written(round, prompts, texts, scores_KxJ, count, record))
-    return generator.replaced(model, lora.join(adapters, base))
+        adapters, record = _unflat(hooks.keep(f"round {round} adapters", tuned), state.adapters)
+        count = 0 if pairs is None else len(pairs)
+        texts = texts_KxJ.tolist()
+        hooks.on_round(Written(round, prompts, texts, scores_KxJ, count, record))
+        return PopriState(adapters), {"pairs": np.int32(count), **_means(record)}
+
+    def params_of(state):
+        return lora.join(state.adapters, base)
+
+    return Algorithm("popri", init, step, (scorer.query,), params_of)
+
+
+def with_adapters(generator: LanguageModel, settings: PopriSettings, params: Any) -> LanguageModel:
+    """The generator with adapters, as `Algorithm.params` gives them."""
+    model = dataclasses.replace(generator.model, lora=settings.lora)
+    return generator.replaced(model, params)
+
+
+def _means(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The tuning's record as scalars."""
+    names = [name for name in ("loss", "margin", "accuracy") if name in record]
+    return {name: np.float32(np.mean(record[name])) for name in names}
 
 
 def respond(
@@ -362,8 +379,7 @@ def _unflat(arrays: Arrays, like: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _number(seed: int, purpose: str, round: int = 0) -> int:
-    digest = hashlib.sha256(f"popri {purpose} {seed} {round}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return number_of("popri", purpose, seed, round) >> 33
 
 
 def _key(seed: int, purpose: str, round: int = 0) -> jax.Array:

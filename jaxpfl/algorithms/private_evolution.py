@@ -20,17 +20,19 @@ A client votes once with each of at most `max_texts` of its texts, so its votes'
 varied, so nothing but the votes costs privacy.
 """
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.popri import Arrays, Keep, Scorer, nothing_kept
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.rounds_of_text import Arrays, Hooks, number_of
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.text.byte_rows import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
 Form = Literal["pre_text", "aug_pe"]
@@ -55,6 +57,7 @@ class EvolutionSettings:
         embedding ("pre_text").
       variations: M / (1 + variations) texts are selected, each is kept and varied so often
         ("aug_pe").
+      max_bytes: a text is cut to so many bytes of UTF-8.
     """
 
     form: Form = "pre_text"
@@ -62,6 +65,7 @@ class EvolutionSettings:
     threshold: float = 0.0
     lookahead: int = 4
     variations: int = 3
+    max_bytes: int = 4_096
 
     def __post_init__(self) -> None:
         one_of("form", self.form, ("pre_text", "aug_pe"))
@@ -69,11 +73,19 @@ class EvolutionSettings:
         non_negative("threshold", self.threshold)
         non_negative_int("lookahead", self.lookahead)
         positive_int("variations", self.variations)
+        positive_int("max_bytes", self.max_bytes)
         if self.form == "aug_pe" and self.population % (1 + self.variations):
             raise InputError(
                 f"population must be a multiple of 1 + variations = {1 + self.variations} in "
                 f"'aug_pe', found {self.population}"
             )
+
+    @property
+    def selected(self) -> int:
+        """The number of texts that are selected in a round."""
+        if self.form == "aug_pe":
+            return self.population // (1 + self.variations)
+        return self.population
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,18 @@ class Evolved:
     selected: list[str]
 
 
+class EvolutionState(NamedTuple):
+    """Texts as rows of bytes (`text.byte_rows`); public.
+
+    Attributes:
+      texts: uint8 [M, max_bytes], what the next round votes on.
+      selected: uint8, as many rows as a selection has: the last round's, most votes first.
+    """
+
+    texts: np.ndarray
+    selected: np.ndarray
+
+
 def private_evolution(
     texts: Sequence[str],
     vary: Vary,
@@ -99,57 +123,74 @@ def private_evolution(
     embedder: Embedder,
     settings: EvolutionSettings,
     *,
-    rounds: int,
-    seed: int,
-    keep: Keep = nothing_kept,
-    told: Callable[[Evolved], None] | None = None,
-) -> list[str]:
-    """The texts that clients voted for last, most votes first; a function of its arguments.
+    seed: int = 0,
+    hooks: Hooks[Evolved] | None = None,
+) -> Algorithm:
+    """Returns private evolution in the rounds of the plan; `selected_texts` gives its result.
+
+    Clients hold the column "embedding", of their texts by `embedder` (`text.embed.embed`).
 
     Args:
       texts: PUBLIC or synthetic, `population` of them: the first round's.
       vary: see `Vary`.
-      scorer: of the clients, of kind "nn_histogram".
+      scorer: of kind "nn_histogram", and the plan.
       embedder: public; the one that the clients' texts were embedded with.
       seed: of selections and variations.
-      keep: stores each phase's result, see `popri.Keep`.
-      told: is called after each round.
+      hooks: stores "round 3 votes" and "round 3 texts".
 
     Raises:
-      InputError: not as many texts as the population has.
-      BudgetExhausted: the next round's votes do not fit the ledger's budget.
+      InputError: not as many texts as the population has, or a scorer of another kind.
+
+    Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
-    positive_int("rounds", rounds)
-    current = list(texts)
-    if len(current) != settings.population:
+    hooks = Hooks() if hooks is None else hooks
+    if len(texts) != settings.population:
         raise InputError(
             f"private evolution starts from population = {settings.population} texts, found "
-            f"{len(current)}"
+            f"{len(texts)}"
         )
-    selected: list[str] = []
-    for round in range(1, rounds + 1):
+    if scorer.kind != "nn_histogram":
+        raise InputError(
+            f"private evolution needs a scorer of kind 'nn_histogram', found {scorer.kind!r}"
+        )
+    width, last = settings.max_bytes, scorer.plan.rounds
+    first = to_byte_rows(texts, width)
 
-        def voted(current=current, round=round) -> Arrays:
-            ahead_MxD = _ahead(current, vary, embedder, settings, _key(seed, "lookahead", round))
-            votes_M = scorer.release(ahead_MxD[:, None], round=round)[:, 0]
-            return {"votes": votes_M}
+    def init(key):
+        del key  # all draws follow from the seed
+        return EvolutionState(first, np.zeros((settings.selected, width), np.uint8))
 
-        votes_M = keep(f"round {round} votes", voted)["votes"]
+    def step(state, release, round):
+        current = from_byte_rows(state.texts)
+
+        def voted() -> Arrays:
+            key = _key(seed, "lookahead", round)
+            ahead_MxD = _ahead(current, vary, embedder, settings, key)
+            return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
+
+        votes_M = hooks.keep(f"round {round} votes", voted)["votes"]
         selected = select(current, votes_M, settings, _generator(seed, round))
-        if told is not None:
-            told(Evolved(round, current, votes_M, selected))
-        if round == rounds:
-            break
+        hooks.on_round(Evolved(round, current, votes_M, selected))
 
-        def varied(selected=selected, round=round) -> Arrays:
+        def varied() -> Arrays:
             key = _key(seed, "variation", round)
             if settings.form == "pre_text":
                 return {"texts": np.array(vary(selected, key))}
             again = [text for text in selected for _ in range(settings.variations)]
             return {"texts": np.array([*selected, *vary(again, key)])}
 
-        current = keep(f"round {round} texts", varied)["texts"].tolist()
-    return selected
+        following = current
+        if round < last:
+            following = hooks.keep(f"round {round} texts", varied)["texts"].tolist()
+        state = EvolutionState(to_byte_rows(following, width), to_byte_rows(selected, width))
+        return state, {"votes": np.float32(votes_M.sum())}
+
+    return Algorithm("private_evolution", init, step, (scorer.query,))
+
+
+def selected_texts(state: EvolutionState) -> list[str]:
+    """The texts that clients voted for last, most votes first."""
+    return from_byte_rows(state.selected)
 
 
 def select(
@@ -163,8 +204,7 @@ def select(
     Where no text has more votes than the threshold, "pre_text" draws from all alike.
     """
     if settings.form == "aug_pe":
-        count = settings.population // (1 + settings.variations)
-        return [texts[i] for i in np.argsort(-votes_M, kind="stable")[:count]]
+        return [texts[i] for i in np.argsort(-votes_M, kind="stable")[: settings.selected]]
     weight_M = np.maximum(votes_M.astype(np.float64) - settings.threshold, 0.0)
     if not weight_M.sum() > 0:
         weight_M = np.ones(len(weight_M))
@@ -189,8 +229,7 @@ def _ahead(
 
 
 def _number(seed: int, purpose: str, round: int) -> int:
-    digest = hashlib.sha256(f"private evolution {purpose} {seed} {round}".encode()).digest()
-    return int.from_bytes(digest[:8], "big")
+    return number_of("private evolution", purpose, seed, round)
 
 
 def _key(seed: int, purpose: str, round: int) -> jax.Array:

@@ -7,20 +7,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.fred import (
     FredPlan,
     PrivateMoments,
+    fred,
     private_moments,
     public_moments,
-    require_affordable,
     score,
 )
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
+from jaxpfl.experiments.cost import both_statements
+from jaxpfl.experiments.run_secret import run_id
 from jaxpfl.experiments.tracking import jsonable
-from jaxpfl.privacy.keys import noise_root
+from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed import embed, embedder
 
@@ -81,23 +84,31 @@ def choose(
     }
     with ExitStack() as stack:
         ledgers = {
-            kind: stack.enter_context(Ledger(paths[kind], clients.fingerprint, unit=each.unit))
+            kind: stack.enter_context(Ledger(paths[kind], clients, unit=each.unit))
             for kind, each in (("private", plan), ("non_private", without_privacy))
             if each is not None
         }
         if plan is not None:
-            require_affordable(plan, ledgers["private"])
+            units = len(clients) if plan.unit == "client" else clients.num_examples
+            algorithm = fred(plan, units=units, dimension=function.dimension)
+            require_affordable(algorithm, ledgers["private"], run="")
         embedded = embed(clients, function, shown=shown)
+        statement = ""
         if plan is not None:
+            secret = Secret()
+            run = f"fred {run_id(secret)}"
             found["private"] = private_moments(
-                embedded, plan, ledger=ledgers["private"], noise_key=noise_root()
+                embedded, plan, ledger=ledgers["private"], secret=secret, run=run
             )
             found["private"].save(directory / "moments.npz")
+            statement = both_statements(ledgers["private"], [run], plan.delta)
         if without_privacy is not None:
             found["non_private"] = private_moments(
-                embedded, without_privacy, ledger=ledgers["non_private"], noise_key=noise_root()
+                embedded, without_privacy, ledger=ledgers["non_private"]
             )
+            statement = statement or without_privacy.statement()
     record = _record(found, corpora, sources, function.name, paths, directory)
+    record["statement"] = statement
     files.write_atomically(directory / "fred.json", json.dumps(record, indent=1) + "\n")
     _draw(record, directory / "fred.png")
     return record

@@ -1,6 +1,6 @@
 """The public side of a study of synthetic text: models, and the methods that make a corpus of them.
 
-No client's data is read here: what clients told is released by a `Scorer` or found in the phases
+No client's data is read here: what clients scored is released to a step or found in the phases
 of an earlier attempt, so that a corpus can be written again, and continued, without the clients.
 """
 
@@ -15,13 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.popri import Keep, PopriSettings, Scorer, popri, synthesise
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.popri import PopriSettings, popri, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import (
     EvolutionSettings,
     Evolved,
     Vary,
     private_evolution,
+    selected_texts,
 )
+from jaxpfl.algorithms.rounds_of_text import Hooks, Keep
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import fit
 from jaxpfl.experiments.public_models import PublicModels, data_mesh, training
@@ -29,6 +33,7 @@ from jaxpfl.experiments.synthetic_config import EVOLVING, FitConfig, SyntheticTe
 from jaxpfl.models import lora
 from jaxpfl.models.base import Params
 from jaxpfl.models.lora import LoRA
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.few_shot import DOCUMENTS, POPRI
@@ -81,8 +86,19 @@ class _Remembering:
         return np.stack([self._known[text] for text in texts])
 
 
-def nothing_told(_: Any) -> None:
-    pass
+Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
+"""`ask(step, state, round)` runs a step with access to clients, as `Releaser.step` does."""
+
+
+def nothing_shown(_: Any) -> None:
+    """What becomes of a round's texts that nobody looks at."""
+
+
+def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
+    state = algorithm.init(jax.random.key(0))
+    for round in range(1, algorithm.rounds + 1):
+        state, _ = ask(algorithm.step, state, round)
+    return state
 
 
 @dataclass(frozen=True)
@@ -176,40 +192,52 @@ class CorpusWriter:
 
         return vary
 
+    def scorer(self, plan: Plan) -> Scorer:
+        """How clients score; only of methods that ask them."""
+        votes = self.config.method != "popri"
+        return Scorer(
+            plan,
+            kind="nn_histogram" if votes else self.config.popri.score,
+            max_texts=self.config.evolution.max_texts,
+        )
+
     def tuned(
         self,
         directory: Path,
         keep: Keep,
-        scorer: Scorer,
-        told: Callable[[Any], None] = nothing_told,
+        plan: Plan,
+        ask: Ask,
+        on_round: Callable[[Any], None] = nothing_shown,
     ) -> tuple[LanguageModel, list[str]]:
         """The method's writer, and the texts that its prompts are made of.
 
         Args:
           directory: of the run; training is saved there.
           keep: the run's phases.
-          scorer: asks the clients; only of methods that do.
-          told: is called with each round's `Written` or `Evolved`.
+          plan: of what clients send.
+          ask: runs a step, as `federated.Releaser.step` does; only of methods that ask clients.
+          on_round: is called with each round's `Written` or `Evolved`.
         """
         config, method = self.config, self.config.method
         samples = self.public.texts(config.popri.samples)
         if method == "generator":
             return self.generator, samples
+        hooks: Hooks[Any] = Hooks(keep, on_round, self.progress)
         if method == "popri":
-            writer = popri(
+            algorithm = popri(
                 self.generator,
                 samples,
-                scorer,
+                self.scorer(plan),
                 self.function,
                 self.settings,
-                rounds=config.training.rounds,
                 seed=config.run.seed,
-                keep=keep,
-                told=told,
-                progress=self.progress,
+                hooks=hooks,
             )
+            state = _all_rounds(algorithm, ask)
+            assert algorithm.params is not None
+            writer = with_adapters(self.generator, self.settings, algorithm.params(state))
             return writer, samples
-        texts = self._evolved(samples, scorer, keep, told)
+        texts = self._evolved(samples, plan, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
@@ -254,11 +282,7 @@ class CorpusWriter:
         return found.params if base is None else lora.join(found.params, base)
 
     def _evolved(
-        self,
-        samples: list[str],
-        scorer: Scorer,
-        keep: Keep,
-        told: Callable[[Evolved], None],
+        self, samples: list[str], plan: Plan, ask: Ask, hooks: Hooks[Evolved]
     ) -> list[str]:
         config, evolution = self.config, self.config.evolution
 
@@ -282,10 +306,10 @@ class CorpusWriter:
                 f"evolution.population = {evolution.population}: it needs more pretraining"
             )
 
-        return private_evolution(
-            keep("first texts", first)["texts"].tolist(),
+        algorithm = private_evolution(
+            hooks.keep("first texts", first)["texts"].tolist(),
             self.vary,
-            scorer,
+            self.scorer(plan),
             self.function,
             EvolutionSettings(
                 form=evolution.form,
@@ -294,11 +318,10 @@ class CorpusWriter:
                 lookahead=evolution.lookahead,
                 variations=evolution.variations,
             ),
-            rounds=config.training.rounds,
             seed=config.run.seed,
-            keep=keep,
-            told=told,
+            hooks=hooks,
         )
+        return selected_texts(_all_rounds(algorithm, ask))
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
         """The generator with adapters fine-tuned on texts."""

@@ -17,7 +17,7 @@ use them. Nobody leaves the population for being unselected: see `data.selection
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +25,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
+from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining, fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
 from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
@@ -43,10 +42,12 @@ from jaxpfl.experiments.build import (
     read_clients,
 )
 from jaxpfl.experiments.judge import Judge, inverted, train_judge
-from jaxpfl.experiments.loop import Result, Tracking, saved_noise_key
+from jaxpfl.experiments.loop import Result, Tracking
+from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.study_config import GanInversionConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.federated.evaluation import correct_examples
+from jaxpfl.federated.query import Execution
 from jaxpfl.models.gan import GAN, sample_images
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.ledger import Ledger
@@ -81,6 +82,7 @@ class _Look:
     judge: Judge
     number: int
     key: jax.Array
+    name: str = "images that it draws"
 
     def __call__(self, params: Any) -> _Scored:
         return _Scored(self.judge.score(sample_images(self.gan, params, self.key, self.number)))
@@ -141,9 +143,10 @@ class _Study:
             server=build_optimizer(server),
             plan=self.plan(share),
             cohort=build_cohort(training),
-            generator_steps=settings.generator_steps,
-            generator_batch=settings.generator_batch,
-            chunk=training.chunk,
+            generator_training=GeneratorTraining(
+                settings.generator_steps, settings.generator_batch
+            ),
+            execution=Execution(chunk=training.chunk),
         )
 
     def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
@@ -169,8 +172,9 @@ class _Study:
                 held = self._selected(phases[phase], side, judge, thresholds)
                 # After the fix the clients are as they were before the bug.
                 shares[name] = _share(metrics[_KNOWN[phase][-1]], side, thresholds)
+                prior = () if thresholds is None else [metrics[n]["run"] for n in _KNOWN[phase]]
                 runs[name] = self._run(
-                    name, shares[name], held, judge, judged_by, directory, ledger, shown
+                    name, shares[name], held, judge, judged_by, directory, ledger, prior, shown
                 )
         return self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
 
@@ -200,31 +204,36 @@ class _Study:
         path.parent.mkdir(exist_ok=True)
         plan, settings = self._metrics_plan, self.config.selection
         budget = studies.budget_of(self.config.privacy)
-        with Ledger(ledger, population.fingerprint, budget=budget) as opened:
+        private = files.private_directory(directory / "private")
+        secret_path = private / f"accuracy_{name}_secret.json"
+        with Ledger(ledger, population, budget=budget) as opened:
             if path.exists():
                 record = files.read_json(path)
                 # A ledger cut off after the release would be charged too little.
                 opened.verify(record["ledger_head"])
                 if record["plan"] != jsonable(plan.to_dict()):
                     raise InputError(f"{path}: is of another plan than the config's")
+                forget(secret_path)
                 return record
-            key = saved_noise_key(
-                files.private_directory(directory / "private") / f"accuracy_{name}_noise_key.json",
-                self.config.run.seed,
-                self.config.run.reproducible_noise,
+            run_config = self.config.run
+            secret = saved_secret(
+                secret_path,
+                reproducible_seed=run_config.seed if run_config.reproducible_noise else None,
                 purpose=f"accuracy {name}",
             )
+            run = f"accuracy of users, {name} {run_id(secret)}"
             released = release(
                 population,
                 plan,
                 correct=correct_examples(judge.classifier, judge.params, population),
                 ledger=opened,
-                noise_key=key,
-                run=f"accuracy of users, {name}",
+                secret=secret,
+                run=run,
             )
             head = opened.head
         record = jsonable(
             {
+                "run": run,
                 "stamp": studies.stamp(self.config),
                 **released.to_dict(),
                 "accuracy": released.accuracy(),
@@ -234,6 +243,7 @@ class _Study:
             }
         )
         files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+        forget(secret_path)
         return record
 
     def _thresholds(self, before: dict[str, Any]) -> dict[str, float] | None:
@@ -278,16 +288,16 @@ class _Study:
         judged_by: str,
         directory: Path,
         ledger: Path,
+        prior: Sequence[str],
         shown: bool,
     ) -> Result:
         config, look = self.config, self.config.look
-        histograms: list[DpEvent] = [GaussianDpEvent(z) for z in self._histograms_behind(name)]
+        algorithm = self.algorithm(share)
         return studies.train(
             config,
-            self.algorithm(share),
+            algorithm._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
             population.with_columns({"image": population.columns["image"]}),
             name=name,
-            label=f"GAN {name.replace('_', ', ')} accuracy",
             directory=directory,
             ledger=ledger,
             budget=studies.budget_of(config.privacy),
@@ -298,8 +308,7 @@ class _Study:
                 shown=shown,
             ),
             start=judged_by,
-            before=ComposedDpEvent(histograms) if histograms else None,
-            before_what="the histograms of users' accuracy behind it",
+            prior=prior,
         )
 
     def _look_key(self) -> jax.Array:

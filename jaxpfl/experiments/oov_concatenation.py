@@ -40,9 +40,11 @@ from jaxpfl.experiments.build import (
 from jaxpfl.experiments.candidates import open_public
 from jaxpfl.experiments.central import fit_adam
 from jaxpfl.experiments.loop import Result, Tracking
+from jaxpfl.experiments.pipeline import params_digest
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
 from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.models.base import Model
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.characters import char_lm, log_prior, oov_words
@@ -91,19 +93,24 @@ class _Study:
         }
 
     @cached_property
+    def word_model(self) -> Model:
+        return build_model(self.config.words.model, self.vocabulary)
+
+    @cached_property
+    def character_model(self) -> Model:
+        sizes = dataclasses.asdict(self.config.characters.model)
+        sizes.pop("max_bytes")
+        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
+        return char_lm(**sizes, output_bias_prior=log_prior(self._public_words.columns["tokens"]))
+
+    @cached_property
     def words(self) -> Algorithm:
-        settings = self.config.words
-        model = build_model(settings.model, self.vocabulary)
-        return build_fed_avg(model, settings.training, self.plans["words"])
+        return build_fed_avg(self.word_model, self.config.words.training, self.plans["words"])
 
     def characters(self, directory: Path) -> tuple[Algorithm, str]:
         """The algorithm, and what identifies its start: made once, from public words."""
-        settings = self.config.characters
-        sizes = dataclasses.asdict(settings.model)
-        sizes.pop("max_bytes")
-        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
+        settings, model = self.config.characters, self.character_model
         tokens = self._public_words.columns["tokens"]
-        model = char_lm(**sizes, output_bias_prior=log_prior(tokens))
         like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
 
         def start() -> Any:
@@ -194,10 +201,9 @@ class _Study:
             privacy = getattr(config, kind).privacy
             results[kind] = studies.train(
                 config,
-                algorithm,
+                algorithm._replace(name=f"{kind}_{name}"),
                 populations[kind](),
                 name=f"{kind}_{name}",
-                label=f"{kind}_{name}",
                 directory=directory,
                 ledger=ledger,
                 budget=studies.budget_of(privacy),
@@ -208,7 +214,7 @@ class _Study:
                 ),
                 start=start,
             )
-        found = self._drawn(results, both, ledger.with_name("drawn.json"), shown)
+        found = self._drawn(results, ledger.with_name("drawn.json"), shown)
         record = {
             "probability": probability,
             "together": studies.together(
@@ -222,12 +228,11 @@ class _Study:
     def _drawn(
         self,
         results: dict[str, Result],
-        both: dict[str, tuple[Algorithm, str]],
         path: Path,
         shown: bool,
     ) -> dict[str, Any]:
         """Sentences and words from the finished models; read where it was done, else made."""
-        of = {kind: result.metrics.get("output_hash") for kind, result in results.items()}
+        of = {kind: params_digest(result.params) for kind, result in results.items()}
         if path.exists():
             record = files.read_json(path)
             if record["of"] == of:
@@ -237,7 +242,7 @@ class _Study:
             jax.random.fold_in(root, _SENTENCES), jnp.arange(settings.sentences)
         )
         sentences = sample_tokens(
-            cast(Recurrent, both["words"][0].model),
+            cast(Recurrent, self.word_model),
             results["words"].params,
             keys,
             max_tokens=self.config.words.model.sequence_length,
@@ -245,7 +250,7 @@ class _Study:
         )
         rates = oov_rates(sentences)
         top = top_words(
-            cast(Recurrent, both["characters"][0].model),
+            cast(Recurrent, self.character_model),
             results["characters"].params,
             jax.random.fold_in(root, _WORDS),
             number=settings.top,

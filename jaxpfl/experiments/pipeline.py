@@ -4,7 +4,7 @@
     prefinetune/NAME/params.npz, prefinetune.json   one candidate's parameters: public
 
 Each stage is written whole before the next one starts, and found again by a resumed run. FreD's
-noise key is on the disk before its first use and its charge before anything is released, so
+secret is on the disk before its first use and its charges before anything is released, so
 that a run killed in between makes the SAME release again, at no further cost. What follows the
 release, the choice of the winner included, is post-processing and costs nothing.
 """
@@ -21,12 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.fred import (
     FredPlan,
     PrivateMoments,
+    fred,
     private_moments,
     public_moments,
-    require_affordable,
     score,
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
@@ -36,10 +37,10 @@ from jaxpfl.experiments.build import Experiment
 from jaxpfl.experiments.candidates import ALONE, Candidates
 from jaxpfl.experiments.config import FredConfig, LanguageModelConfig, PrefinetuneConfig
 from jaxpfl.experiments.config_file import to_mapping
-from jaxpfl.experiments.loop import initial_state, saved_noise_key
+from jaxpfl.experiments.loop import initial_state
 from jaxpfl.experiments.prefinetune import Prefinetuned, epochs_of, prefinetune
+from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.tracking import Progress, jsonable
-from jaxpfl.privacy.keys import key_to_words
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -106,40 +107,42 @@ def _fred(
     config = experiment.config
     assert config.fred is not None
     assert experiment.candidates is not None
-    private = files.private_directory(directory / "private")
-    key = saved_noise_key(
-        private / "fred_noise_key.json",
-        config.run.seed,
-        config.run.reproducible_noise,
-        purpose="FreD",
-    )
-    words = json.dumps(key_to_words(key))
-    run = hashlib.sha256(f"fred {_described(experiment)}\n{words}".encode()).hexdigest()[:12]
+    described = hashlib.sha256(f"fred {_described(experiment)}".encode()).hexdigest()[:12]
     folder = directory / "fred"
     folder.mkdir(exist_ok=True)
     released, scores = folder / "moments.npz", folder / "scores.json"
-    with Ledger(ledger_path, experiment.sources.fingerprint, budget=budget) as ledger:
+    secret_path = files.private_directory(directory / "private") / "fred_secret.json"
+    with Ledger(ledger_path, experiment.sources, budget=budget) as ledger:
         if scores.exists():
             record = files.read_json(scores)
-            _require_same_run(scores, record, run)
+            _require_same(scores, record, described)
             # A ledger cut off after the release would be charged too little.
             ledger.verify(record["ledger_head"])
             if files.sha256_file(released) != record["moments_sha256"]:
                 raise CorruptFile(f"{released}: was altered: it fails its SHA-256")
+            forget(secret_path)
             return record
+        secret = saved_secret(
+            secret_path,
+            reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
+            purpose="FreD",
+        )
+        run = f"fred {run_id(secret)}"
         # Read before anything is charged: a candidate that cannot be read costs nothing.
         function = embedder(config.fred.embedder)
         corpora = _public_moments(config.fred, experiment.candidates, function, config.run.seed)
         found = _released_before(released, plan, run)
         if found is None:
-            require_affordable(plan, ledger)
+            algorithm = fred(plan, units=len(experiment.sources), dimension=function.dimension)
+            require_affordable(algorithm, ledger, run)
             embedded = embed(experiment.sources, function, shown=shown)
-            found = private_moments(embedded, plan, ledger=ledger, run=run, noise_key=key)
+            found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
             _save_moments(found, released, run)
         head = ledger.head
     ranked = score(found, corpora)
     stamp = not plan.private or config.run.reproducible_noise
     record = {
+        "config": described,
         "run": run,
         "private": not stamp,
         "statement": plan.statement(),
@@ -155,6 +158,7 @@ def _fred(
     }
     record = jsonable(record)
     files.write_atomically(scores, json.dumps(record, indent=1) + "\n")
+    forget(secret_path)
     return record
 
 
@@ -191,7 +195,7 @@ def _prefinetuned(
     arrays, described = folder / "params.npz", folder / "prefinetune.json"
     if described.exists():
         record = files.read_json(described)
-        _require_same_run(described, record, identity)
+        _require_same(described, record, identity)
         params = load_params(arrays, start, record["params_sha256"])
         return Prefinetuned(params, record)
     language = config.model if isinstance(config.model, LanguageModelConfig) else None
@@ -223,7 +227,7 @@ def _prefinetuned(
     digest = save_params(arrays, found.params)
     record = jsonable(
         {
-            "run": identity,
+            "config": identity,
             "candidate": name,
             "shares": dict(candidates.shares(name)),
             "sources": {source: candidates.sources[source] for source in candidates.shares(name)},
@@ -237,13 +241,22 @@ def _prefinetuned(
 
 def save_params(path: Path, params: Any) -> str:
     """Writes a tree of arrays as one .npz file, whole or not at all; returns its SHA-256."""
+    content = _as_npz(params)
+    files.write_atomically(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def params_digest(params: Any) -> str:
+    """SHA-256 of the file that `save_params` would write."""
+    return hashlib.sha256(_as_npz(params)).hexdigest()
+
+
+def _as_npz(params: Any) -> bytes:
     leaves = {
         jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf)
         for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
-    content = files.npz(leaves)
-    files.write_atomically(path, content)
-    return hashlib.sha256(content).hexdigest()
+    return files.npz(leaves)
 
 
 def load_params(path: Path, like: Any, sha256: str) -> Any:
@@ -308,10 +321,10 @@ def _described(experiment: Experiment) -> str:
     return json.dumps(jsonable(to_mapping(experiment.config)), sort_keys=True)
 
 
-def _require_same_run(path: Path, record: Any, expected: str) -> None:
-    found = record.get("run") if isinstance(record, dict) else None
+def _require_same(path: Path, record: Any, expected: str) -> None:
+    found = record.get("config") if isinstance(record, dict) else None
     if found != expected:
         raise InputError(
-            f"{path}: is of run {found}, expected {expected}: the config or the noise key is not "
-            "the one this run began with"
+            f"{path}: is of config {found}, expected {expected}: the config is not the one this "
+            "run began with"
         )

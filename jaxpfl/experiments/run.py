@@ -1,15 +1,19 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
-import dataclasses
 from pathlib import Path
+
+from jaxpfl.experiments.public_check import PrivateContent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
-from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.loop import Interrupted, Loop, Result, Tracking
+from jaxpfl.experiments.evaluate import Evaluator
+from jaxpfl.experiments.loop import Loop, Result, Setting, Tracking
+from jaxpfl.experiments.signals import Interrupted
+from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget
+from jaxpfl.text.vocabulary import Vocabulary
 
 
 def run(
@@ -19,65 +23,67 @@ def run(
     ledger: str | Path,
     out: str | Path,
     seed: int = 0,
-    evaluation: DeclaredPublic | None = None,
+    evaluation: Evaluator | None = None,
+    vocabulary: Vocabulary | None = None,
     budget: Budget | None = None,
     evaluate_every: int = 10,
     checkpoint_every: int = 10,
     reproducible_noise: bool = False,
     resume: bool = False,
 ) -> Result:
-    """Runs all rounds of `algorithm.plan` on `clients` and returns what came out.
-
-    Where the clients hold a "text" column and the model reads tokens, the text is encoded with a
-    vocabulary made from the docstrings of public packages, and `evaluation`, if None, is that
-    public corpus.
+    """Runs all rounds of `algorithm` on `clients` and returns what came out.
 
     Args:
       algorithm: e.g. of `algorithms.fed_avg`.
-      clients: the private clients; as many as the plan was made for.
-      ledger: file charged before every round; made if absent.
+      clients: the private clients; as many as the plan was made for. Text is encoded before, by
+        `Vocabulary.encode`, with a vocabulary of public text.
+      ledger: file charged before every release; made if absent.
       out: run directory; `report.html`, `metrics.jsonl`, checkpoints and `private/` go there.
-      seed: of the model's start. Noise, cohorts and shuffles never follow it.
-      evaluation: held-out clients, wrapped in `DeclaredPublic`.
+      seed: of the start of the state. Noise, cohorts and shuffles never follow it.
+      evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
+        jaxpfl.DeclaredPublic(held_out))`; None evaluates nothing.
+      vocabulary: turns what the evaluated language model draws back into sentences; None draws
+        none.
       budget: hard limit of the whole ledger.
       evaluate_every, checkpoint_every: in rounds.
       reproducible_noise: draws the noise from `seed`: for tests, NOT private.
       resume: continues the run in `out`; the arguments must be those it began with.
 
     Raises:
-      InputError: the data does not fit the plan or the model, or `out` holds another run.
+      InputError: the data does not fit the plan or the model, the evaluation data is the clients'
+        own, or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; the rounds before are in `out`.
       Interrupted: SIGINT or SIGTERM came; the run can be resumed.
     """
     from jaxpfl.experiments.report import write_report
-    from jaxpfl.experiments.texts import encode_with_public_vocabulary, sentences_of
 
+    _require_tokens(algorithm, clients)
+    if vocabulary is not None and evaluation is None:
+        raise InputError("vocabulary needs an evaluation: sentences are drawn from its model")
+    sentences = None
+    if evaluation is not None:
+        PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
+        if vocabulary is not None:
+            sentences = sentences_of(evaluation.model, vocabulary, seed=seed)
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
     with files.exclusive(directory):
-        tracking = Tracking(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-        size = getattr(algorithm.model, "vocab_size", None)
-        if size is not None and "tokens" not in clients.columns and "text" in clients.columns:
-            clients, evaluation, vocabulary = encode_with_public_vocabulary(
-                clients, evaluation, size
-            )
+        if vocabulary is not None:
             vocabulary.save(directory / "vocabulary.json")
-            sentences = sentences_of(algorithm.model, vocabulary, seed=seed)
-            tracking = dataclasses.replace(tracking, sentences=sentences)
-        if evaluation is not None:
-            evaluator = Evaluator(algorithm.model, evaluation)
-            tracking = dataclasses.replace(tracking, evaluate=evaluator)
         loop = Loop(
             algorithm,
             clients,
             directory=directory,
             ledger=ledger,
             budget=budget,
-            seed=seed,
-            reproducible_noise=reproducible_noise,
-            tracking=tracking,
+            tracking=Tracking(
+                evaluate=evaluation,
+                evaluate_every=evaluate_every,
+                sentences=sentences,
+                checkpoint_every=checkpoint_every,
+            ),
+            setting=Setting({"evaluate_every": evaluate_every}, seed, reproducible_noise),
             resume=resume,
-            config={"evaluate_every": evaluate_every},
         )
         try:
             result = loop.run()
@@ -86,3 +92,14 @@ def run(
             raise
         write_report(directory)
         return result
+
+
+def _require_tokens(algorithm: Algorithm, clients: Population) -> None:
+    """Refuses text that nobody has encoded: whose vocabulary it would be is the user's to say."""
+    read = {name for query in algorithm.queries for name in query.columns or ()}
+    if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
+        raise InputError(
+            "the clients hold text and the model reads tokens: encode them with a vocabulary of "
+            "PUBLIC text, clients = jaxpfl.text.Vocabulary.from_public(SOURCE, "
+            "size).encode(clients)"
+        )

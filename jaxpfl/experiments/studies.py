@@ -24,9 +24,10 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.config import Config, PrivacyConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
-from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Interrupted, Loop, Result, Tracking
+from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Loop, Result, Setting, Tracking
 from jaxpfl.experiments.pipeline import load_params, save_params
 from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.study_config import (
     GanInversionConfig,
     OovConcatenationConfig,
@@ -144,25 +145,22 @@ def train(
     population: Population,
     *,
     name: str,
-    label: str,
     directory: Path,
     ledger: Path,
     budget: Budget | None,
     tracking: Tracking,
     start: str,
-    before: DpEvent | None = None,
-    before_what: str = "",
+    prior: Sequence[str] = (),
 ) -> Result:
     """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
 
-    Every run has a noise key of its own. Its population keeps the fingerprint of the clients it
-    was derived from, so that all runs of a world are charged to one ledger.
+    Every run has a secret of its own. Its population keeps the fingerprint of the clients it was
+    derived from, so that all runs of a world are charged to one ledger, under the algorithm's name.
 
     Args:
       start: identifies all that the run's data was selected or encoded with and its parameters
-        start from: a resumed run with another would repeat its noise on other sums.
-      before: what was released before and the run depends on; its epsilons include it.
-      before_what: names that.
+        start from: a resumed run goes on with the same alone.
+      prior: runs on the same ledger that this one depends on; its epsilons include theirs.
     """
     folder = directory / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,18 +170,16 @@ def train(
         directory=folder,
         ledger=ledger,
         budget=budget,
-        seed=config.run.seed,
-        # Two runs of one seed must not share their noise, not even a reproducible one.
-        reproducible_noise=config.run.reproducible_noise,
-        noise_purpose=label,
         tracking=tracking,
+        setting=Setting(
+            config={**to_mapping(config), "run name": name},
+            seed=config.run.seed,
+            reproducible_noise=config.run.reproducible_noise,
+            start=start,
+            prior=tuple(prior),
+            resumed_as=directory,
+        ),
         resume=(folder / "run.json").exists(),
-        config={**to_mapping(config), "run name": name},
-        label=label,
-        start=start,
-        before=before,
-        before_what=before_what,
-        resumed_as=directory,
     )
     try:
         result = loop.run()

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.config_file import load
 from jaxpfl.experiments.corpus_writer import CorpusWriter
 from jaxpfl.experiments.phases import Phases
+from jaxpfl.experiments.releases import missing
 from jaxpfl.experiments.studies import RECORD
 from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.privacy.ledger import Ledger
@@ -56,7 +55,7 @@ def synthesize(
         ledger = _ledger(directory, config)
         note = directory / "phases" / "corpus.json"
         keep = Phases(directory / "phases", str(files.read_json(note).get("run")), ledger)
-        made = keep("corpus", _missing)["texts"].tolist()
+        made = keep("corpus", missing)["texts"].tolist()
         wanted = len(made) if texts is None else texts
         found = made[:wanted]
         if len(found) < wanted:
@@ -138,18 +137,6 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, note: Path) -> dict[
     }
 
 
-class _Released:
-    """In the clients' place where everything was released: whatever is missing stays so."""
-
-    def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray:
-        _missing()
-        raise AssertionError
-
-
-def _missing() -> Any:
-    raise CorruptFile("the run's folder phases/ lacks a phase: `jaxpfl resume` makes it again")
-
-
 def _continued(
     directory: Path,
     config: SyntheticTextConfig,
@@ -167,7 +154,16 @@ def _continued(
             f"{config.cache}: the public generator is not the one that the run started from: it "
             f"has SHA-256 {digest[:12]}..."
         )
-    model, samples = writer.tuned(directory, _only(keep), _Released())
+    plan = record["plan"]
+    model, samples = writer.tuned(
+        directory,
+        _only(keep),
+        # A method that asks nobody has no plan, and reads none.
+        Plan.from_dict(plan)
+        if plan
+        else Plan.without_privacy(population=1, clients_per_round=1, rounds=1),
+        lambda step, state, round: step(state, missing, round),
+    )
     found = list(found)
     for part in range(1, 1 + _PARTS):
         missing = wanted - len(found)
@@ -179,7 +175,7 @@ def _continued(
 
 def _only(keep: Phases) -> Any:
     """Phases that are found and never made."""
-    return lambda name, make: keep(name, _missing)
+    return lambda name, make: keep(name, missing)
 
 
 def described(card: Mapping[str, Any]) -> str:

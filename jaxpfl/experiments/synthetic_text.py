@@ -2,7 +2,7 @@
 
     CACHE/                       public models, see `public_models`
     phases/                      what each round wrote and was told, see `phases`
-    ledger.jsonl, private/       every release, and the noise key
+    ledger.jsonl, private/       every release; the secret, until the corpus is written
     runs/fed_avg/                the rounds of method fed_avg, a run like any other
     corpus.jsonl                 the synthetic corpus
     fine_tuning/                 the downstream model's training
@@ -13,7 +13,6 @@ is scored on test clients, declared public. Source of the comparison: POPri (Hou
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from jaxpfl.privacy.guarantee import guarantee_of
 
-from jaxpfl.algorithms.candidate_scores import CandidateScores
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.algorithms.popri import Written
@@ -37,14 +36,14 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import build_fed_avg, build_plan, cleaned, read_clients
 from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
-from jaxpfl.experiments.loop import Tracking, saved_noise_key
-from jaxpfl.experiments.phases import Phases
+from jaxpfl.experiments.cost import both_statements
+from jaxpfl.experiments.loop import Tracking
 from jaxpfl.experiments.public_models import data_mesh
+from jaxpfl.experiments.releases import Releases
 from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
-from jaxpfl.privacy.keys import key_to_words
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embed
@@ -192,16 +191,21 @@ class SyntheticText:
         """Whether clients send anything."""
         return self.config.method in (*SCORING, "fed_avg")
 
-    def _guarantee(self, rounds: int | None = None) -> dict[str, Any]:
-        """Statement and epsilon of so many releases; None: of the plan's."""
+    def _guarantee(self, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
+        """Statement and epsilon of what the run charged; without a ledger: of the plan."""
         if not self._sends():
             return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
-        statement, stamp = self.plan.statement(rounds), studies.stamp(self.config)
+        statement, stamp = self.plan.statement(), studies.stamp(self.config)
         if not self.plan.private:
             return {"privacy": statement, "epsilon": None}
+        epsilon = self.plan.epsilon()
+        if ledger is not None:
+            own = [charge for charge in ledger.charges if charge.run == run]
+            epsilon = guarantee_of(own, self.plan.delta).epsilon()
+            statement = both_statements(ledger, [run], self.plan.delta)
         if stamp:
             statement = f"{stamp}; it would be {statement}"
-        return {"privacy": statement, "epsilon": self.plan.epsilon(rounds)}
+        return {"privacy": statement, "epsilon": epsilon}
 
     def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
         """The downstream model's parameters, and what is shown of how they came about."""
@@ -234,7 +238,6 @@ class SyntheticText:
             algorithm,
             population,
             name="fed_avg",
-            label="fed_avg",
             directory=directory,
             ledger=self.config.ledger_path(directory),
             budget=budget,
@@ -252,19 +255,15 @@ class SyntheticText:
         """The synthetic corpus, made or found."""
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
-        keep, scorer, ledger = self._releases(directory)
+        releases = self._releases(directory)
 
-        def told(found: Written | Evolved) -> None:
+        def on_round(found: Written | Evolved) -> None:
             if isinstance(found, Written):
                 history.append(self._written(found))
             else:
                 history.append(self._selected(found))
 
-        try:
-            writer, samples = models.tuned(directory, keep, scorer, told)
-        finally:
-            if ledger is not None:
-                ledger.close()
+        keep = releases.phases
 
         def corpus() -> dict[str, np.ndarray]:
             found = models.texts(writer, samples, config.corpus.texts)
@@ -272,53 +271,40 @@ class SyntheticText:
                 raise InputError("the generator wrote empty texts alone: there is no corpus")
             return {"texts": np.array(found)}
 
-        texts = keep("corpus", corpus)["texts"].tolist()
+        with releases:
+            writer, samples = models.tuned(directory, keep, self.plan, releases.ask, on_round)
+            texts = keep("corpus", corpus)["texts"].tolist()
+            releases.end()
         shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
-        if ledger is not None:
-            # More than the plan's where a release was made again that was not the same: on other
-            # devices, for one.
-            charged = sum(charge.run.startswith(f"{scorer.run} ") for charge in ledger.charges)
-            shown["guarantee"] = self._guarantee(max(charged, self.plan.rounds))
+        if releases.ledger is not None:
+            shown["guarantee"] = self._guarantee(releases.ledger, releases.run)
         return texts, shown
 
-    def _releases(self, directory: Path) -> tuple[Phases, Any, Ledger | None]:
-        """Where phases are kept, what releases scores, and the ledger that it charges."""
+    def _releases(self, directory: Path) -> Releases:
+        """Where phases are kept, and what asks the clients."""
         config = self.config
         described = json.dumps(jsonable(dataclasses.asdict(config)))
         if config.method not in SCORING:
-            # Nothing of the clients: a hash without a secret would tell something of them.
-            run = hashlib.sha256(described.encode()).hexdigest()[:12]
-            return Phases(directory / "phases", run), None, None
-        private = files.private_directory(directory / "private")
-        key = saved_noise_key(
-            private / "noise_key.json",
-            config.run.seed,
-            config.run.reproducible_noise,
-            purpose="scores",
-        )
-        words = json.dumps(key_to_words(key))
-        described = f"{described}\n{self.clients.fingerprint}\n{words}"
-        run = hashlib.sha256(described.encode()).hexdigest()[:12]
-        budget = studies.budget_of(config.privacy)
-        path = self.config.ledger_path(directory)
-        ledger = Ledger(path, self.clients.fingerprint, budget=budget)
-        votes = config.method != "popri"
+            return Releases.without_clients(directory, described)
         limit, seed = config.training.max_examples, config.data.split_seed
         made_by = (config.data.remove, f"at most {limit} by {seed}")
         if config.corpus.spans:
             cut = f"{self.models.public.tokeniser.name} {config.corpus.tokens}"
             made_by = (*made_by, cut)
         few = self.clients.keeping(at_most(self.clients, limit, seed))
-        scorer = CandidateScores(
+        return Releases.of_clients(
+            directory,
+            described,
             _embedded(few, made_by, loaded_embedder(config.embedder), self.models.progress),
-            self.plan,
-            ledger=ledger,
-            noise_key=key,
-            kind="nn_histogram" if votes else config.popri.score,
-            max_texts=config.evolution.max_texts,
-            run=f"{config.method} {run}",
+            name=config.method,
+            query=self.models.scorer(self.plan).query,
+            ledger=Ledger(
+                config.ledger_path(directory),
+                self.clients,
+                budget=studies.budget_of(config.privacy),
+            ),
+            reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
         )
-        return Phases(directory / "phases", run, ledger), scorer, ledger
 
     def _held_out(self, part: Population) -> list[str]:
         """The first texts of declared-public clients."""

@@ -1,4 +1,15 @@
-"""What happens in one round: local training, and the door from clients to server."""
+"""What happens in one round: local training, and the release, the only way from clients to server.
+
+release          the object that charges, samples, sums, noises and records
+query            what clients are asked, and what it may cost
+one_release      `jaxpfl.release`: one number, without an algorithm
+door             clip, sum, noise; private to `release`
+identity         what a release follows from
+accumulators     how contributions are added up
+client           what one client computes
+local_training   a client function: some steps of SGD
+evaluation       what a device computes of a public model on its own examples
+"""
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
@@ -6,22 +17,28 @@ from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
+from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
-from jaxpfl.federated.private_sum import Door, DoorState, private_sum
+from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release import Release, Released, Releaser, Secret
 
 __all__ = [
     "CLIENTS",
     "BoundedByExample",
     "ClientFn",
     "Compensated",
-    "Door",
-    "DoorState",
     "Examples",
+    "Execution",
     "FixedPoint",
     "LocalTraining",
+    "OneRelease",
+    "Query",
+    "Release",
+    "Released",
+    "Releaser",
+    "Secret",
     "client_mesh",
     "correct_examples",
     "next_clip_norm",
     "optimizer",
-    "private_sum",
 ]

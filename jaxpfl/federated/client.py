@@ -1,6 +1,6 @@
 """What one client computes: a pure function from a broadcast and its own examples.
 
-The engine (`federated.private_sum`) vmaps, scans and shards client functions; they are
+The engine (`federated.door`) vmaps, scans and shards client functions; they are
 written for ONE client and never see another's data.
 """
 

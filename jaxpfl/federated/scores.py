@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
@@ -239,6 +240,7 @@ class LinearScores:
         """Returns y = L^T m."""
         del key  # nothing is drawn
         held = examples.batches["mean_embedding"].astype(jnp.float32)
+        _require_same_dimension(held.shape[-1], factor_DxD.shape[-1])
         mean_D = jnp.sum(jnp.where(examples.mask[..., None], held, jnp.float32(0)), axis=(0, 1))
         if self.scaled_to is not None:
             mean_D = _moderate(mean_D)  # lengths cancel
@@ -262,6 +264,7 @@ class NearestVotes:
     def __call__(self, unit_MxD: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
         """Returns the votes."""
         del key  # nothing is drawn
+        _require_same_dimension(examples.batches["embedding"].shape[-1], unit_MxD.shape[-1])
 
         def add(step, carry):
             votes_M, finite = carry
@@ -277,3 +280,10 @@ class NearestVotes:
         start = jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
         votes_M, finite = jax.lax.fori_loop(0, examples.steps, add, start)
         return jnp.where(finite, votes_M, jnp.float32(jnp.nan))
+
+
+def _require_same_dimension(clients: int, candidates: int) -> None:
+    if clients != candidates:
+        raise InputError(
+            f"the candidates' embeddings have {candidates} dimensions, the clients' have {clients}"
+        )

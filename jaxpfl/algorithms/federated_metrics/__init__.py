@@ -6,19 +6,25 @@ query    the release, and what is computed from it
 
 from jaxpfl.algorithms.federated_metrics.plan import TWENTIETHS, MetricsPlan
 from jaxpfl.algorithms.federated_metrics.query import (
-    LABEL,
     ClientMetrics,
     Metrics,
+    MetricsState,
     SliceMetric,
+    federated_metrics,
+    metrics,
     release,
+    with_metrics,
 )
 
 __all__ = [
-    "LABEL",
     "TWENTIETHS",
     "ClientMetrics",
     "Metrics",
     "MetricsPlan",
+    "MetricsState",
     "SliceMetric",
+    "federated_metrics",
+    "metrics",
     "release",
+    "with_metrics",
 ]

@@ -22,8 +22,6 @@ privately. The mechanism is ours.
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 from typing import Any, NamedTuple
 
@@ -33,15 +31,14 @@ import numpy as np
 from scipy import optimize
 
 from jaxpfl import checks
+from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
 from jaxpfl.algorithms.federated_metrics.plan import MetricsPlan
-from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.private_sum import private_sum
-from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
+from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
 
 LABEL = "federated_metrics"
@@ -143,30 +140,85 @@ class Metrics:
         return self.correct_J, self.incorrect_J
 
 
+class MetricsState(NamedTuple):
+    """The noisy sums; public.
+
+    Attributes:
+      histogram_B: float32 [bins], times `plan.weights[0]`.
+      correct_J, incorrect_J: float32 [slices], times `plan.weights[1]`.
+    """
+
+    histogram_B: jax.Array
+    correct_J: jax.Array
+    incorrect_J: jax.Array
+
+
+def federated_metrics(plan: MetricsPlan) -> Algorithm:
+    """Returns the release of the metrics as an algorithm of one round; state: `MetricsState`.
+
+    It reads the columns "correct", bool, and "slice", int32, that `with_metrics` adds to clients;
+    `metrics` makes the released metrics of its last state.
+    """
+    execution = Execution()
+    bins, slices = len(plan.edges) - 1, len(plan.slices)
+    query = Query(
+        "metrics",
+        ClientMetrics(plan.edges, slices, plan.weights),
+        plan.plan(),
+        CohortSpec(
+            batch_size=min(256, plan.max_examples),
+            max_examples=plan.max_examples,
+            clients_per_bucket=32 * execution.devices.size,
+        ),
+        columns=("correct", "slice"),
+        execution=execution,
+    )
+
+    def init(key):
+        del key  # nothing is drawn
+        zero_J = jnp.zeros(slices, jnp.float32)
+        return MetricsState(jnp.zeros(bins, jnp.float32), zero_J, zero_J)
+
+    def step(state, release, round):
+        del state, round
+        found = release(query).value
+        return MetricsState(found["histogram"], found["correct"], found["incorrect"]), {}
+
+    return Algorithm(LABEL, init, step, (query,))
+
+
+def metrics(plan: MetricsPlan, state: MetricsState) -> Metrics:
+    """The released metrics of a last state: post-processing, which costs nothing."""
+    histogram, shares = plan.weights
+    histogram_B, correct_J, incorrect_J = (np.asarray(part, np.float64) for part in state)
+    return Metrics(
+        plan,
+        histogram_B / histogram if histogram else None,
+        correct_J / shares if shares else None,
+        incorrect_J / shares if shares else None,
+    )
+
+
 def release(
     clients: Population,
     plan: MetricsPlan,
     *,
     correct: Any,
     ledger: Ledger,
-    noise_key: jax.Array,
+    secret: Secret | None = None,
     slice_column: str | None = None,
     run: str = LABEL,
 ) -> Metrics:
-    """Releases the metrics of a model on all clients.
-
-    The ledger is charged before anything is released. The same release again, with the same `run`,
-    noise key, plan and data, is the same release and costs nothing more; whatever of these
-    differs, the noise is independent and it is charged.
+    """Releases the metrics of a model on all clients: `federated_metrics`, run once.
 
     Args:
       clients: the clients; N of them, as the plan says.
       plan: what is released and at which noise.
       correct: bool [examples], of `federated.evaluation.correct_examples`. PRIVATE.
       ledger: of these clients.
-      noise_key: of `privacy.keys.noise_root()`, kept private.
-      slice_column: a column of whole numbers, each example's slice; an example whose number names
-        no slice is in none, but counts in its client's shares. None: all are in slice 0.
+      secret: of the run, kept private: with it, the same release costs nothing more. None draws
+        one: then it is another release.
+      slice_column: see `with_metrics`.
       run: names the release in the ledger.
 
     Raises:
@@ -174,53 +226,10 @@ def release(
         population.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
-    examples = _examples(clients, correct, slice_column)
-    if plan.population != len(clients):
-        raise InputError(
-            f"the plan is for a population of {plan.population} clients, the data has another "
-            "number"
-        )
-    if ledger.population != clients.fingerprint:
-        raise InputError("the ledger is of another population than the clients evaluated")
-    if ledger.unit != "client":
-        raise InputError(f"the ledger protects each {ledger.unit}, the metrics each client")
-    noise_key = bound_to(noise_key, _identity(examples, plan, run))
-    # With the secret key in it, this tells nothing of the data, unlike a hash of the data alone.
-    charged_as = hashlib.sha256(f"{key_to_words(noise_key)}".encode()).hexdigest()[:12]
-    ledger.charge(plan.event(), LABEL, run=f"{run} {charged_as}", round=0)
-
-    bins, slices = len(plan.edges) - 1, len(plan.slices)
-    like = {
-        "histogram": jax.ShapeDtypeStruct((bins,), jnp.float32),
-        "correct": jax.ShapeDtypeStruct((slices,), jnp.float32),
-        "incorrect": jax.ShapeDtypeStruct((slices,), jnp.float32),
-    }
-    door = private_sum(
-        ClientMetrics(plan.edges, slices, plan.weights), plan._door(), like, mesh=client_mesh()
-    )
-    spec = CohortSpec(
-        batch_size=min(256, plan.max_examples),
-        max_examples=plan.max_examples,
-        clients_per_bucket=32 * door.shards,
-    )
-    # Which examples of a large client are used is secret: subsets are addressed by index, and with
-    # a public seed the removal of one client would change the others' for all to compute.
-    words = f"metrics cohort {key_to_words(noise_key)}"
-    seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:16], "big")
-    cohort = Cohort(
-        examples, np.arange(len(examples)), spec, seed=seed, round=0, shards=door.shards
-    )
-    keys = round_keys(training_root(0), noise_key, 0)
-    with prefetch(cohort) as buckets:
-        total, _ = door((), buckets, door.init(), keys)
-    sums = {name: np.asarray(part, np.float64) for name, part in total.items()}
-    histogram, shares = plan.weights
-    return Metrics(
-        plan,
-        sums["histogram"] / histogram if histogram else None,
-        sums["correct"] / shares if shares else None,
-        sums["incorrect"] / shares if shares else None,
-    )
+    algorithm = federated_metrics(plan)
+    held = with_metrics(clients, correct, slice_column)
+    releaser = releaser_of(algorithm, held, ledger, secret or Secret(), run=run)
+    return metrics(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,8 +282,17 @@ class ClientMetrics:
         }
 
 
-def _examples(clients: Population, correct: Any, slice_column: str | None) -> Population:
-    """The clients with the columns that the client function reads."""
+def with_metrics(clients: Population, correct: Any, slice_column: str | None = None) -> Population:
+    """The clients with the columns that the client function reads.
+
+    Args:
+      correct: bool [examples], of `federated.evaluation.correct_examples`. PRIVATE.
+      slice_column: a column of whole numbers, each example's slice; an example whose number names
+        no slice is in none, but counts in its client's shares. None: all are in slice 0.
+
+    Raises:
+      InputError: `correct` or the column is not as expected.
+    """
     correct = np.asarray(correct)
     if correct.dtype != bool or correct.shape != (clients.num_examples,):
         raise InputError("correct must be one boolean an example")
@@ -290,15 +308,6 @@ def _examples(clients: Population, correct: Any, slice_column: str | None) -> Po
         # What does not fit 32 bits names no slice.
         number = np.clip(held, -1, 2**31 - 1).astype(np.int32)
     return clients.with_columns({"correct": correct, "slice": number})
-
-
-def _identity(examples: Population, plan: MetricsPlan, run: str) -> bytes:
-    """SHA-256 of all that a release follows from, but its noise key. PRIVATE."""
-    digest = hashlib.sha256(json.dumps([run, plan.to_dict(), examples.fingerprint]).encode())
-    digest.update(examples.columns["correct"].tobytes())
-    digest.update(examples.columns["slice"].astype("<i4").tobytes())
-    digest.update(examples.offsets.astype("<i8").tobytes())
-    return digest.digest()
 
 
 def _slice_metric(correct: float, incorrect: float, deviation: float) -> SliceMetric:

@@ -6,25 +6,27 @@ query    the query, and the candidates' distances
 
 from jaxpfl.algorithms.fred.plan import FredPlan, Split
 from jaxpfl.algorithms.fred.query import (
-    LABEL,
+    FredState,
     Noise,
     PrivateMoments,
     Score,
+    fred,
+    moments,
     private_moments,
     public_moments,
-    require_affordable,
     score,
 )
 
 __all__ = [
-    "LABEL",
     "FredPlan",
+    "FredState",
     "Noise",
     "PrivateMoments",
     "Score",
     "Split",
+    "fred",
+    "moments",
     "private_moments",
     "public_moments",
-    "require_affordable",
     "score",
 ]

@@ -16,9 +16,6 @@ is paid once: any number of corpora, and mixtures of them, are scored from the s
 What a query costs, and by how much one unit moves each release: `fred.plan`.
 """
 
-import dataclasses
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,18 +25,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
 from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.plan import FredPlan
 from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_psd
-from jaxpfl.data.cohort import Cohort, CohortSpec
+from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
-from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.moments import ClientMoment, from_half, half_shape
-from jaxpfl.federated.private_sum import private_sum
-from jaxpfl.privacy.keys import bound_to, key_to_words, round_keys, training_root
+from jaxpfl.errors import InputError
+from jaxpfl.federated.moments import from_half, half_shape
+from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedded
 
 LABEL = "fred"
@@ -108,38 +105,34 @@ class Score(NamedTuple):
     corrected: float
 
 
-def private_moments(
-    clients: Population,
-    plan: FredPlan,
-    *,
-    ledger: Ledger,
-    noise_key: jax.Array,
-    run: str = LABEL,
-) -> PrivateMoments:
-    """Releases count, mean and covariance of the column "embedding" (float [examples, d]).
+class FredState(NamedTuple):
+    """The noisy sums; public.
 
-    The ledger is charged with the whole query before anything is released. The same query again,
-    with the same `run`, noise key, plan and embeddings, is the same release and costs nothing more;
-    whatever of these differs, the noise is independent and the query is charged.
+    Attributes:
+      count: float32 scalar; as declared, where that is public.
+      sum_D: float32 [d].
+      half: float32 `half_shape(d)`, of the second moment about the released mean.
+    """
+
+    count: jax.Array
+    sum_D: jax.Array
+    half: jax.Array
+
+
+def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
+    """Returns the query of the moments as an algorithm of one round; its state is `FredState`.
+
+    It reads the column "embedding", float [examples, d], e.g. of `text.embed.embed`. `moments`
+    makes the released moments of its last state, `score` the distances of candidates.
 
     Args:
-      clients: with the column "embedding", e.g. of `text.embed.embed`.
       plan: what is released and at which noise.
-      ledger: of these clients, with the plan's unit.
-      noise_key: of `privacy.keys.noise_root()`, kept private and used for nothing else.
-      run: names the query in the ledger.
+      units: number of clients, or of examples where these are the unit.
+      dimension: d.
 
     Raises:
-      InputError: no such column; the population is not the one declared; delta is too large for
-        it; the ledger is of another population or unit.
-      BudgetExhausted: the query does not fit the ledger's budget; nothing was released.
+      InputError: the population is not the one that the plan declares; delta is too large for it.
     """
-    embeddings = clients.columns.get("embedding")
-    if not isinstance(embeddings, np.ndarray) or embeddings.ndim != 2:
-        raise InputError("the population needs a column 'embedding' of numbers [examples, d]")
-    if embeddings.dtype.kind != "f":
-        raise InputError(f"column 'embedding' must hold floats, found {embeddings.dtype}")
-    units = len(clients) if plan.unit == "client" else clients.num_examples
     if plan.population is not None and plan.population != units:
         raise InputError(
             f"the plan declares a public population of {plan.population} {plan.unit}s, the data "
@@ -148,30 +141,36 @@ def private_moments(
     if plan.private and (units == 0 or plan.delta >= 1 / units):
         # The number of units may be private: the message does not tell it.
         raise InputError(f"delta = {plan.delta:g} is not below 1 / the number of {plan.unit}s")
-    if ledger.population != clients.fingerprint:
-        raise InputError("the ledger is of another population than the clients queried")
-    if ledger.unit != plan.unit:
-        raise InputError(f"the ledger protects each {ledger.unit}, the plan each {plan.unit}")
-    identity = _identity(clients, plan, run)
-    noise_key = bound_to(noise_key, identity)
-    # With the secret key in it, this tells nothing of the data, unlike a hash of the data alone.
-    charged_as = hashlib.sha256(f"{key_to_words(noise_key)}".encode()).hexdigest()[:12]
-    ledger.charge(plan.event(), LABEL, run=f"{run} {charged_as}", round=0)
+    queries = tuple(
+        _query(plan, moment, released) for moment, released in plan.plans(units).items()
+    )
+    of = {query.label: query for query in queries}
 
-    query = _Query(clients, plan, units, noise_key)
-    dimension = embeddings.shape[1]
-    origin = jnp.zeros(dimension, jnp.float32)
-    released = plan.population
-    if released is None:
-        released = float(query.release(0, "count", (), origin))
-    # Post-processing: there is someone, and a mean of clipped embeddings has norm at most c.
-    count = max(float(released), 1.0)
-    mean_D = np.asarray(query.release(1, "sum", (dimension,), origin), np.float64) / count
-    mean_D *= min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
-    half = query.release(2, "second", half_shape(dimension), jnp.asarray(mean_D, jnp.float32))
-    raw_DxD = from_half(half, dimension, isometric=plan.mode == "exact") / count
+    def init(key):
+        del key  # nothing is drawn
+        return FredState(
+            jnp.float32(0), jnp.zeros(dimension, jnp.float32), jnp.zeros(half_shape(dimension))
+        )
+
+    def step(state, release, round):
+        del round
+        origin_D = jnp.zeros(dimension, jnp.float32)
+        count = jnp.float32(plan.population or 0)
+        if plan.population is None:
+            count = release(of["count"], origin_D).value
+        state = FredState(count, release(of["sum"], origin_D).value, state.half)
+        centre_D = jnp.asarray(_mean(plan, state)[1], jnp.float32)
+        return state._replace(half=release(of["second"], centre_D).value), {}
+
+    return Algorithm(LABEL, init, step, queries)
+
+
+def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
+    """The released moments of a last state: post-processing, which costs nothing."""
+    count, mean_D = _mean(plan, state)
+    dimension = len(mean_D)
+    raw_DxD = from_half(np.asarray(state.half), dimension, isometric=plan.mode == "exact") / count
     covariance_DxD = project_psd(raw_DxD)
-
     stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
     mean_std = stds[1] / count
     noise = Noise(
@@ -185,27 +184,74 @@ def private_moments(
     return PrivateMoments(Moments(count, mean_D, covariance_DxD), noise, plan)
 
 
-def require_affordable(plan: FredPlan, ledger: Ledger) -> None:
-    """Refuses a query that does not fit the ledger's budget, before clients embed anything for it.
+def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
+    """Count and mean: there is someone, and a mean of clipped embeddings has norm at most c."""
+    count = max(float(state.count), 1.0)
+    mean_D = np.asarray(state.sum_D, np.float64) / count
+    return count, mean_D * min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
 
-    A ledger that has been charged for a query before is let through: it may be the same one.
+
+def private_moments(
+    clients: Population,
+    plan: FredPlan,
+    *,
+    ledger: Ledger,
+    secret: Secret | None = None,
+    run: str = LABEL,
+) -> PrivateMoments:
+    """Releases count, mean and covariance of the column "embedding": `fred`, run once.
+
+    Args:
+      clients: with the column "embedding", float [examples, d].
+      plan: what is released and at which noise.
+      ledger: of these clients, with the plan's unit.
+      secret: of the run, kept private: with it, the same query is the same release and costs
+        nothing more. None draws one: then it is another release.
+      run: names the query in the ledger.
 
     Raises:
-      BudgetExhausted: not even once does it fit.
+      InputError: no such column; the population is not the one declared; delta is too large for
+        it; the ledger is of another population or unit.
+      BudgetExhausted: the query does not fit the ledger's budget; nothing was released.
     """
-    queried = any(charge.label == LABEL for charge in ledger.charges)
-    if not queried and ledger.affordable(plan.event()) == 0:
-        raise BudgetExhausted(
-            f"{ledger.path}: a FreD query would exceed the budget; nothing was released"
-        )
+    embeddings = clients.columns.get("embedding")
+    if not isinstance(embeddings, np.ndarray) or embeddings.ndim != 2:
+        raise InputError("the population needs a column 'embedding' of numbers [examples, d]")
+    if embeddings.dtype.kind != "f":
+        raise InputError(f"column 'embedding' must hold floats, found {embeddings.dtype}")
+    units = len(clients) if plan.unit == "client" else clients.num_examples
+    algorithm = fred(plan, units=units, dimension=embeddings.shape[1])
+    releaser = releaser_of(algorithm, clients, ledger, secret or Secret(), run=run)
+    return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
-def _identity(clients: Population, plan: FredPlan, run: str) -> bytes:
-    """SHA-256 of all that a release follows from, but its noise key. PRIVATE."""
-    digest = hashlib.sha256(json.dumps([run, plan.to_dict(), clients.fingerprint]).encode())
-    digest.update(np.ascontiguousarray(clients.columns["embedding"]).data)
-    digest.update(clients.offsets.astype("<i8").data)
-    return digest.digest()
+def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
+    """The query of one moment, in one round with everyone."""
+    execution = Execution()
+    by_client = plan.unit == "client"
+    # Sums over examples do not care whose they are: even blocks waste no padding.
+    most = plan.max_examples if by_client else _BLOCK
+    together = 32 if by_client else 4
+    return Query(
+        moment,
+        plan.client_fn(moment),
+        released,
+        CohortSpec(
+            batch_size=min(32, most) if by_client else _BLOCK,
+            max_examples=most,
+            clients_per_bucket=together * execution.devices.size,
+        ),
+        columns=("embedding",),
+        prepare=None if by_client else _in_blocks,
+        execution=execution,
+    )
+
+
+def _in_blocks(population: Population) -> Population:
+    total = population.num_examples
+    edges = np.append(np.arange(0, total, _BLOCK), total)
+    names = [str(number) for number in range(len(edges) - 1)]
+    return Population({"embedding": population.columns["embedding"]}, edges, names)
 
 
 def public_moments(
@@ -264,61 +310,3 @@ def _from_noise_alone(candidate: Moments, noise: Noise) -> float:
     moved_DxD = np.outer(candidate.mean_D - mean_D, candidate.mean_D - mean_D)
     covariance_DxD = project_psd(candidate.covariance_DxD + moved_DxD + noise_DxD)
     return Reference(Moments(candidate.count, mean_D, covariance_DxD)).distance(candidate)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Query:
-    """The population through the door, once for each release."""
-
-    population: Population
-    plan: FredPlan
-    units: int
-    noise_key: jax.Array
-
-    def release(self, index: int, moment: Any, shape: tuple[int, ...], centre_D: jax.Array) -> Any:
-        """The noisy sum of one moment, as numpy."""
-        plan = self.plan
-        by_client = plan.unit == "client"
-        client_fn = ClientMoment(
-            moment,
-            plan.clip_norm,
-            average=by_client and plan.per_client == "mean",
-            isometric=plan.mode == "exact",
-        )
-        mesh = client_mesh()
-        like = jax.ShapeDtypeStruct(shape, jnp.float32)
-        door = private_sum(client_fn, plan._release(index, self.units), like, mesh=mesh)
-        keys = round_keys(training_root(0), self.noise_key, index)
-        with prefetch(self._cohort(index, door.shards)) as buckets:
-            total, _ = door(centre_D, buckets, door.init(), keys)
-        return np.asarray(total)
-
-    def _cohort(self, index: int, shards: int) -> Cohort:
-        population = Population(
-            {"embedding": self.population.columns["embedding"]},
-            self.population.offsets,
-            self.population.client_ids,
-        )
-        if self.plan.unit == "client":
-            spec = CohortSpec(
-                batch_size=min(32, self.plan.max_examples),
-                max_examples=self.plan.max_examples,
-                clients_per_bucket=32 * shards,
-            )
-        else:
-            # Sums over examples do not care whose they are: even blocks waste no padding.
-            population = _in_blocks(population)
-            spec = CohortSpec(batch_size=_BLOCK, max_examples=_BLOCK, clients_per_bucket=4 * shards)
-        everyone = np.arange(len(population))
-        # Which examples of a client are used is secret: subsets are addressed by index, and with a
-        # public seed the removal of one client would change the others' for all to compute.
-        words = f"fred cohort {key_to_words(self.noise_key)}"
-        seed = int.from_bytes(hashlib.sha256(words.encode()).digest()[:16], "big")
-        return Cohort(population, everyone, spec, seed=seed, round=index, shards=shards)
-
-
-def _in_blocks(population: Population) -> Population:
-    total = population.num_examples
-    edges = np.append(np.arange(0, total, _BLOCK), total)
-    names = [str(number) for number in range(len(edges) - 1)]
-    return Population(population.columns, edges, names)

@@ -1,9 +1,6 @@
-"""The door: the only way anything computed on clients' data reaches the server.
+"""The door: clip, sum, noise. Private to `federated.release`, which charges before it is opened.
 
     broadcast + cohort --client_fn--> contributions --clip--> --sum--> --noise--> release
-
-Every algorithm's contribution (a model delta, a histogram, a score vector, a moment) passes
-through `private_sum`, so sensitivity, noise, padding, sharding and speed are settled once.
 
 Guarantee. With a `Plan` of clip norm S and noise standard deviation sigma, the release is
 sum_i clip_S(contribution_i) + N(0, sigma^2 I), where a client whose contribution is not finite
@@ -11,8 +8,13 @@ counts as zero. Adding or removing one client moves the sum by at most S in L2 n
 the data, the padding, the chunk size and the number of devices; noise is drawn once per
 coordinate. Under `Plan(unit="example")` a client's contribution is a sum that its function bounds
 example by example (`client.BoundedByExample`): it is added whole, and adding or removing one
-EXAMPLE moves the sum by at most S. What that costs over the plan's rounds is `plan.epsilon()`; the
-ledger is charged by the caller before the door is opened (`experiments.run`).
+EXAMPLE moves the sum by at most S.
+
+The noise's key is a function of a secret key and of THE EXACT SUM (the idea of deterministic
+signatures, RFC 6979): a keyed checksum of the sum's bits, taken on the device, is folded into it.
+Equal sums give the same release again, which tells nothing new. Sums that differ in one bit, for
+whatever reason (code, data, flags, a device that rounds otherwise), get independent noise, so that
+no difference of two releases is free of noise.
 
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
@@ -20,50 +22,39 @@ Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, 
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.accumulators import Accumulator, Compensated
+from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
+from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.client import ClientFn, Examples
-from jaxpfl.federated.mesh import CLIENTS, client_mesh
+from jaxpfl.federated.mesh import CLIENTS
+from jaxpfl.federated.query import Query
 from jaxpfl.privacy.clipping import Clipping, clip_factors
-from jaxpfl.privacy.keys import RoundKeys
-from jaxpfl.privacy.mechanisms import gaussian_noise_like, weighted_noise_like
-from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
 PyTree = Any
 
 
-class DoorState(NamedTuple):
-    """What the mechanism carries from round to round; public.
+class Summed(NamedTuple):
+    """What comes out of the door; public once it was charged.
 
     Attributes:
-      clip_norm: float32 scalar, the L2 clip norm that the NEXT round uses.
+      value: the noisy SUM, float32, shaped like the contribution.
+      clip_norm: float32 scalar, the L2 clip norm of the next round.
+      name: uint32 [4], a pseudorandom function of the secret key and the exact sum: equal for the
+        same release, different for any other, and telling nothing of the sum.
     """
 
+    value: PyTree
     clip_norm: jax.Array
-
-
-class Door(Protocol):
-    """`init() -> state` and `(broadcast, cohort, state, keys) -> (release, state)`."""
-
-    @property
-    def shards(self) -> int:
-        """Devices over which a cohort is dealt."""
-        ...
-
-    def init(self) -> DoorState: ...
-
-    def __call__(
-        self, broadcast: PyTree, cohort: Iterable[Bucket], state: DoorState, keys: RoundKeys
-    ) -> tuple[PyTree, DoorState]: ...
+    name: jax.Array
 
 
 class _Sums(NamedTuple):
@@ -198,21 +189,35 @@ def _release(
     value_std: jax.Array,
     below_std: jax.Array,
     key: jax.Array,
-    terms: tuple[jax.Array, jax.Array] | None,
-) -> tuple[PyTree, jax.Array]:
-    """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators)."""
+    shared: PyTree | None,
+) -> tuple[PyTree, jax.Array, jax.Array]:
+    """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators, name).
+
+    Args:
+      shared: noise of unit scale that several rounds share; None: a draw of this release alone.
+    """
     sums = jax.lax.with_sharding_constraint(sums, NamedSharding(engine.mesh, PartitionSpec()))
-    total = engine.accumulator.total(sums.contributions, clip_norm)
+    total = engine.accumulator.total(sums.contributions)
     below = jnp.sum(sums.below)
+    # Not the sums alone: one noise at two scales would give the noise away.
+    key = bound_to_bits(key, (total, below, clip_norm, value_std, below_std))
+    value_key, below_key, name_key = (jax.random.fold_in(key, i) for i in range(3))
+    noise = None
     if private:
-        value_key, below_key = jax.random.split(key)
-        if terms is None:
-            noise = gaussian_noise_like(value_key, total, value_std)
+        if shared is None:
+            like = _like(total)
+            noise = gaussian_noise_like(value_key, like, value_std)
+            noise = _drawn_in_shares(noise, engine.mesh)
         else:
-            noise = weighted_noise_like(*terms, total, value_std)
-        total = jax.tree.map(jnp.add, total, _drawn_in_shares(noise, engine.mesh))
+            noise = jax.tree.map(lambda leaf: leaf * value_std, shared)
         below = below + gaussian_noise_like(below_key, below, below_std)
-    return total, below
+    value = engine.accumulator.released(total, noise, clip_norm)
+    return value, below, jax.random.bits(name_key, (4,), jnp.uint32)
+
+
+def _like(total: PyTree) -> PyTree:
+    """Shapes of the leaves of a total, whose leaves are pairs."""
+    return jax.tree.map(lambda pair: pair.high, total, is_leaf=lambda x: isinstance(x, Pair))
 
 
 def _drawn_in_shares(noise: PyTree, mesh: Mesh) -> PyTree:
@@ -253,115 +258,79 @@ def default_chunk() -> int:
     return 1 if jax.default_backend() == "cpu" else 32
 
 
-def private_sum(
-    client_fn: ClientFn,
-    plan: Plan,
-    contribution: PyTree,
-    *,
-    mesh: Mesh | None = None,
-    chunk: int | None = None,
-    accumulator: Accumulator | None = None,
-) -> Door:
-    """Returns the door for `client_fn` under `plan`.
+class Door:
+    """The door of one query, for contributions of given shapes.
 
-    The cohort is any iterable of `data.Bucket`s of one capacity; they are consumed one at a
-    time, so memory is bounded by the bucket and not by the cohort. One function is compiled for
-    each bucket shape, and it is shared by all doors whose client function, clipping, chunk,
-    accumulator and mesh are equal, whatever their cohort size, clip norm and noise.
+    One function is compiled for each bucket shape, and it is shared by all doors whose client
+    function, clipping, chunk, accumulator and mesh are equal, whatever their cohort size, clip
+    norm and noise. Buckets are consumed one at a time, so memory is bounded by the bucket and not
+    by the cohort.
 
     Args:
-      client_fn: `(broadcast, examples, key) -> contribution` for one client.
-      plan: makes the clip norm, the noise and the event.
-      contribution: a pytree of arrays (or shapes) like the contribution.
-      mesh: devices with one axis `clients`; default all devices.
-      chunk: clients vmapped together on one device; must divide a device's share of a bucket.
-        Default: by backend, lowered to the nearest divisor.
-      accumulator: default `Compensated()`.
-
-    Raises:
-      InputError: the plan's unit is the example, and `client_fn` states no bound for one, or one
-        above the plan's clip norm.
-
-    Returns:
-      A `Door`: `(broadcast, cohort, state, keys) -> (release, state)`, where `release` is
-      the noisy SUM (float32, shaped like `contribution`); divide by `plan.denominator`.
+      query: what clients compute, and the plan.
+      contribution: a pytree of arrays (or shapes) like one client's contribution.
     """
-    mesh = client_mesh() if mesh is None else mesh
-    if chunk is not None:
-        checks.positive_int("chunk", chunk)
-    accumulator = Compensated() if accumulator is None else accumulator
-    if plan.unit == "example":
-        _require_example_bound(client_fn, plan, accumulator)
-    return _Door(client_fn, plan, _Shapes.of(contribution), mesh, chunk, accumulator)
 
-
-def _require_example_bound(client_fn: ClientFn, plan: Plan, accumulator: Accumulator) -> None:
-    bound = getattr(client_fn, "example_bound", None)
-    if bound is None:
-        raise InputError(
-            "a plan with unit = 'example' needs a client function with an example_bound: this one "
-            "is bounded by client only"
-        )
-    if not bound <= plan.clip_norm:
-        raise InputError(
-            f"one example moves the sum by up to {bound:g}, the plan's clip_norm is "
-            f"{plan.clip_norm:g}: its noise would be too small"
-        )
-    if not isinstance(accumulator, Compensated):
-        raise InputError("fixed-point sums need unit = 'client': their range is set by its clip")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Door:
-    client_fn: ClientFn
-    plan: Plan
-    like: _Shapes
-    mesh: Mesh
-    chunk: int | None
-    accumulator: Accumulator
-
-    @property
-    def shards(self) -> int:
-        return self.mesh.size
-
-    def init(self) -> DoorState:
-        return DoorState(jnp.float32(self.plan.clip_norm))
+    def __init__(self, query: Query, contribution: PyTree) -> None:
+        self.query = query
+        self.mesh = query.execution.devices
+        self._like = _Shapes.of(contribution)
 
     def __call__(
-        self, broadcast: PyTree, cohort: Iterable[Bucket], state: DoorState, keys: RoundKeys
-    ) -> tuple[PyTree, DoorState]:
-        plan, sums = self.plan, None
-        if plan.private and plan.noise_name != keys.made_for:
-            raise InputError(
-                f"the plan's noise is {plan.noise_name!r}, its keys must be made by Plan.keys: "
-                f"these are for {keys.made_for!r}"
-            )
+        self,
+        broadcast: PyTree,
+        cohort: Iterable[Bucket],
+        clip_norm: jax.Array,
+        *,
+        train_key: jax.Array,
+        noise_key: jax.Array,
+        shared_noise: PyTree | None = None,
+    ) -> Summed:
+        """Sums a cohort's contributions to `broadcast`, noisily.
+
+        Args:
+          clip_norm: float32 scalar, S of this round.
+          train_key: of what clients draw; secret.
+          noise_key: of this release alone; secret.
+          shared_noise: where the plan's noise is correlated between rounds: this round's, of unit
+            scale.
+
+        Raises:
+          InputError: a bucket cannot be dealt to the devices, or chunk does not divide its share.
+        """
+        plan, sums = self.query.plan, None
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
             if sums is None:
-                sums = _zero_sums(engine, self.like)
+                sums = _zero_sums(engine, self._like)
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
-            sums = _accumulate(engine, broadcast, sums, bucket, state.clip_norm, keys.train)
+            sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, train_key)
         # Noise does not depend on the chunk: an empty round compiles nothing new.
         engine = self._engine(chunk=1)
         if sums is None:
-            sums = _zero_sums(engine, self.like)
-        release, noisy_below = _release(
+            sums = _zero_sums(engine, self._like)
+        value, noisy_below, name = _release(
             engine,
             plan.private,
             sums,
-            state.clip_norm,
-            jnp.float32(plan.value_noise_std(1.0)) * state.clip_norm,
+            clip_norm,
+            jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
             jnp.float32(plan.indicator_noise_std),
-            keys.noise,
-            keys.terms,
+            noise_key,
+            shared_noise,
         )
-        return release, DoorState(next_clip_norm(plan, state.clip_norm, noisy_below))
+        return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
+
+    @property
+    def shapes(self) -> PyTree:
+        """Float32 shapes of what is released."""
+        return self._like.tree()
 
     def _engine(self, chunk: int) -> _Engine:
-        plan = self.plan
-        clips = plan.unit == "client"
-        return _Engine(self.client_fn, plan.clipping, clips, self.accumulator, chunk, self.mesh)
+        query = self.query
+        clips = query.plan.unit == "client"
+        accumulator = query.execution.accumulator
+        return _Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self.mesh)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a device's share of them."""
@@ -370,12 +339,12 @@ class _Door:
                 f"a bucket of {slots} clients cannot be dealt to {self.mesh.size} devices: "
                 "make CohortSpec.clients_per_bucket a multiple of the number of devices"
             )
-        share = slots // self.mesh.size
-        if self.chunk is None:
+        share, chunk = slots // self.mesh.size, self.query.execution.chunk
+        if chunk is None:
             return next(c for c in range(min(default_chunk(), share), 0, -1) if share % c == 0)
-        if share % self.chunk:
+        if share % chunk:
             raise InputError(
-                f"chunk = {self.chunk} does not divide the {share} clients that a device gets "
-                "of each bucket"
+                f"chunk = {chunk} does not divide the {share} clients that a device gets of each "
+                "bucket"
             )
-        return self.chunk
+        return chunk

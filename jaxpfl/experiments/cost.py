@@ -1,0 +1,72 @@
+"""What a run has cost: read from its ledger, which is charged before every release."""
+
+from collections.abc import Sequence
+
+from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.privacy.ledger import Charge, Ledger
+
+ALONE = "if nothing else is released from these clients"
+
+
+class Cost:
+    """The cost of one run; its ledger may hold releases of others.
+
+    Args:
+      ledger: of the run, open.
+      algorithm: makes the releases; its first plan has the delta of all statements.
+      run: its name in the ledger.
+      prior: names of runs whose releases this one depends on; they are part of its cost.
+    """
+
+    def __init__(
+        self, ledger: Ledger, algorithm: Algorithm, run: str, prior: Sequence[str] = ()
+    ) -> None:
+        self._ledger, self._algorithm = ledger, algorithm
+        self._run, self._prior = run, tuple(prior)
+        plan = algorithm.queries[0].plan
+        self._delta, self._unit = plan.delta, plan.unit
+
+    def epsilon(self, round: int | None = None) -> float:
+        """Epsilon of all releases up to a round's (None: of all), prior ones included."""
+        if not self._algorithm.private:
+            return float("inf")
+        return self._of(self._charges(round)).epsilon()
+
+    def planned(self) -> str:
+        """The statement of the whole run, before it has started."""
+        events = [charge.event for charge in self._charges(0)]
+        whole = Guarantee.of_events([*events, self._algorithm.event()], self._delta, self._unit)
+        return whole.statement()
+
+    def statement(self) -> str:
+        """The guarantee of the run and of everything on its ledger, in one line."""
+        return both_statements(self._ledger, (self._run, *self._prior), self._delta)
+
+    def _charges(self, round: int | None) -> list[Charge]:
+        return [
+            charge
+            for charge in self._ledger.charges
+            if charge.run in self._prior
+            or (charge.run == self._run and (round is None or charge.round <= round))
+        ]
+
+    def _of(self, charges: Sequence[Charge]) -> Guarantee:
+        return guarantee_of(charges, self._delta, self._unit)
+
+
+def both_statements(ledger: Ledger, runs: Sequence[str], delta: float) -> str:
+    """What these runs cost, and what everything on the ledger costs, in one line.
+
+    Where the ledger holds nothing else, the statement says on which condition it holds.
+    """
+    own = [charge for charge in ledger.charges if charge.run in runs]
+    statement = guarantee_of(own, delta, ledger.unit).statement()
+    again = sum(charge.label.endswith(" released again") for charge in own)
+    if again:
+        statement += f"; {again} of its releases were made again, after a crash"
+    if len(own) == len(ledger.charges):
+        return f"{statement}, {ALONE}"
+    everything = guarantee_of(ledger.charges, delta, ledger.unit).statement()
+    return f"{statement}; with everything else on its ledger: {everything}"

@@ -1,0 +1,66 @@
+"""A run's secret: on the disk before its first use, private, and deleted when the run ends.
+
+    private/secret.json      16 bytes as four words; mode 0600
+
+With it a killed run draws the cohorts and the noise of its rounds again, bit by bit, at no further
+cost. Without it nobody can: a finished run needs it no more, so it goes.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import files
+from jaxpfl.federated.release import Secret
+
+
+def saved_secret(
+    path: Path, *, reproducible_seed: int | None = None, purpose: str = "", begun: bool = False
+) -> Secret:
+    """The secret saved in `path`, else a new one, saved before its first use.
+
+    Args:
+      reproducible_seed: draws it from this seed, for tests: the run is NOT private.
+      purpose: keeps two runs of one seed apart.
+      begun: whether the run must have one already.
+
+    Raises:
+      CorruptFile: there is none, though the run has begun, or the file holds no secret.
+    """
+    if path.exists():
+        return _read(path)
+    if begun:
+        raise CorruptFile(
+            f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. What "
+            "it has released stays in its ledger"
+        )
+    secret = (
+        Secret() if reproducible_seed is None else Secret.reproducible(reproducible_seed, purpose)
+    )
+    words = np.frombuffer(secret.words, np.uint32).tolist()
+    files.private_directory(path.parent)
+    files.write_atomically(path, json.dumps({"words": words}) + "\n", mode=0o600)
+    return secret
+
+
+def forget(path: Path) -> None:
+    """Deletes a secret that is needed no more; it may be gone already."""
+    if path.exists():
+        path.unlink()
+        files.fsync_directory(path.parent)
+
+
+def run_id(secret: Secret) -> str:
+    """What the run is called in ledgers: public, and tells nothing of the secret."""
+    return secret.digest("run", "")[:12]
+
+
+def _read(path: Path) -> Secret:
+    record = files.read_json(path)
+    words = record.get("words") if isinstance(record, dict) else None
+    try:
+        return Secret(np.array(words, np.uint32).tobytes())
+    except (InputError, OverflowError, TypeError, ValueError):
+        raise CorruptFile(f"{path}: holds no secret of four words") from None

@@ -1,0 +1,41 @@
+"""SIGINT and SIGTERM end a run after its round, and it is saved."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or SIGINT came; the run was checkpointed and can be resumed."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+@contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM, so that a round ends and is saved; a second one is not held."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        restore()
+
+    for number in numbers:
+        signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        restore()

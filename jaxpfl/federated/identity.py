@@ -1,0 +1,142 @@
+"""What a release follows from: all that decides its bits, besides the secret and the sum itself.
+
+Two releases of one identity are the same question to the same clients by the same program on the
+same machine; any other is another release, with a cohort and a charge of its own.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.data.columns import update_hash
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.federated.client import Examples
+from jaxpfl.federated.query import Query
+
+PyTree = Any
+
+_PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy")
+# Options of JAX that change how a program rounds or which numbers a key gives.
+_OPTIONS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_threefry_partitionable",
+    "jax_disable_jit",
+)
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def environment() -> dict[str, Any]:
+    """Where something is computed: what may round otherwise elsewhere; plain values for JSON."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "devices": [device.device_kind for device in jax.devices()],
+        "processor": _processor(),
+        # Matrix products are split over as many threads.
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "versions": {name: version(name) for name in _PACKAGES},
+        "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
+        "flags": {name: os.environ.get(name, "") for name in _VARIABLES},
+    }
+
+
+def _processor() -> str:
+    """The CPU's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
+    """The columns that a query reads.
+
+    Raises:
+      InputError: one is missing, or holds no numbers.
+    """
+    columns = prepared.columns
+    if query.columns is None:
+        held = {name: held for name, held in columns.items() if isinstance(held, np.ndarray)}
+        if not held:
+            found = ", ".join(columns)
+            raise InputError(f"query {query.label!r} needs a numeric column, found {found}")
+        return held
+    for name in query.columns:
+        if not isinstance(columns.get(name), np.ndarray):
+            found = ", ".join(sorted(columns)) or "none"
+            raise InputError(
+                f"query {query.label!r} reads a column {name!r} of numbers, the data has: {found}"
+            )
+    return {name: columns[name] for name in query.columns}  # pyright: ignore[reportReturnType]
+
+
+def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:
+    """SHA-256 (hex) of columns and offsets. PRIVATE: who guesses the data can test the guess."""
+    digest = hashlib.sha256(offsets.astype("<i8").data)
+    for name in sorted(columns):
+        digest.update(f"{name}\0".encode())
+        update_hash(digest, columns[name])
+    return digest.hexdigest()
+
+
+def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> Any:
+    """The client function as JAX lowers it for one client: nothing is compiled or computed.
+
+    Raises:
+      InputError: the client function fails, or its contribution is not a tree of float arrays.
+    """
+    spec = query.cohort
+    steps, batch = spec.rungs[-1], spec.batch_size
+    examples = Examples(
+        {
+            name: jax.ShapeDtypeStruct((steps, batch, *column.shape[1:]), _as_jax(column.dtype))
+            for name, column in columns.items()
+        },  # pyright: ignore[reportArgumentType]
+        jax.ShapeDtypeStruct((steps, batch), np.bool_),  # pyright: ignore[reportArgumentType]
+        jax.ShapeDtypeStruct((), np.int32),  # pyright: ignore[reportArgumentType]
+    )
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+    found = jax.jit(query.client_fn).lower(shapes, examples, key)
+    leaves = jax.tree.leaves(found.out_info)
+    kinds = [str(leaf.dtype) for leaf in leaves]
+    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise InputError(
+            f"the client function of query {query.label!r} must return a tree of float arrays, "
+            f"found {', '.join(kinds) or 'no array'}"
+        )
+    return found
+
+
+def _as_jax(dtype: np.dtype) -> np.dtype:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def described(query: Query, lowered_text: str, content: str, fingerprint: str) -> str:
+    """Everything that a query's releases follow from, but run and round, as text."""
+    execution = query.execution
+    return json.dumps(
+        {
+            "population": fingerprint,
+            "content": content,
+            "plan": query.plan.to_dict(),
+            "client_fn": hashlib.sha256(lowered_text.encode()).hexdigest(),
+            "cohort": str(query.cohort),
+            "chunk": execution.chunk,
+            "accumulator": str(execution.accumulator),
+            "mesh": [device.device_kind for device in execution.devices.devices.flat],
+            "environment": environment(),
+        },
+        sort_keys=True,
+    )

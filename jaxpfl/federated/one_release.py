@@ -1,0 +1,83 @@
+"""`jaxpfl.release`: one noisy sum over clients, without an algorithm."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.federated.client import ClientFn
+from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release import Releaser, Secret
+from jaxpfl.privacy.guarantee import guarantee_of
+from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.plan import Plan
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class OneRelease:
+    """One noisy sum and what it cost; public.
+
+    Attributes:
+      value: the noisy SUM of clipped contributions, numpy float32, shaped like one contribution;
+        divide by `plan.denominator` for a mean.
+      privacy: the guarantee of this release alone, in one line.
+      ledger: the guarantee of everything that was charged to the ledger, in one line.
+    """
+
+    value: PyTree
+    privacy: str
+    ledger: str = field(repr=False)
+
+
+def release(
+    client_fn: ClientFn,
+    clients: Population,
+    plan: Plan,
+    *,
+    ledger: str | Path,
+    broadcast: PyTree = (),
+    cohort: CohortSpec | None = None,
+    label: str = "release",
+    budget: Budget | None = None,
+) -> OneRelease:
+    """Makes one release of `clients`: charges the ledger, samples, clips, sums and adds the noise.
+
+    Called again, it makes and charges another release.
+
+    Args:
+      client_fn: `(broadcast, examples, key) -> contribution` for one client, see
+        `federated.client`. It is checked by shapes alone before anything is charged.
+      clients: as many as the plan is for.
+      plan: of one round.
+      ledger: file that the release is charged to; made if absent.
+      broadcast: what every client gets; a pytree of arrays; public.
+      cohort: how a client's examples are capped and batched; default batches of 32, at most 256.
+      label: names the release in the ledger.
+      budget: hard limit of the whole ledger.
+
+    Raises:
+      InputError: the plan has several rounds or is of another population; the client function does
+        not fit the data.
+      BudgetExhausted: the release does not fit the budget; nothing was released.
+    """
+    if plan.rounds != 1:
+        raise InputError(
+            f"jaxpfl.release makes one release: its plan needs rounds = 1, found {plan.rounds}"
+        )
+    if cohort is None:
+        devices = Execution().devices.size
+        cohort = CohortSpec(32, 256, clients_per_bucket=32 * devices)
+    query = Query(label, client_fn, plan, cohort)
+    secret = Secret()
+    run = secret.digest("run", label)[:12]
+    with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
+        with Releaser(clients, opened, secret, run=run) as releaser:
+            found = releaser.release(query, broadcast, round=1)
+        total = guarantee_of(opened.charges, plan.delta, plan.unit)
+    return OneRelease(jax.device_get(found.value), plan.statement(), total.statement())

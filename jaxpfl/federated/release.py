@@ -1,0 +1,456 @@
+"""The release: the one object that charges, samples, sums, noises and records.
+
+    identity  of everything the answer follows from (`federated.identity`), under the run's secret
+    charge    on the ledger, on the disk, first; one identity is charged once, any other again
+    sample    a cohort, a secret draw, a function of (secret, identity)
+    sum       the door: clients in a scan over chunks, sharded over devices; clip; sum
+    noise     its key is a function of (secret, identity, the exact sum)
+    record    the release's name, in the ledger; a replay that came out otherwise is charged again
+
+An algorithm never sees a cohort. Its step gets a `Release`, which is its only access to clients:
+it asks one of the algorithm's queries and gets the noisy sum. Nothing that it holds leads to the
+clients' data.
+
+Second releases. A replayed round (a resumed run, a copied run directory) whose identity is the same
+draws the same cohort. If its sum is the same to the bit, the release is the same and costs nothing.
+If not, although nothing known differs, it is a second release on the SAME secret cohort, which
+amplification by sampling does not cover: it is charged as `Plan.released_again_event` says. What
+differs in its identity (another client function, plan, machine, flag or version, other data) draws
+a cohort of its own and is charged as a round of its own.
+
+Noise that several rounds share (`privacy.correlated_noise`) cannot follow from one sum: there the
+identity alone decides, and a run whose identity changed, or a round that comes out otherwise, is
+refused.
+"""
+
+import hashlib
+import hmac
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpfl import checks
+from jaxpfl.data.cohort import Cohort
+from jaxpfl.data.population import Population
+from jaxpfl.data.prefetch import prefetch
+from jaxpfl.errors import InputError
+from jaxpfl.federated import identity
+from jaxpfl.federated.door import Door
+from jaxpfl.federated.query import Query
+from jaxpfl.privacy.correlated_noise import NoiseStream
+from jaxpfl.privacy.keys import key_from_words
+from jaxpfl.privacy.ledger import Ledger
+
+PyTree = Any
+
+
+class Secret:
+    """128 bits that everything secret about a run follows from: cohorts, shuffles and noise.
+
+    Whoever knows it can take the noise off every release.
+
+    Args:
+      words: 16 bytes; None draws them from the operating system.
+    """
+
+    def __init__(self, words: bytes | None = None) -> None:
+        self._words = os.urandom(16) if words is None else words
+        if len(self._words) != 16:
+            raise InputError(f"a secret has 16 bytes, found {len(self._words)}")
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    @property
+    def words(self) -> bytes:
+        """The 16 bytes, for a private file."""
+        return self._words
+
+    @classmethod
+    def reproducible(cls, seed: int, purpose: str = "") -> Self:
+        """A secret that follows from a seed, for tests: a run with it is NOT private."""
+        seed = checks.non_negative_int("seed", seed)
+        text = f"jaxpfl reproducible secret {seed} {purpose}"
+        return cls(hashlib.sha256(text.encode()).digest()[:16])
+
+    def digest(self, purpose: str, text: str) -> str:
+        """A keyed hash, 64 hexadecimal digits: tells nothing of `text` without the secret."""
+        return hmac.new(self._words, f"{purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
+
+    def key(self, purpose: str, text: str) -> jax.Array:
+        """A typed threefry4x32 key, a function of the secret, the purpose and the text."""
+        digest = bytes.fromhex(self.digest(purpose, text))
+        return key_from_words(np.frombuffer(digest[:16], np.uint32).tolist())
+
+    def seed(self, purpose: str, text: str) -> int:
+        """A whole number of 128 bits, a function of the secret, the purpose and the text."""
+        return int(self.digest(purpose, text)[:32], 16)
+
+
+class Released(NamedTuple):
+    """The answer to a query; public.
+
+    Attributes:
+      value: the noisy SUM of clipped contributions, float32, shaped like one contribution; divide
+        by `plan.denominator` for a mean.
+      clip_norm: float32 scalar, the clip norm of the next round; it moves under adaptive clipping
+        only.
+    """
+
+    value: PyTree
+    clip_norm: jax.Array
+
+
+class Release:
+    """What a step may ask of clients in one round: `release(query, broadcast)`.
+
+    It holds a number. The clients' data stay with the `Releaser` that made it, and a query that is
+    not the algorithm's own is refused.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __call__(
+        self, query: Query, broadcast: PyTree = (), *, clip_norm: jax.Array | None = None
+    ) -> Released:
+        """Charges the ledger, and returns the noisy sum of the clients' contributions.
+
+        Args:
+          query: one of the algorithm's queries.
+          broadcast: what every client gets; a pytree of arrays; public.
+          clip_norm: under adaptive clipping, what the last round's answer said; None in the first.
+
+        Raises:
+          InputError: no such query, a clip norm where the plan's is constant, or the round is over.
+          BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
+        """
+        opened = _OPEN.get(self._number)
+        if opened is None:
+            raise InputError("this round is over: a step must ask clients before it returns")
+        return opened.ask(query, broadcast, clip_norm)
+
+
+@dataclass
+class _Asked:
+    """A query's state within one releaser."""
+
+    query: Query
+    door: Door
+    held: Population  # the columns that the client function reads. PRIVATE
+    described: str
+    noise: NoiseStream | None = None
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A release whose name the device may still be computing."""
+
+    query: Query
+    label: str
+    round: int
+    identity: str
+    name: jax.Array
+
+
+@dataclass(eq=False)
+class _Round:
+    """One round of a releaser that is open for questions."""
+
+    releaser: "Releaser"
+    round: int
+
+    def ask(self, query: Query, broadcast: PyTree, clip_norm: jax.Array | None) -> Released:
+        return self.releaser.release(query, broadcast, round=self.round, clip_norm=clip_norm)
+
+
+# Weak: a round, and with it the clients' data, lives as long as its step runs.
+_OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
+
+
+class Releaser:
+    """Asks queries of one population, for one run.
+
+    A context manager: what was released is recorded when it is left.
+
+    Args:
+      population: the clients. PRIVATE.
+      ledger: of these clients, open.
+      secret: of the run.
+      run: identifies the run in the ledger and among its identities; public.
+      name: what the ledger's entries are called; None: each query's label.
+      queries: the only ones that may be asked; None: any.
+      warn: is called with a sentence where a replayed round came out otherwise.
+      observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
+
+    Raises:
+      InputError: a query's plan is of another population, or the ledger of another unit.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        ledger: Ledger,
+        secret: Secret,
+        *,
+        run: str,
+        name: str | None = None,
+        queries: Sequence[Query] | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+        observe: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        self.ledger = ledger
+        self.run = run
+        self._population = population
+        self._secret = secret
+        self._name = name
+        self._queries = None if queries is None else tuple(queries)
+        self._warn = warn
+        self._observe = observe
+        self._asked: dict[Any, _Asked] = {}
+        self._pending: list[_Pending] = []
+        for query in self._queries or ():
+            self._check(query)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.confirm()
+
+    def step(self, step: Callable, state: Any, round: int) -> tuple[Any, dict[str, Any]]:
+        """Runs one step of an algorithm: `step(state, release, round)`."""
+        opened = _Round(self, round)
+        number = id(opened)
+        _OPEN[number] = opened
+        try:
+            return step(state, Release(number), round)
+        finally:
+            del _OPEN[number]
+
+    def release(
+        self,
+        query: Query,
+        broadcast: PyTree = (),
+        *,
+        round: int,
+        clip_norm: jax.Array | None = None,
+    ) -> Released:
+        """Charges and makes one release; see `Release`.
+
+        Returns as soon as the work is dispatched. The releases of earlier rounds are recorded on
+        the way; `confirm` records the rest. Nothing of a round may be published before.
+
+        Raises:
+          InputError: the round is not in the plan, or the query does not fit the data.
+          BudgetExhausted: this release, or an earlier one that came out otherwise than before, does
+            not fit the budget.
+        """
+        plan = query.plan
+        plan.check_round(round)
+        asked = self._prepared(query, broadcast)
+        clip = self._clip_norm(query, clip_norm)
+        label = self._label(query)
+        started = f"{asked.described} {self.run} {query.label}"
+        number = plan.charge_number(round)
+        self._require_same_noise(query, started, number, round)
+        self.ledger.charge(
+            plan.charge_event(),
+            label,
+            run=self.run,
+            round=self._first_round(query, number),
+            identity=self._secret.digest("charge", f"{started} {number}"),
+        )
+        # In epochs everyone has one place for all rounds; otherwise each round draws anew.
+        drawn_by = started if plan.sampling == "epochs" else f"{started} {round}"
+        seed = self._secret.seed("cohort", drawn_by)
+        everyone = plan.unit == "example"
+        chosen = np.arange(len(asked.held)) if everyone else plan.sample(seed, round)
+        cohort = Cohort(
+            asked.held,
+            chosen,
+            query.cohort,
+            # Secret like the cohort: shuffles are addressed by index, and with a public seed the
+            # removal of one client would reorder the others' batches for all to compute.
+            seed=seed,
+            round=round,
+            shards=asked.door.mesh.size,
+        )
+        shared = None
+        if plan.private and plan.correlation != "independent":
+            shared = self._stream(asked, started).noise(round)
+        released = f"{started} {round}"
+        with prefetch(cohort) as buckets:
+            summed = asked.door(
+                jax.device_put(broadcast, NamedSharding(asked.door.mesh, PartitionSpec())),
+                buckets,
+                clip,
+                train_key=self._secret.key("train", released),
+                noise_key=self._secret.key("noise", released),
+                shared_noise=shared,
+            )
+        self._observe(
+            {
+                "round": round,
+                "clients": len(chosen),
+                "padding_waste": cohort.stats.padding_waste,
+            }
+        )
+        self.confirm(before=round)
+        self._pending.append(
+            _Pending(query, label, round, self._secret.digest("record", released), summed.name)
+        )
+        return Released(summed.value, summed.clip_norm)
+
+    def confirm(self, before: int | None = None) -> None:
+        """Records releases, and charges those that came out otherwise than they were recorded.
+
+        Waits for the device. Until it returns, a release must not leave the process.
+
+        Args:
+          before: only of rounds before this one; None: all.
+
+        Raises:
+          BudgetExhausted: a second release does not fit the budget: it must not be published.
+          InputError: noise that rounds share met another sum than before.
+        """
+        while self._pending and (before is None or self._pending[0].round < before):
+            self._record(self._pending[0])
+            # Only now: a release that could not be paid for stays unconfirmed.
+            del self._pending[0]
+
+    def _record(self, made: _Pending) -> None:
+        words = np.asarray(made.name)
+        name = "".join(f"{int(word):08x}" for word in words)
+        recorded = self.ledger.recorded(made.identity)
+        if recorded == name:
+            return
+        if recorded is None:
+            self.ledger.record(made.identity, name)
+            return
+        plan = made.query.plan
+        if plan.private and plan.correlation != "independent":
+            raise InputError(
+                f"round {made.round} of {made.label!r} was replayed and came out otherwise than it "
+                "was recorded. Its noise is shared between rounds, so a second release would give "
+                "the noise away: nothing is released, and the run cannot go on here"
+            )
+        self._warn(
+            f"round {made.round} of {made.label!r} was replayed and its release is not the one "
+            "recorded before: a second release on the same cohort, charged without amplification"
+        )
+        self.ledger.charge(
+            plan.released_again_event(),
+            f"{made.label} released again",
+            run=self.run,
+            round=made.round,
+            identity=self._secret.digest("again", f"{made.identity} {name}"),
+        )
+
+    def _check(self, query: Query) -> None:
+        plan = query.plan
+        if self.ledger.unit != plan.unit:
+            raise InputError(
+                f"the ledger protects each {self.ledger.unit}, query {query.label!r} each "
+                f"{plan.unit}"
+            )
+        population = self._population
+        units = len(population) if plan.unit == "client" else population.num_examples
+        if plan.population != units:
+            raise InputError(
+                f"the plan of query {query.label!r} is for a population of {plan.population} "
+                f"{plan.unit}s, the data has another number: an epsilon is only true for its own "
+                "population"
+            )
+
+    def _prepared(self, query: Query, broadcast: PyTree) -> _Asked:
+        """The query with its clients' columns; checked by shapes before anything is charged."""
+        if self._queries is not None and not any(query is each for each in self._queries):
+            raise InputError(
+                f"query {query.label!r} is not one of the algorithm's queries, whose cost was "
+                "stated before it started"
+            )
+        leaves, structure = jax.tree.flatten(broadcast)
+        shapes = [(np.shape(leaf), str(leaf.dtype)) for leaf in leaves]
+        key = (id(query), structure, tuple(shapes))
+        asked = self._asked.get(key)
+        if asked is None:
+            self._check(query)
+            prepared = self._population
+            if query.prepare is not None:
+                prepared = query.prepare(prepared)
+            if query.plan.unit == "client" and len(prepared) != len(self._population):
+                raise InputError(
+                    f"query {query.label!r}: prepare must keep every client, found another number"
+                )
+            columns = identity.read_columns(query, prepared)
+            lowered = identity.lowered(query, broadcast, columns)
+            described = identity.described(
+                query,
+                lowered.as_text(),
+                identity.content_hash(columns, prepared.offsets),
+                self._population.fingerprint,
+            )
+            held = Population(columns, prepared.offsets, prepared.client_ids)
+            asked = _Asked(query, Door(query, lowered.out_info), held, described)
+            # It holds the query: an id is one object's only while that lives.
+            self._asked[key] = asked
+        return asked
+
+    def _clip_norm(self, query: Query, clip_norm: jax.Array | None) -> jax.Array:
+        if clip_norm is None:
+            return jnp.float32(query.plan.clip_norm)
+        if query.plan.adaptive_clip is None:
+            raise InputError(
+                f"query {query.label!r} has a constant clip norm: clip_norm is for adaptive "
+                "clipping only"
+            )
+        return clip_norm
+
+    def _label(self, query: Query) -> str:
+        if self._name is None:
+            return query.label
+        return self._name if len(self._queries or ()) == 1 else f"{self._name} {query.label}"
+
+    @staticmethod
+    def _first_round(query: Query, number: int) -> int:
+        plan = query.plan
+        return (number - 1) * plan.rounds_per_epoch + 1 if plan.sampling == "epochs" else number
+
+    def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
+        """Correlated noise is one draw for many rounds: all of them must be computed alike."""
+        plan = query.plan
+        if round == 1 or not plan.private or plan.correlation == "independent":
+            return
+        first = self._secret.digest("charge", f"{started} {plan.charge_number(1)}")
+        if not self.ledger.charged(first):
+            raise InputError(
+                "the noise of this run is correlated between rounds, so it goes on only as it "
+                "began: the data, the client function, the plan, the versions, the devices, the "
+                "processor and the flags of XLA must be those of its first round"
+            )
+
+    def _stream(self, asked: _Asked, started: str) -> NoiseStream:
+        if asked.noise is None:
+            plan = asked.query.plan
+            root = self._secret.key("shared noise", started)
+            asked.noise = NoiseStream(
+                plan.correlation, plan.rounds_per_epoch, root, asked.door.shapes
+            )
+        return asked.noise
