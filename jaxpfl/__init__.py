@@ -20,19 +20,27 @@ if TYPE_CHECKING:
     from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
     from jaxpfl.experiments.evaluate import DeclaredPublic
     from jaxpfl.experiments.run import Result, run
+    from jaxpfl.privacy.clip import AdaptiveClip, Clip
+    from jaxpfl.privacy.gaussian import Noise
     from jaxpfl.privacy.ledger import Budget, Ledger
-    from jaxpfl.privacy.plan import AdaptiveClip, Plan
+    from jaxpfl.privacy.participation import Epochs, FixedSize, Poisson
+    from jaxpfl.privacy.plan import Plan
 
 __all__ = [
     "AdaptiveClip",
     "Budget",
     "BudgetExhausted",
+    "Clip",
     "CohortSpec",
     "CorruptFile",
     "DeclaredPublic",
+    "Epochs",
+    "FixedSize",
     "InputError",
     "Ledger",
+    "Noise",
     "Plan",
+    "Poisson",
     "Result",
     "RunLocked",
     "algorithms",
@@ -46,15 +54,20 @@ __all__ = [
 
 _MODULES = {"algorithms", "data", "federated", "models", "privacy", "text"}
 _HOMES = {
-    "AdaptiveClip": "privacy.plan",
+    "AdaptiveClip": "privacy.clip",
     "Budget": "privacy.ledger",
     "BudgetExhausted": "errors",
+    "Clip": "privacy.clip",
     "CohortSpec": "data.cohort",
     "CorruptFile": "errors",
     "DeclaredPublic": "experiments.evaluate",
+    "Epochs": "privacy.participation",
+    "FixedSize": "privacy.participation",
     "InputError": "errors",
     "Ledger": "privacy.ledger",
+    "Noise": "privacy.gaussian",
     "Plan": "privacy.plan",
+    "Poisson": "privacy.participation",
     "Result": "experiments.run",
     "RunLocked": "errors",
     "run": "experiments.run",

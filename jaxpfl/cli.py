@@ -386,22 +386,33 @@ def _fred(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
 def _calibrate(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     if arguments.as_published is not None:
         return _as_published(arguments)
-    from jaxpfl.privacy.plan import Plan
+    from jaxpfl.privacy import Clip, Noise, Plan, participation
 
-    shared: dict[str, Any] = {
-        "delta": arguments.delta,
-        "population": arguments.population,
-        "clients_per_round": arguments.clients_per_round,
-        "rounds": arguments.rounds,
-        # The cost of a round does not depend on the clip norm: noise is relative to it.
-        "clip_norm": 1.0,
-        "sampling": arguments.sampling or "poisson",
-        "accountant": arguments.accountant,
-    }
+    # The cost of a round does not depend on the clip norm: noise is relative to it.
+    clip_norm = 1.0
+    sampling = arguments.sampling or "poisson"
     if arguments.epsilon is not None:
-        plan = Plan.calibrated(epsilon=arguments.epsilon, **shared)
+        plan = Plan.calibrated(
+            epsilon=arguments.epsilon,
+            delta=arguments.delta,
+            population=arguments.population,
+            clients_per_round=arguments.clients_per_round,
+            rounds=arguments.rounds,
+            clip_norm=clip_norm,
+            sampling=sampling,
+            accountant=arguments.accountant,
+        )
     else:
-        plan = Plan(noise_multiplier=arguments.noise_multiplier, **shared)
+        plan = Plan(
+            rounds=arguments.rounds,
+            clip=Clip(clip_norm),
+            noise=Noise(arguments.noise_multiplier),
+            participation=participation.of(
+                sampling, arguments.population, arguments.clients_per_round
+            ),
+            delta=arguments.delta,
+            accountant=arguments.accountant,
+        )
     epsilon = plan.epsilon()
     return {
         "noise_multiplier": plan.noise_multiplier,

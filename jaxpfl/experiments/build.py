@@ -31,7 +31,10 @@ from jaxpfl.experiments.texts import exactly, public_vocabulary
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
 from jaxpfl.models.base import Model
-from jaxpfl.privacy.plan import AdaptiveClip, Plan
+from jaxpfl.privacy import participation
+from jaxpfl.privacy.clip import AdaptiveClip, Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.vocabulary import Vocabulary
 
 
@@ -222,17 +225,12 @@ def build_plan(
         )
     assert privacy.noise_multiplier is not None
     return Plan(
-        population=population,
-        clients_per_round=training.clients_per_round,
         rounds=training.rounds,
-        clip_norm=privacy.clip_norm,
-        noise_multiplier=privacy.noise_multiplier,
+        clip=Clip(privacy.clip_norm, privacy.clipping, adaptive),
+        noise=Noise(privacy.noise_multiplier, privacy.noise),
+        participation=participation.of(privacy.sampling, population, training.clients_per_round),
         delta=privacy.delta,
-        sampling=privacy.sampling,
-        clipping=privacy.clipping,
-        adaptive_clip=adaptive,
         accountant=privacy.accountant,
-        noise=privacy.noise,
     )
 
 
@@ -246,7 +244,6 @@ def _plan_without_privacy(
         clip_norm=privacy.clip_norm,
         sampling=privacy.sampling,
         clipping=privacy.clipping,
-        noise=privacy.noise,
     )
 
 

@@ -11,12 +11,13 @@ ends in the same bits.
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
@@ -36,7 +37,7 @@ from jaxpfl.experiments.study_config import (
 )
 from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
-from jaxpfl.privacy import accounting
+from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.privacy.plan import Plan
 
@@ -225,28 +226,14 @@ def together(ledgers: Sequence[Path], delta: float | None, stamp: str) -> dict[s
     if delta is None:
         return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
     charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
-    labels: dict[str, int] = {}
-    for charge in charges:
-        labels[charge.label] = labels.get(charge.label, 0) + 1
-    return {
-        **_stated(ComposedDpEvent([charge.event for charge in charges]), delta, stamp),
-        "labels": labels,
-    }
+    found = _stated(guarantee_of(charges, delta))
+    if stamp:
+        found["statement"] = f"{stamp}; it would be {found['statement']}"
+    return {**found, "labels": dict(Counter(charge.label for charge in charges))}
 
 
-def _stated(event: DpEvent, delta: float, stamp: str = "") -> dict[str, Any]:
-    """Epsilon and statement of Poisson rounds and Gaussians: every release of a study."""
-    epsilon = accounting.epsilon(event, delta, "pld", "add_or_remove_one")
-    return {
-        "epsilon": epsilon,
-        "statement": (f"{stamp}; it would be " if stamp else "")
-        + f"(epsilon = {accounting.rounded_up(epsilon)}, delta = {delta:g}), unit = client, "
-        "adjacency = add or remove one client, accountant = PLD",
-    }
-
-
-def _composed(rounds: Sequence[DpEvent], noise_multipliers: Sequence[float]) -> DpEvent:
-    return ComposedDpEvent([*rounds, *map(GaussianDpEvent, noise_multipliers)])
+def _stated(guarantee: Guarantee) -> dict[str, Any]:
+    return {"epsilon": guarantee.epsilon(), "statement": guarantee.statement()}
 
 
 def at_scale(
@@ -271,7 +258,7 @@ def at_scale(
     found: dict[str, Any] = {}
     rounds: list[DpEvent] = []
     # Releases that several runs depend on were made once.
-    shared: list[float] = []
+    shared: list[GaussianDpEvent] = []
     for name, plan in plans.items():
         clients_per_round = round(scaled_up.factor * plan.clients_per_round)
         if scaled_up.population < max(plan.population, clients_per_round):
@@ -280,23 +267,29 @@ def at_scale(
                 f"{plan.population} clients of the run and the {clients_per_round} a round that "
                 "scaled_up.factor asks for"
             )
+        assert plan.noise is not None, "the config refuses scaled_up without privacy"
         larger = dataclasses.replace(
             plan,
-            population=scaled_up.population,
-            clients_per_round=clients_per_round,
-            noise_multiplier=plan.noise_multiplier * scaled_up.factor,
+            participation=dataclasses.replace(
+                plan.participation,
+                population=scaled_up.population,
+                clients_per_round=clients_per_round,
+            ),
+            noise=dataclasses.replace(
+                plan.noise, multiplier=plan.noise.multiplier * scaled_up.factor
+            ),
             delta=scaled_up.delta,
         )
         rounds.append(larger.event())
-        needed = [z * scaled_up.factor for z in before.get(name, ())]
+        needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
         shared = max(shared, needed, key=len)
         found[name] = {
             "clients_per_round": clients_per_round,
             "noise_multiplier": larger.noise_multiplier,
-            **_stated(_composed([larger.event()], needed), scaled_up.delta),
+            **_stated(Guarantee.of_events([larger.event(), *needed], scaled_up.delta)),
         }
     return {
         **dataclasses.asdict(scaled_up),
         "runs": found,
-        "together": _stated(_composed(rounds, shared), scaled_up.delta),
+        "together": _stated(Guarantee.of_events([*rounds, *shared], scaled_up.delta)),
     }

@@ -55,6 +55,14 @@ class ClientMoment:
         """The L2 norm of one example's share, at most: 1, c or c^2 (see `BoundedByExample`)."""
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
+    def client_bound(self, max_examples: int) -> float:
+        """Returns the L2 norm of a client's whole contribution, at most.
+
+        Args:
+          max_examples: the cap on the examples that a client uses.
+        """
+        return self.example_bound if self.average else max_examples * self.example_bound
+
     def __call__(self, centre_D: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
         del key  # nothing is drawn

@@ -266,8 +266,6 @@ class Ledger:
         _check_text("the hash of a release", release)
         if self._chain.closed:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
-        if not self.charged(identity):
-            raise InputError(f"{self.path}: a release was to be recorded that was never charged")
         if release not in self._recorded.get(identity, ()):
             self._chain.append({"identity": identity, "release": release}, sync=False)
             self._recorded.setdefault(identity, []).append(release)

@@ -23,6 +23,9 @@ from dp_accounting import rdp
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.accounting import RDP_ORDERS
+from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.participation import FixedSize, Poisson
 from jaxpfl.privacy.plan import Plan
 
 PAPERS = ("augenstein",)
@@ -105,19 +108,21 @@ def as_published(
         no finite epsilon.
     """
     checks.one_of("paper", paper, PAPERS)
-    settings: dict[str, Any] = {
-        "population": population,
-        "clients_per_round": clients_per_round,
-        "rounds": rounds,
-        "clip_norm": 1.0,  # nothing here depends on it: noise is relative to it
-        "noise_multiplier": noise_multiplier,
-        "delta": delta,
-    }
     known = checks.positive_int("population", population)
+    reason = None
     if 1 / known <= checks.open_fraction("delta", delta) <= (1 + _ROUNDED) / known:
-        settings["allow_large_delta"] = "the published figure's delta is 1 / N"
-    fixed = Plan(sampling="fixed", **settings)
-    poisson = Plan(sampling="poisson", **settings)
+        reason = "the published figure's delta is 1 / N"
+    fixed, poisson = (
+        Plan(
+            rounds=rounds,
+            clip=Clip(1.0),  # nothing here depends on it: noise is relative to it
+            noise=Noise(noise_multiplier),
+            participation=kind(population, clients_per_round),
+            delta=delta,
+            allow_large_delta=reason,
+        )
+        for kind in (FixedSize, Poisson)
+    )
     if fixed.clients_per_round == fixed.population:
         raise InputError(
             "the published form is for cohorts that are sampled: clients_per_round must be below "

@@ -8,7 +8,10 @@ import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, confirmation
+from jaxpfl.privacy import gaussian
+from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 
 TWENTIETHS = tuple(i / 20 for i in range(21))
@@ -59,7 +62,9 @@ class MetricsPlan:
             raise InputError("slices must have different names, found one twice")
         object.__setattr__(self, "slices", slices)
         checks.fraction("histogram_share", self.histogram_share)
-        self._door()  # checks noise and delta as any plan's
+        if not self.private and self.noise_multiplier != 0:
+            raise InputError("a plan without privacy has no noise: use without_privacy")
+        self.plan()  # checks noise and delta as any plan's
 
     @classmethod
     def calibrated(
@@ -71,7 +76,7 @@ class MetricsPlan:
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
-        By the exact Gaussian (Balle and Wang 2018); a second formula must confirm the epsilon.
+        By the exact Gaussian (Balle and Wang 2018), confirmed by a second formula.
 
         Args:
           settings: the other fields of the plan.
@@ -79,13 +84,10 @@ class MetricsPlan:
         Raises:
           InputError: as the plan.
         """
-        target = checks.positive("epsilon", epsilon)
         trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
-        z = accounting.smallest_noise_multiplier(
-            dp_accounting.GaussianDpEvent, target, trial.delta, "pld", "add_or_remove_one"
+        z = gaussian.smallest_multiplier(
+            lambda z: dataclasses.replace(trial.plan(), noise=Noise(z)).guarantee(), epsilon
         )
-        if confirmation.gaussian_epsilon(1 / z, trial.delta) > target * (1 + 1e-9):
-            raise InputError(f"the accountants disagree on epsilon = {target:g}")
         return dataclasses.replace(trial, noise_multiplier=z)
 
     @classmethod
@@ -100,39 +102,31 @@ class MetricsPlan:
         """By what histogram and slices are multiplied before noise of deviation z: sqrt shares."""
         return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
 
+    def plan(self) -> Plan:
+        """Returns the plan of the release: everyone takes part, once."""
+        return Plan(
+            rounds=1,
+            clip=Clip(1.0),  # the norm that the `weights` give a client
+            noise=Noise(self.noise_multiplier) if self.private else None,
+            participation=Poisson(self.population, self.population),
+            delta=self.delta,
+        )
+
     def event(self) -> dp_accounting.DpEvent:
         """Returns the event of the release."""
-        return self._door().round_event()
+        return self.plan().charge_event()
 
     def epsilon(self) -> float:
         """Returns what the release costs at `delta` (exact)."""
-        if not self.private:
-            return math.inf
-        return confirmation.gaussian_epsilon(1 / self.noise_multiplier, self.delta)
+        return self.plan().epsilon()
 
     def statement(self) -> str:
         """Returns the guarantee in one line."""
-        if not self.private:
-            return "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
-        return (
-            f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
-            "unit = client, adjacency = add or remove one client, accountant = exact Gaussian"
-        )
+        return self.plan().statement()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values for JSON."""
         return dataclasses.asdict(self)
 
     def _door(self) -> Plan:
-        """Everyone takes part, once, with a norm of at most 1."""
-        everyone: dict[str, Any] = {
-            "population": self.population,
-            "clients_per_round": self.population,
-            "rounds": 1,
-            "clip_norm": 1.0,
-        }
-        if not self.private:
-            if self.noise_multiplier != 0:
-                raise InputError("a plan without privacy has no noise: use without_privacy")
-            return Plan.without_privacy(**everyone)
-        return Plan(noise_multiplier=self.noise_multiplier, delta=self.delta, **everyone)
+        return self.plan()

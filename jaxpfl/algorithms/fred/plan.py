@@ -19,11 +19,19 @@ import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, confirmation
-from jaxpfl.privacy.plan import Plan, Unit
+from jaxpfl.federated.moments import ClientMoment, Moment
+from jaxpfl.privacy import gaussian
+from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.events import Adjacency
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.guarantee import Guarantee, Unit
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
 
 Mode = Literal["exact", "paper"]
 PerClient = Literal["mean", "sum"]
+
+_MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +128,8 @@ class FredPlan:
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
-        The exact Gaussian gives mu (0.1527 for (0.6, 2e-6)); release i gets the multiplier
-        1 / (mu sqrt(share_i)). A second formula must confirm the epsilon.
+        The exact Gaussian gives mu (0.1527 for (0.6, 2e-6)), confirmed by a second formula; release
+        i gets the multiplier 1 / (mu sqrt(share_i)).
 
         Args:
           population: the number of units, where that is public; else it is released with noise.
@@ -131,7 +139,6 @@ class FredPlan:
           InputError: a value out of range; the split gives a share to a count that is public, or
             none to one that is not.
         """
-        target = checks.positive("epsilon", epsilon)
         if split is None:
             split = Split() if population is None else Split(0.0, 0.5, 0.5)
         if (split.count == 0) != (population is not None):
@@ -139,11 +146,11 @@ class FredPlan:
                 "split.count must be 0 exactly where population is declared public, found "
                 f"split.count = {split.count:g} and population = {population}"
             )
-        total = accounting.smallest_noise_multiplier(
-            dp_accounting.GaussianDpEvent, target, delta, "pld", "add_or_remove_one"
+        total = gaussian.smallest_multiplier(
+            lambda z: gaussian.on_everyone([z], delta, unit), epsilon
         )
         shares = (split.count, split.mean, split.covariance)
-        plan = cls(
+        return cls(
             multipliers=_three(total / math.sqrt(s) if s else math.inf for s in shares),
             delta=delta,
             clip_norm=clip_norm,
@@ -152,9 +159,6 @@ class FredPlan:
             max_examples=max_examples,
             population=population,
         )
-        if confirmation.gaussian_epsilon(plan.mu, delta) > target * (1 + 1e-9):
-            raise InputError(f"the accountants disagree on epsilon = {target:g}")
-        return plan
 
     @classmethod
     def paper(
@@ -212,13 +216,22 @@ class FredPlan:
             private=False,
         )
 
+    def client_fn(self, moment: Moment) -> ClientMoment:
+        """Returns what a client computes for one of the releases."""
+        return ClientMoment(
+            moment,
+            self.clip_norm,
+            average=self.unit == "client" and self.per_client == "mean",
+            isometric=self.mode == "exact",
+        )
+
     @property
     def sensitivities(self) -> tuple[float, float, float]:
-        """By how much one unit moves count, sum and second moment, in L2 norm."""
-        c, k = self.clip_norm, 1
-        if self.unit == "client" and self.per_client == "sum":
-            k = self.max_examples
-        return (float(k), k * c, k * c**2)
+        """By how much one unit moves count, sum and second moment, as the client functions say."""
+        functions = [self.client_fn(moment) for moment in _MOMENTS]
+        if self.unit == "example":
+            return _three(function.example_bound for function in functions)
+        return _three(function.client_bound(self.max_examples) for function in functions)
 
     @property
     def accounted_multipliers(self) -> tuple[float, float, float]:
@@ -235,60 +248,78 @@ class FredPlan:
             return math.inf
         return math.sqrt(math.fsum(z**-2 for z in self.accounted_multipliers))
 
-    def event(self) -> dp_accounting.DpEvent:
-        """Returns the event of the whole query.
+    def guarantee(self) -> Guarantee:
+        """Returns what the whole query costs at `delta`.
 
         In the mode "paper" its multipliers are relative to replace-one, whose shift is at least
         that of add-or-remove-one: a ledger of the latter is charged too much, never too little.
         """
-        if not self.private:
-            return dp_accounting.NonPrivateDpEvent()
-        finite = [z for z in self.accounted_multipliers if math.isfinite(z)]
-        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in finite])
+        adjacency: Adjacency = "add_or_remove_one" if self.mode == "exact" else "replace_one"
+        return gaussian.on_everyone(self.accounted_multipliers, self.delta, self.unit, adjacency)
+
+    def event(self) -> dp_accounting.DpEvent:
+        """Returns the event of the whole query."""
+        return self.guarantee().event
 
     def epsilon(self) -> float:
         """Returns what the query really costs at `delta` (exact)."""
-        return confirmation.gaussian_epsilon(self.mu, self.delta) if self.private else math.inf
+        return self.guarantee().epsilon()
 
     def epsilons(self) -> dict[str, float]:
         """Returns the cost of each release alone at `delta`: "count", "mean", "covariance"."""
-        names = ("count", "mean", "covariance")
         return {
-            name: confirmation.gaussian_epsilon(1 / z, self.delta) if z else math.inf
-            for name, z in zip(names, self.accounted_multipliers, strict=True)
+            name: gaussian.on_everyone([z], self.delta).epsilon()
+            for name, z in zip(
+                ("count", "mean", "covariance"), self.accounted_multipliers, strict=True
+            )
             if math.isfinite(z)
         }
 
     def statement(self) -> str:
         """Returns the guarantee in one line."""
-        if not self.private:
-            return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
-        adjacency = "add or remove one" if self.mode == "exact" else "replace one"
         realised = "" if self.mode == "exact" else "Algorithm 1 as printed, REALISED "
-        epsilon = accounting.rounded_up(self.epsilon())
-        return (
-            f"{realised}(epsilon = {epsilon}, delta = {self.delta:g}), "
-            f"unit = {self.unit}, adjacency = {adjacency} {self.unit}, accountant = exact Gaussian"
-        )
+        return realised + self.guarantee().statement()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values for JSON."""
         return dataclasses.asdict(self)
 
-    def _release(self, index: int, units: int) -> Plan:
-        """The door's plan of release 0, 1 or 2: everyone takes part."""
-        sensitivity = self.sensitivities[index]
-        if not self.private:
-            plan = Plan.without_privacy(
-                population=units, clients_per_round=units, rounds=1, clip_norm=sensitivity
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """What is released, in this order: no count where the population is declared."""
+        return tuple(
+            moment for moment, z in zip(_MOMENTS, self.multipliers, strict=True) if math.isfinite(z)
+        )
+
+    def plans(self, units: int) -> tuple[Plan, ...]:
+        """Returns the plan of each release in `moments`: everyone takes part, once.
+
+        What their rounds cost together is what this plan says.
+
+        Args:
+          units: the number of clients, or of examples where these are the unit.
+
+        Raises:
+          InputError: `delta` is not below 1 / units.
+        """
+        return tuple(
+            self._everyone(sensitivity * (z / accounted if z else 1.0), accounted, units)
+            for sensitivity, z, accounted in zip(
+                self.sensitivities, self.multipliers, self.accounted_multipliers, strict=True
             )
-            return dataclasses.replace(plan, unit=self.unit)
+            if math.isfinite(z)
+        )
+
+    def _release(self, index: int, units: int) -> Plan:
+        return self.plans(units)[index - (3 - len(self.moments))]
+
+    def _everyone(self, movement: float, multiplier: float, units: int) -> Plan:
+        """One release, of noise relative to what one unit moves under the adjacency in use."""
         return Plan(
-            population=units,
-            clients_per_round=units,
             rounds=1,
-            clip_norm=sensitivity,
-            noise_multiplier=self.multipliers[index],
+            clip=Clip(movement),
+            noise=Noise(multiplier) if self.private else None,
+            participation=Poisson(units, units),
             delta=self.delta,
             unit=self.unit,
         )

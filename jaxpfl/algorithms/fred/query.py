@@ -142,7 +142,8 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
         # The number of units may be private: the message does not tell it.
         raise InputError(f"delta = {plan.delta:g} is not below 1 / the number of {plan.unit}s")
     queries = tuple(
-        _query(plan, moment, released) for moment, released in plan.plans(units).items()
+        _query(plan, moment, released)
+        for moment, released in zip(plan.moments, plan.plans(units), strict=True)
     )
     of = {query.label: query for query in queries}
 

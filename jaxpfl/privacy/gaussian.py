@@ -1,0 +1,97 @@
+"""The Gaussian mechanism behind every plan: its guarantee on everyone, and the noise it needs.
+
+A noisy sum over everyone of multiplier z (noise / shift) is one Gaussian; several of multipliers
+z_i are together exactly as private as one of mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth,
+Su 2022, Corollary 3.3). What cohorts that are sampled cost: `privacy.participation`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import dp_accounting
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy.events import Adjacency
+from jaxpfl.privacy.guarantee import Guarantee, Unit
+
+Correlation = Literal["independent", "tree", "banded"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Noise:
+    """The noise on the sum: its standard deviation is z S.
+
+    Attributes:
+      multiplier: z.
+      correlation: "independent" in every round, or in epochs "tree" or "banded" (see
+        `privacy.correlated_noise`).
+    """
+
+    multiplier: float
+    correlation: Correlation = "independent"
+
+    def __post_init__(self) -> None:
+        z = checks.positive("noise_multiplier", self.multiplier)
+        object.__setattr__(self, "multiplier", z)
+        checks.one_of("noise", self.correlation, ("independent", "tree", "banded"))
+
+
+def on_everyone(
+    multipliers: Iterable[float],
+    delta: float,
+    unit: Unit = "client",
+    adjacency: Adjacency = "add_or_remove_one",
+) -> Guarantee:
+    """Returns the guarantee of noisy sums over everyone.
+
+    Args:
+      multipliers: noise / shift under the adjacency. Infinite: nothing is released, at no cost; 0:
+        without noise.
+    """
+    finite = [z for z in multipliers if math.isfinite(z)]
+    if not all(finite):
+        return Guarantee(dp_accounting.NonPrivateDpEvent(), delta, unit, adjacency)
+    event = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in finite])
+    return Guarantee(event, delta, unit, adjacency)
+
+
+def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: float) -> float:
+    """Returns the least noise whose epsilon is at most `epsilon`.
+
+    Found with the guarantee's accountant, rounded up to 5 digits, and then confirmed by a second,
+    independent one (`Guarantee.confirmed_epsilon`), which may raise it by up to 0.1 percent.
+
+    Args:
+      guarantee_of: the guarantee at a noise multiplier.
+
+    Raises:
+      InputError: no noise multiplier reaches `epsilon`; the accountants disagree.
+    """
+    target = checks.positive("epsilon", epsilon)
+    trial = guarantee_of(1.0)
+    least = accounting.smallest_noise_multiplier(
+        lambda z: guarantee_of(z).event, target, trial.delta, trial.accountant, trial.adjacency
+    )
+    for raised in (0.0, 1e-5, 1e-4, 1e-3):
+        z = least * (1 + raised)
+        trial = guarantee_of(z)
+        if trial.confirms(target):
+            return z
+    raise InputError(
+        f"the accountants disagree on noise multiplier {least:g}: epsilon = "
+        f"{trial.epsilon():.6g} by {trial.accountant.upper()}, {trial.confirmed_epsilon():.6g} by "
+        f"the second, target {target:g}"
+    )
+
+
+def require_gaussians(event: dp_accounting.DpEvent) -> None:
+    """Refuses prior releases that are not all Gaussians on everyone."""
+    for leaf in events.counts(event):
+        if not isinstance(leaf, dp_accounting.GaussianDpEvent):
+            raise InputError(
+                f"a plan can come after Gaussian releases on everyone, found {type(leaf).__name__}"
+            )

@@ -1,0 +1,179 @@
+"""What releases cost together: one epsilon, confirmed by a second accountant, and one statement.
+
+Whatever is released on the same clients composes: rounds of training, a Frechet distance,
+histograms of metrics. A `Guarantee` is that of any such list, of one plan's rounds or of all that
+a run charged to its ledger.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, Self
+
+import dp_accounting
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import accounting, confirmation, events
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.events import Adjacency
+
+if TYPE_CHECKING:
+    from jaxpfl.privacy.ledger import Charge
+
+Unit = Literal["client", "example"]
+
+_IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace one"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) of one event, with all that the numbers mean.
+
+    Attributes:
+      event: everything that was released; compositions hold several releases, or one many times.
+      delta: of the statement; not read where a release has no noise.
+      unit: what is protected: "client" or "example".
+      adjacency: what is done to one unit. Multipliers in the event are relative to it.
+      accountant: "pld" or "rdp".
+
+    Raises:
+      InputError: a field is not of its kind, or the event is of a kind that nobody accounts for.
+    """
+
+    event: dp_accounting.DpEvent
+    delta: float
+    unit: Unit = "client"
+    adjacency: Adjacency = "add_or_remove_one"
+    accountant: Accountant = "pld"
+
+    def __post_init__(self) -> None:
+        checks.one_of("unit", self.unit, ("client", "example"))
+        checks.one_of("adjacency", self.adjacency, tuple(_IN_WORDS))
+        checks.one_of("accountant", self.accountant, ("pld", "rdp"))
+        if self.private:
+            checks.open_fraction("delta", self.delta)
+
+    @classmethod
+    def of_events(
+        cls,
+        releases: Iterable[dp_accounting.DpEvent],
+        delta: float,
+        unit: Unit = "client",
+        accountant: Accountant | None = None,
+    ) -> Self:
+        """Returns the guarantee of several releases, under the adjacency that they share.
+
+        Args:
+          releases: their events, in any order; a repeated one as SelfComposedDpEvent, or so often.
+          accountant: None = PLD where it has support, else RDP.
+
+        Raises:
+          InputError: the releases have no common adjacency, and so no common epsilon.
+        """
+        event = dp_accounting.ComposedDpEvent(list(releases))
+        chosen = accountant or accounting.default_accountant(events.counts(event))
+        return cls(event, delta, unit, events.adjacency(event), chosen)
+
+    @property
+    def private(self) -> bool:
+        """Whether everything that was released has noise."""
+        return not any(
+            isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in events.counts(self.event)
+        )
+
+    def epsilon(self) -> float:
+        """Returns epsilon at `delta`; infinite where a release has no noise."""
+        return self._epsilon(self.accountant)
+
+    def _epsilon(self, accountant: Accountant) -> float:
+        if not self.private:
+            return math.inf
+        return accounting.epsilon(self.event, self.delta, accountant, self.adjacency)
+
+    def confirmed_epsilon(self) -> float:
+        """Returns the second accountant's epsilon.
+
+        PLD where the accountant is RDP on Poisson cohorts; otherwise an implementation of our own
+        that shares no code with dp-accounting (see `privacy.confirmation`).
+
+        Raises:
+          InputError: the event has sampled releases of several kinds.
+        """
+        if not self.private:
+            return math.inf
+        squares, sampled = [], []
+        for leaf, count in events.counts(self.event).items():
+            if isinstance(leaf, dp_accounting.GaussianDpEvent):
+                # Gaussians compose to a Gaussian: the squares of their shift / noise add up
+                # (Dong, Roth, Su 2022, Corollary 3.3).
+                squares.append(count / leaf.noise_multiplier**2)
+            else:
+                sampled.append((leaf, count))
+        mu = math.sqrt(math.fsum(squares))
+        if not sampled:
+            return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
+        match sampled:
+            case [
+                (dp_accounting.PoissonSampledDpEvent(sampling_probability=q, event=inner), count)
+            ]:
+                if self.accountant == "rdp":
+                    return self._epsilon("pld")
+                assert isinstance(inner, dp_accounting.GaussianDpEvent)
+                return confirmation.poisson_epsilon(
+                    inner.noise_multiplier,
+                    q,
+                    count,
+                    self.delta,
+                    reach=self._epsilon("rdp"),
+                    gaussian_mu=mu,
+                )
+            case [(dp_accounting.SampledWithoutReplacementDpEvent() as fixed, count)] if not mu:
+                assert isinstance(fixed.event, dp_accounting.GaussianDpEvent)
+                return confirmation.fixed_size_epsilon(
+                    fixed.event.noise_multiplier,
+                    fixed.sample_size,
+                    fixed.source_dataset_size,
+                    count,
+                    self.delta,
+                )
+        raise InputError(
+            "a second accountant confirms rounds of one plan and Gaussians on everyone, found "
+            f"{len(sampled)} kinds of sampled rounds and {len(squares)} of Gaussians"
+        )
+
+    def confirms(self, target: float) -> bool:
+        """Returns whether both accountants stay within the target, and PLD within RDP's bound."""
+        if self.epsilon() > target or self.confirmed_epsilon() > target:
+            return False
+        if self.adjacency == "replace_one":
+            return True  # PLD has no support for cohorts of fixed size
+        return self._epsilon("pld") <= self._epsilon("rdp") * (1 + 1e-3)
+
+    def statement(self) -> str:
+        """Returns the guarantee in one line, with unit, adjacency and accountant."""
+        if not self.private:
+            return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
+        return (
+            f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
+            f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]} {self.unit}, "
+            f"accountant = {self._accountant_in_words}"
+        )
+
+    @property
+    def _accountant_in_words(self) -> str:
+        """PLD of Gaussians alone is the exact formula, see `privacy.accounting`."""
+        releases = events.counts(self.event)
+        exact = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
+        if self.accountant == "pld" and releases and exact:
+            return "exact Gaussian"
+        return self.accountant.upper()
+
+
+def guarantee_of(charges: Iterable["Charge"], delta: float, unit: Unit = "client") -> Guarantee:
+    """Returns what these charges of a ledger cost together: of a run, or of several.
+
+    Raises:
+      InputError: as `Guarantee.of_events`.
+    """
+    return Guarantee.of_events((charge.event for charge in charges), delta, unit)

@@ -1,0 +1,192 @@
+"""Who takes part in a round, and what a Gaussian of that round costs.
+
+|           | who takes part            | adjacency         | the sum moves by | accountant |
+|-----------|---------------------------|-------------------|------------------|------------|
+| Poisson   | each with q = n / N       | add or remove one | S                | PLD        |
+| FixedSize | exactly n, no replacement | replace one       | 2 S              | RDP        |
+| Epochs    | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
+
+`multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
+moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size round
+as if it moved by S is a common error (SampledWithoutReplacement in dp-accounting takes the
+multiplier relative to the shift). In epochs of R = floor(N / n) rounds a client takes part once an
+epoch, at a distance of R, and nothing is amplified: that is DP-FTRL's setting, where the noise may
+be correlated between rounds (`privacy.correlated_noise`). An epoch costs one Gaussian of
+multiplier z.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import dp_accounting
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import sampling
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.events import Adjacency
+
+Sampling = Literal["poisson", "fixed", "epochs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfClients:
+    """What all three share.
+
+    Attributes:
+      population: N, the number of clients, public.
+      clients_per_round: n, planned.
+
+    Raises:
+      InputError: not whole numbers with 1 <= n <= N.
+    """
+
+    sampling: ClassVar[Sampling]
+    adjacency: ClassVar[Adjacency] = "add_or_remove_one"
+    accountant: ClassVar[Accountant] = "pld"
+
+    population: int
+    clients_per_round: int
+
+    def __post_init__(self) -> None:
+        for name in ("population", "clients_per_round"):
+            # Plain numbers, so that what came from numpy can be written as JSON.
+            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        if self.clients_per_round > self.population:
+            raise InputError(
+                f"clients_per_round = {self.clients_per_round} exceeds the population of "
+                f"{self.population}"
+            )
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = n / N."""
+        return self.clients_per_round / self.population
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """R = floor(N / n): in epochs, a client takes part in one of so many rounds."""
+        return self.population // self.clients_per_round
+
+    @property
+    def denominator(self) -> float:
+        """The public constant that sums are divided by: the expected cohort size."""
+        return float(self.clients_per_round)
+
+    def charge_number(self, round: int) -> int:
+        """Returns the number, from 1, of the charge that round 1, 2, ... belongs to."""
+        return round
+
+    def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one more release on a cohort that another one was made on.
+
+        It is not amplified: one Gaussian of multiplier z, or z / 2 under replace-one. The first
+        release tells something about who takes part, so its cohort is no longer secret.
+
+        Fix who else is in the cohort (and, in a cohort of fixed size, who stands in where the one
+        client in question is not): that is drawn alike for both neighbours, and divergences are
+        jointly convex. Then the sum is one of few values that lie no further apart than one client
+        moves it. Given the first release, the
+        second is a mixture of Gaussians about these, in proportions that may follow from the data;
+        joint convexity again bounds its divergence between neighbours by that of two Gaussians so
+        far apart. That pair therefore dominates it whatever the first release was, and dominating
+        pairs compose adaptively (Zhu, Dong, Wang 2022, "Optimal accounting of differential privacy
+        via characteristic function", Theorem 10). A third release costs as much as the second.
+        """
+        return dp_accounting.GaussianDpEvent(multiplier)
+
+
+class Poisson(_OfClients):
+    """Each client takes part with probability n / N, independently: cohorts vary in size.
+
+    Attributes:
+      population: N, the number of clients, public.
+      clients_per_round: n, expected; N for everyone.
+    """
+
+    sampling = "poisson"
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge: of a round."""
+        gaussian = dp_accounting.GaussianDpEvent(multiplier)
+        if self.clients_per_round == self.population:
+            return gaussian
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
+        return sampling.poisson(self.population, self.sampling_rate, seed, round)
+
+
+class FixedSize(_OfClients):
+    """Exactly n clients, drawn without replacement: putting one in pushes another out.
+
+    Attributes:
+      population: N, the number of clients, public.
+      clients_per_round: n.
+    """
+
+    sampling = "fixed"
+    adjacency = "replace_one"
+    accountant = "rdp"
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge: of a round."""
+        return self._drawn(self.clients_per_round, multiplier)
+
+    def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
+        # Drawing all N is no sampling; a bare Gaussian would not say that it is of replace-one.
+        return self._drawn(self.population, multiplier)
+
+    def _drawn(self, clients: int, multiplier: float) -> dp_accounting.DpEvent:
+        # The sum moves by 2 S when one client is replaced.
+        gaussian = dp_accounting.GaussianDpEvent(multiplier / 2)
+        return dp_accounting.SampledWithoutReplacementDpEvent(self.population, clients, gaussian)
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
+        return sampling.fixed_size(self.population, self.clients_per_round, seed, round)
+
+
+class Epochs(_OfClients):
+    """Each client takes part in one of an epoch's R = floor(N / n) rounds, always the same one.
+
+    Attributes:
+      population: N, the number of clients, public.
+      clients_per_round: n; N / R take part on average: n or more, and with n above N / 2 everyone
+        in every round.
+    """
+
+    sampling = "epochs"
+
+    @property
+    def denominator(self) -> float:
+        """The public constant that sums are divided by: N / R."""
+        return self.population / self.rounds_per_epoch
+
+    def charge_number(self, round: int) -> int:
+        """Returns the number of the round's epoch, from 1: its rounds share one charge."""
+        return -(-round // self.rounds_per_epoch)
+
+    def event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one charge: of an epoch."""
+        return dp_accounting.GaussianDpEvent(multiplier)
+
+    def sample(self, seed: int, round: int) -> np.ndarray:
+        """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
+        return sampling.in_epochs(self.population, self.rounds_per_epoch, seed, round)
+
+
+Participation = Poisson | FixedSize | Epochs
+KINDS: dict[str, type[Participation]] = {
+    "poisson": Poisson,
+    "fixed": FixedSize,
+    "epochs": Epochs,
+}
+
+
+def of(kind: Sampling, population: int, clients_per_round: int) -> Participation:
+    """Returns the participation that a config names "poisson", "fixed" or "epochs"."""
+    checks.one_of("sampling", kind, tuple(KINDS))
+    return KINDS[kind](population, clients_per_round)
