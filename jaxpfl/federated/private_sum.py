@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.accumulators import Accumulator, Compensated
+from jaxpfl.federated.accumulators import Accumulator, Compensated, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.mesh import CLIENTS, client_mesh
@@ -202,17 +202,18 @@ def _release(
 ) -> tuple[PyTree, jax.Array]:
     """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators)."""
     sums = jax.lax.with_sharding_constraint(sums, NamedSharding(engine.mesh, PartitionSpec()))
-    total = engine.accumulator.total(sums.contributions, clip_norm)
-    below = jnp.sum(sums.below)
+    total = engine.accumulator.total(sums.contributions)
+    below, noise = jnp.sum(sums.below), None
     if private:
         value_key, below_key = jax.random.split(key)
+        like = jax.tree.map(lambda pair: pair.high, total, is_leaf=lambda x: isinstance(x, Pair))
         if terms is None:
-            noise = gaussian_noise_like(value_key, total, value_std)
+            noise = gaussian_noise_like(value_key, like, value_std)
         else:
-            noise = weighted_noise_like(*terms, total, value_std)
-        total = jax.tree.map(jnp.add, total, _drawn_in_shares(noise, engine.mesh))
+            noise = weighted_noise_like(*terms, like, value_std)
+        noise = _drawn_in_shares(noise, engine.mesh)
         below = below + gaussian_noise_like(below_key, below, below_std)
-    return total, below
+    return engine.accumulator.released(total, noise, clip_norm), below
 
 
 def _drawn_in_shares(noise: PyTree, mesh: Mesh) -> PyTree:
