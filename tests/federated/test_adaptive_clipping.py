@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import private_sum
-from jaxpfl.privacy import AdaptiveClip
+from jaxpfl.federated import next_clip_norm, private_sum
+from jaxpfl.privacy import AdaptiveClip, Plan
+from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_contribution
 from tests.federated.cohorts import DIM, SHAPE, ZERO, bucket_of, held_vector, keys, plan
 
 
@@ -59,3 +60,45 @@ def test_without_adaptive_clipping_the_clip_norm_stays():
     opened = private_sum(held_vector, plan(), SHAPE)
     _, state = opened(ZERO, [with_norms([3.0, 4.0])], opened.init(), keys())
     assert float(state.clip_norm) == 1.0
+
+
+@pytest.mark.parametrize("below", [1.0, 0.0])
+def test_thousands_of_rounds_stay_where_the_clip_is_exact(below):
+    """TRUST 3, 16: all updates within C (all are empty), or none; then one that is not comes."""
+    chosen = plan(adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2))
+    noisy_below = jnp.float32((below - 0.5) * chosen.denominator)
+    step = jax.jit(lambda clip_norm: next_clip_norm(chosen, clip_norm, noisy_below))
+    clip_norm, path = jnp.float32(1.0), []
+    for _ in range(3_000):
+        clip_norm = step(clip_norm)
+        path.append(float(clip_norm))
+    assert min(path) >= SMALLEST_CLIP_NORM and max(path) <= LARGEST_CLIP_NORM
+    limit = SMALLEST_CLIP_NORM if below else LARGEST_CLIP_NORM
+    assert path[-1] == path[-2] == pytest.approx(limit, rel=1e-6)
+    for scale in (1e6, 2.0, 1e-3):
+        update = np.full(50, scale * limit / 50**0.5, np.float32)
+        clipped, _, counts = clip_contribution({"x": update}, "flat", clip_norm)
+        norm = np.linalg.norm(np.asarray(clipped["x"], np.float64))
+        assert bool(counts)
+        assert norm == pytest.approx(min(scale, 1) * limit, rel=1e-6)
+    # A plan that begins where this one ended is accepted, and it finds back.
+    assert isinstance(plan(clip_norm=path[-1]), Plan)
+    other_way = jnp.float32((0.5 - below) * chosen.denominator)
+    assert abs(np.log(float(next_clip_norm(chosen, clip_norm, other_way)) / path[-1])) > 0.09
+
+
+def test_rounds_of_empty_updates_keep_the_bound_at_the_door():
+    """TRUST 16: 600 rounds of zero updates, then one client with a large one."""
+    chosen = plan(
+        clients_per_round=100,
+        noise_multiplier=1e-6,
+        adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0),
+    )
+    opened = private_sum(held_vector, chosen, SHAPE)
+    state, empty = opened.init(), bucket_of(np.zeros((100, DIM), np.float32))
+    for index in range(600):
+        _, state = opened(ZERO, [empty], state, keys(index))
+    assert float(state.clip_norm) >= SMALLEST_CLIP_NORM
+    release, _ = opened(ZERO, [with_norms([1.0, 0.0])], state, keys(600))
+    norm = np.linalg.norm(np.asarray(release["a"], np.float64))
+    assert norm == pytest.approx(float(state.clip_norm), rel=1e-4)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from jaxpfl.privacy import clipping
 
@@ -40,6 +41,87 @@ def test_the_norm_never_exceeds_the_bound(kind, exponent, seed, bound):
     """TRUST 16: at most S (1 + 1e-6), whatever comes in, overflow of the norm included."""
     result, _, _ = clipped(contribution(10.0**exponent, seed), kind, bound)
     assert exact_norm(result) <= float(np.float32(bound)) * (1 + 1e-6)
+
+
+TINY = float(np.finfo(np.float32).tiny)  # below it numbers are subnormal, and may be flushed
+OVERFLOWS = float(np.sqrt(np.finfo(np.float32).max))
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def up_to(exponent: int):
+    """Nine float32 of at most 2^exponent."""
+    limit = min(2.0**exponent, LARGEST)
+    return hnp.arrays(np.float32, 9, elements=st.floats(-limit, limit, width=32))
+
+
+# Of one magnitude, or of all, NaN and infinities among them.
+nine = st.integers(-149, 128).flatmap(up_to) | hnp.arrays(np.float32, 9)
+norms = st.floats(-12, 12).map(lambda exponent: 10.0**exponent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(values=nine, bound=norms)
+def test_whatever_the_float32_the_clip_is_exact_or_zero(kind, values, bound):
+    """TRUST 2, 3, 16: over all of float32 and of a plan's clip norms, every line of the table."""
+    bound = np.float32(bound)
+    tree = {"a": values[:4].reshape(2, 2), "b": values[4:8], "c": values[8]}
+    result, norm, counts = jax.tree.map(np.asarray, clip(tree, kind, bound))
+    exact = exact_norm(tree) if np.all(np.isfinite(values)) else np.inf
+    found = np.concatenate([np.ravel(result[name]) for name in "abc"])
+    assert np.all(np.isfinite(found))
+    assert exact_norm(result) <= float(bound) * (1 + 1e-6)
+    if exact > OVERFLOWS * (1 + 1e-6):
+        assert not counts and np.isposinf(norm) and not np.any(found)
+        return
+    if exact > OVERFLOWS * (1 - 1e-6) and not counts:
+        return
+    assert counts and abs(float(norm) - exact) <= 1e-6 * exact + 1e-18
+    share = {"flat": 1.0, "per_layer": 3**-0.5}[kind]
+    for name in "abc":
+        own = exact if kind == "flat" else exact_norm(tree[name])
+        factor = min(1.0, float(bound) * share / own) if own else 1.0
+        wanted = tree[name].astype(np.float64) * factor
+        if own <= float(bound) * share * (1 - 1e-6):
+            kept = np.where(np.abs(wanted) < TINY, result[name], tree[name])
+            np.testing.assert_array_equal(result[name], kept)
+        np.testing.assert_allclose(result[name], wanted, rtol=1e-6, atol=1.01 * TINY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bound", [0.0, 1e-45, 5e-36, 1e-20, 9.9e-13, np.nan])
+def test_a_clip_norm_too_small_for_float32_squares_lets_nothing_through(kind, bound):
+    """TRUST 16: where the norm would be wrong by 10^6 the contribution is zero."""
+    result, norm, counts = clipped(contribution(1e-30), kind, bound)
+    assert not bool(counts) and np.isposinf(float(norm))
+    assert exact_norm(result) == 0
+    for extreme in (clipping.SMALLEST_CLIP_NORM, clipping.LARGEST_CLIP_NORM):
+        result, _, counts = clipped(contribution(1e15), kind, extreme)
+        assert bool(counts)
+        assert exact_norm(result) == pytest.approx(extreme, rel=1e-6 if kind == "flat" else 0.5)
+
+
+def test_values_whose_squares_are_flushed_do_not_add_up():
+    """TRUST 16: a hundred million of them beside the smallest clip norm, in one leaf or spread."""
+    smallest = clipping.SMALLEST_CLIP_NORM
+    leaf = np.full(10**6, 1.05e-19, np.float32)
+    leaf[0] = smallest
+    result, _, _ = clip({"x": leaf}, "flat", jnp.float32(smallest))
+    missing = exact_norm(result) ** 2 - float(np.asarray(result["x"])[0]) ** 2
+    whole = np.sqrt(float(np.float32(smallest)) ** 2 + 100 * missing)
+    assert whole <= smallest * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("leaves", [1, 3, 200])
+@pytest.mark.parametrize("size", [1, 1_000, 5_000, 60_000])
+def test_sums_of_many_equal_squares_do_not_drift(kind, leaves, size):
+    """TRUST 16: float32 sums one after the other would be off by 1e-5 and more."""
+    for value in (0.7345, 0.5123, 0.9001):
+        tree = [np.full(size, value, np.float32)] * leaves
+        result, norm, _ = clipped(tree, kind, 0.01)
+        assert exact_norm(result) <= 0.01 * (1 + 1e-6)
+        assert float(norm) == pytest.approx(exact_norm(tree), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

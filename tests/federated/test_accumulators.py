@@ -1,0 +1,224 @@
+"""Long sums: exact to the pair's last bit, and noised before they are rounded."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.federated import Compensated, FixedPoint
+from jaxpfl.federated.accumulators import Pair
+
+DIM = 64
+BLOCK = 4_096
+BLOCKS = 32_959  # 1.35e8 examples
+ONE = jnp.float32(1)
+
+compensated = Compensated()
+
+
+def in_float64(total) -> np.ndarray:
+    """A float32 pair has at most 48 bits apart from gaps, so this is exact where it matters."""
+    return np.asarray(total.high, np.float64) + np.asarray(total.low, np.float64)
+
+
+def unit_vectors(count: int, seed: int = 0) -> np.ndarray:
+    """float32 [count, DIM], around one direction, of norm 1 and by no rounding more."""
+    rng = np.random.default_rng(seed)
+    rows = 1 + 0.5 * rng.normal(size=(count, DIM))
+    rows *= (1 - 1e-7) / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows.astype(np.float32)
+
+
+@jax.jit
+def long_sum(subtotals_KxD, times, first_D):
+    """The total of `first_D` and of `times` subtotals, taken in turn."""
+    sums = compensated.merge(compensated.zeros(first_D, 1), first_D)
+
+    def add(index, sums):
+        return compensated.merge(sums, subtotals_KxD[index % subtotals_KxD.shape[0]])
+
+    return compensated.total(jax.lax.fori_loop(0, times, add, sums))
+
+
+@pytest.mark.parametrize("kinds", [1, 97])
+def test_one_example_moves_a_sum_over_135_million_by_one(kinds):
+    """TRUST 16: at most S (1 + 1e-6), by the pair; rounded to one float32 it would be 3 S."""
+    subtotals = unit_vectors(kinds) * np.float32(BLOCK)
+    example = unit_vectors(1, seed=1)[0]
+    without = long_sum(subtotals, BLOCKS, np.zeros(DIM, np.float32))
+    length = np.linalg.norm(in_float64(without))
+    assert length > 0.9 * BLOCK * BLOCKS or kinds > 1
+    assert length > 1e8
+    # First or last: what comes after it is rounded otherwise, or nothing is.
+    first = long_sum(subtotals, BLOCKS, example)
+    last = compensated.total(
+        compensated.merge(jax.tree.map(lambda leaf: leaf[None], without), example)
+    )
+    for with_it in (first, last):
+        moved = np.linalg.norm(in_float64(with_it) - in_float64(without))
+        assert abs(moved - np.linalg.norm(example.astype(np.float64))) <= 1e-6
+        assert moved <= 1 + 1e-6
+        joined = [
+            np.asarray(compensated.released(total, None, ONE), np.float64)
+            for total in (with_it, without)
+        ]
+        assert np.linalg.norm(joined[0] - joined[1]) > 2.5
+
+
+def test_a_low_part_that_only_collects_errors_is_rejected():
+    """The test above can fail: what was lost, added up in one float32, loses bits itself."""
+    subtotals = unit_vectors(97) * np.float32(BLOCK)
+    example = unit_vectors(1, seed=1)[0]
+
+    def collected(start):
+        high, low = start.copy(), np.zeros(DIM, np.float32)
+        for index in range(BLOCKS):
+            added = subtotals[index % 97]
+            total = high + added
+            part = total - high
+            low = low + ((high - (total - part)) + (added - part))
+            high = total
+        return high.astype(np.float64) + low
+
+    moved = np.linalg.norm(collected(example) - collected(np.zeros(DIM, np.float32)))
+    assert abs(moved - 1) > 1e-5
+
+
+def summed(accumulator, leaves_KxD: np.ndarray, devices: int):
+    """The total of K subtotals dealt to devices."""
+    width = leaves_KxD.shape[1]
+    sums = []
+    for device in range(devices):
+        part = accumulator.zeros(jax.ShapeDtypeStruct((width,), jnp.float32), 1)
+        mine = jnp.asarray(leaves_KxD[device::devices])
+        sums.append(merged(accumulator, part, mine))
+    return accumulator.total(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sums))
+
+
+def merged(accumulator, sums, leaves_KxD):
+    def add(index, sums):
+        row = jax.lax.dynamic_slice_in_dim(leaves_KxD, index, 1)
+        subtotal = accumulator.add(accumulator.start(sums), row, jnp.ones(1), ONE)
+        return accumulator.merge(sums, subtotal)
+
+    return jax.jit(lambda sums: jax.lax.fori_loop(0, len(leaves_KxD), add, sums))(sums)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_sums_of_any_magnitude_are_as_good_as_48_bits(devices):
+    """Against exact sums: terms from 2^-20 to 2^20, of both signs, cancelling in half the columns."""
+    rng = np.random.default_rng(0)
+    terms = (rng.normal(size=(4_000, 6)) * 2.0 ** rng.uniform(-20, 20, (4_000, 6))).astype(np.float32)
+    terms[:, 3:] = np.concatenate([terms[:2_000, 3:], -terms[:2_000, 3:]])
+    terms[-1, 3:] += np.float32(1e-3)
+    total = in_float64(summed(compensated, terms, devices))
+    for column in range(6):
+        exact = float(sum(map(Fraction, terms[:, column].tolist())))
+        largest = float(np.max(np.abs(np.cumsum(terms[:, column].astype(np.float64)))))
+        assert abs(total[column] - exact) <= 4_000 * 2.0**-47 * largest
+        if column < 3:
+            plain = float(np.cumsum(terms[:, column], dtype=np.float32)[-1])
+            assert abs(plain - exact) > 4_000 * 2.0**-47 * largest
+
+
+@pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=4_000)])
+def test_equal_sums_have_equal_bits(accumulator):
+    """Whatever the order and the devices: what the noise's key is bound to does not depend on them.
+
+    Multiples of 2^-12, of which no running sum of a pair loses a bit.
+    """
+    rng = np.random.default_rng(0)
+    scale = 1e-2 if isinstance(accumulator, FixedPoint) else 1e5
+    terms = np.round(rng.normal(size=(999, 40)) * scale * 2.0**12) * 2.0**-12
+    terms[:, 0] = 0
+    terms[500:999, 1] = -terms[:499, 1]
+    terms = terms.astype(np.float32)
+    first = summed(accumulator, terms, 1)
+    exact = np.array([math.fsum(column) for column in terms.T.astype(np.float64)])
+    if isinstance(accumulator, FixedPoint):
+        whole = np.asarray(first.high, np.int64) * 2**16 + np.asarray(first.low)
+        np.testing.assert_array_equal(whole * 2.0**-accumulator.bits, exact)
+        assert np.all((np.asarray(first.low) >= 0) & (np.asarray(first.low) < 2**16))
+    else:
+        np.testing.assert_array_equal(in_float64(first), exact)
+        np.testing.assert_array_equal(first.high, exact.astype(np.float32))
+        assert np.any(np.asarray(first.low) != 0)
+    for devices in (1, 2, 3, 8):
+        for order in (slice(None), slice(None, None, -1)):
+            other = summed(accumulator, terms[order], devices)
+            for wanted, found in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):
+                assert np.asarray(wanted).tobytes() == np.asarray(found).tobytes()
+
+
+def test_a_negative_zero_and_a_positive_one_have_equal_bits():
+    plus, minus = (Pair(*[jnp.full((2, 1), zero, jnp.float32)] * 2) for zero in (0.0, -0.0))
+    for zero in (plus, minus):
+        for leaf in compensated.total(zero):
+            assert np.asarray(leaf).tobytes() == bytes(4)
+
+
+def test_noise_is_added_before_anything_is_rounded():
+    """Noise that cancels the high part leaves what a single float32 would have lost."""
+    total = {"a": Pair(jnp.full(2, 2.0**27), jnp.asarray([3.25, -3.5]))}
+    noise = {"a": jnp.asarray([8 - 2.0**27, 40.0])}
+    released = compensated.released(total, noise, ONE)["a"]
+    np.testing.assert_array_equal(released, np.float32([11.25, 2.0**27 + 32]))
+    np.testing.assert_array_equal(
+        compensated.released(total, None, ONE)["a"], np.float32([2.0**27, 2.0**27])
+    )
+
+
+def test_noise_is_added_to_fixed_point_sums_before_anything_is_rounded():
+    fixed, clip_norm = FixedPoint(max_clients=100_000), jnp.float32(0.25)
+    unit = 0.25 / 2**fixed.bits
+    whole = np.array([2**44 + 12_345, -(2**44) - 54_321, 2**30 - 1, 0])
+    total = Pair(jnp.asarray(whole >> 16, jnp.int32), jnp.asarray(whole & 0xFFFF, jnp.int32))
+    noise = np.array([-(2.0**44), 2.0**44, 3.0, 5.0]) * unit
+    released = fixed.released(total, jnp.asarray(noise, jnp.float32), clip_norm)
+    np.testing.assert_array_equal(released, np.float32([12_345, -54_321, 2**30 + 2, 5]) * unit)
+    plain = fixed.released(total, None, clip_norm)
+    np.testing.assert_array_equal(plain, (whole * unit).astype(np.float32))
+
+
+@pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=10**5)])
+def test_noise_has_its_scale_in_the_release(accumulator):
+    noise = np.random.default_rng(0).normal(size=1_000).astype(np.float32) * np.float32(3.0)
+    zero = accumulator.total(accumulator.zeros(noise, 2))
+    released = accumulator.released(zero, jnp.asarray(noise), jnp.float32(0.7))
+    np.testing.assert_allclose(released, noise, rtol=3e-7)
+
+
+@pytest.mark.parametrize("clients", [4, 32])
+def test_within_a_bucket_one_client_moves_a_subtotal_by_one(clients):
+    """TRUST 16: plain float32 additions of contributions of norm 1, hundreds of neighbours."""
+    values = unit_vectors(clients, seed=2)
+    worst = 0.0
+    for left_out in range(clients):
+        kept = np.delete(values, left_out, axis=0)
+        totals = [in_float64(in_one_bucket(rows)) for rows in (values, kept)]
+        worst = max(worst, float(np.linalg.norm(totals[0] - totals[1])))
+    assert 1 - 1e-5 < worst <= 1 + 1e-6
+
+
+def in_one_bucket(values_CxD):
+    sums = compensated.zeros(values_CxD[0], 1)
+    subtotal = compensated.start(sums)
+    for row in values_CxD:
+        subtotal = compensated.add(subtotal, row[None], jnp.ones(1), ONE)
+    return compensated.total(compensated.merge(sums, subtotal))
+
+
+def test_one_example_moves_a_bucket_of_blocks_by_little_more_than_one():
+    """Four blocks of 1,024 examples: the bound that the class states, and far less in fact."""
+    blocks = unit_vectors(4 * 1_024, seed=3).reshape(4, 1_024, DIM)
+    whole = blocks.sum(axis=1)
+    worst = 0.0
+    for left_out in range(0, 1_024, 64):
+        fewer = whole.copy()
+        fewer[0] = np.delete(blocks[0], left_out, axis=0).sum(axis=0)
+        moved = in_float64(in_one_bucket(whole)) - in_float64(in_one_bucket(fewer))
+        worst = max(worst, float(np.linalg.norm(moved)))
+    assert worst <= 1 + 1e-3
