@@ -42,6 +42,20 @@ from jaxpfl.privacy.mechanisms import gaussian_noise_like
 PyTree = Any
 
 
+class Keys(NamedTuple):
+    """What a release draws from; secret.
+
+    Attributes:
+      train: typed key of what clients draw.
+      noise: typed key of this release alone.
+      checksum: uint32 [4], of the checksum that the noise's key is bound by.
+    """
+
+    train: jax.Array
+    noise: jax.Array
+    checksum: jax.Array
+
+
 class Summed(NamedTuple):
     """What comes out of the door; public once it was charged.
 
@@ -188,7 +202,7 @@ def _release(
     clip_norm: jax.Array,
     value_std: jax.Array,
     below_std: jax.Array,
-    key: jax.Array,
+    keys: "Keys",
     shared: PyTree | None,
 ) -> tuple[PyTree, jax.Array, jax.Array]:
     """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators, name).
@@ -200,8 +214,10 @@ def _release(
     total = engine.accumulator.total(sums.contributions)
     below = jnp.sum(sums.below)
     # Not the sums alone: one noise at two scales would give the noise away.
-    key = bound_to_bits(key, (total, below, clip_norm, value_std, below_std))
-    value_key, below_key, name_key = (jax.random.fold_in(key, i) for i in range(3))
+    scales = (below, clip_norm, value_std, below_std)
+    key = bound_to_bits(keys.noise, keys.checksum, (total, scales), engine.mesh)
+    # Together: each of these keys alone would be compiled by itself.
+    value_key, below_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(3))
     noise = None
     if private:
         if shared is None:
@@ -212,7 +228,8 @@ def _release(
             noise = jax.tree.map(lambda leaf: leaf * value_std, shared)
         below = below + gaussian_noise_like(below_key, below, below_std)
     value = engine.accumulator.released(total, noise, clip_norm)
-    return value, below, jax.random.bits(name_key, (4,), jnp.uint32)
+    # As good as any other output of threefry, and used for nothing else.
+    return value, below, jax.random.key_data(name_key)
 
 
 def _like(total: PyTree) -> PyTree:
@@ -281,17 +298,14 @@ class Door:
         broadcast: PyTree,
         cohort: Iterable[Bucket],
         clip_norm: jax.Array,
-        *,
-        train_key: jax.Array,
-        noise_key: jax.Array,
+        keys: Keys,
         shared_noise: PyTree | None = None,
     ) -> Summed:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
           clip_norm: float32 scalar, S of this round.
-          train_key: of what clients draw; secret.
-          noise_key: of this release alone; secret.
+          keys: of this release alone.
           shared_noise: where the plan's noise is correlated between rounds: this round's, of unit
             scale.
 
@@ -304,7 +318,7 @@ class Door:
             if sums is None:
                 sums = _zero_sums(engine, self._like)
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
-            sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, train_key)
+            sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
         # Noise does not depend on the chunk: an empty round compiles nothing new.
         engine = self._engine(chunk=1)
         if sums is None:
@@ -316,7 +330,7 @@ class Door:
             clip_norm,
             jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
             jnp.float32(plan.indicator_noise_std),
-            noise_key,
+            keys,
             shared_noise,
         )
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)

@@ -43,7 +43,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import identity
-from jaxpfl.federated.door import Door
+from jaxpfl.federated.door import Door, Keys
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import key_from_words
@@ -87,8 +87,11 @@ class Secret:
 
     def key(self, purpose: str, text: str) -> jax.Array:
         """A typed threefry4x32 key, a function of the secret, the purpose and the text."""
-        digest = bytes.fromhex(self.digest(purpose, text))
-        return key_from_words(np.frombuffer(digest[:16], np.uint32).tolist())
+        return key_from_words(self.words_of(purpose, text).tolist())
+
+    def words_of(self, purpose: str, text: str) -> np.ndarray:
+        """Four 32-bit words, uint32 [4], a function of the secret, the purpose and the text."""
+        return np.frombuffer(bytes.fromhex(self.digest(purpose, text))[:16], np.uint32)
 
     def seed(self, purpose: str, text: str) -> int:
         """A whole number of 128 bits, a function of the secret, the purpose and the text."""
@@ -301,9 +304,12 @@ class Releaser:
                 jax.device_put(broadcast, NamedSharding(asked.door.mesh, PartitionSpec())),
                 buckets,
                 clip,
-                train_key=self._secret.key("train", released),
-                noise_key=self._secret.key("noise", released),
-                shared_noise=shared,
+                Keys(
+                    train=self._secret.key("train", released),
+                    noise=self._secret.key("noise", released),
+                    checksum=self._secret.words_of("checksum", released),
+                ),
+                shared,
             )
         self._observe(
             {
