@@ -115,11 +115,12 @@ def test_a_whole_line_with_anything_behind_it_is_refused(path):
             Chain(path)
     # More of the end overwritten, by nothing that lacks.
     for many in range(1, last + 1):
-        damaged = whole[: -1 - many] + b"\0" * (many + 1)
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match="line 4"):
-            Chain(path)
-        assert path.read_bytes() == damaged
+        for zeros in (many, many + 1):
+            damaged = whole[: -1 - many] + b"\0" * zeros
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptFile, match="line 4"):
+                Chain(path)
+            assert path.read_bytes() == damaged
 
 
 def test_glued_lines_are_refused(path):
