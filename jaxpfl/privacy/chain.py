@@ -218,7 +218,8 @@ def _is_torn(last: bytes) -> bool:
     if start is None:
         begun = b'{"bytes":'.startswith(last)
         return begun or _PART_OF_START.fullmatch(last) is not None
-    if len(last) - start.end() >= int(start[1]):
+    missing = int(start[1]) - (len(last) - start.end())
+    if missing <= 0 or last[start.end() : start.end() + 1] not in (b"", b'"'):
         return False
     # A whole object in it means that its length was damaged.
     try:

@@ -1,0 +1,292 @@
+"""The sealed file: what was written whole is kept whole, or the file is refused."""
+
+import json
+import os
+
+import pytest
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.privacy import chain
+from jaxpfl.privacy.chain import Chain
+
+LINES = [{"a": 1, "z": "é\n"}, {"kept": [1, 2.5, None]}, {"b": {"c": "d"}}, {"last": "x" * 40}]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "chain.jsonl"
+
+
+def filled(path, lines=LINES) -> bytes:
+    """A closed chain; its bytes."""
+    written = Chain(path)
+    for fields in lines:
+        written.append(fields)
+    written.close()
+    return path.read_bytes()
+
+
+def opened(path) -> list:
+    """The lines that an opened chain has; reading must give the same first."""
+    read = Chain.read(path).lines
+    chain = Chain(path)
+    chain.close()
+    assert chain.lines == read
+    return chain.lines
+
+
+def test_lines_come_back_and_each_states_its_length_and_the_one_before(path):
+    whole = filled(path)
+    assert opened(path) == LINES
+    assert path.read_bytes() == whole
+    previous = "0" * 64
+    for line in whole.splitlines():
+        fields = json.loads(line)
+        assert fields["bytes"] == len(line) - len(b'{"bytes":%d,' % fields["bytes"])
+        assert fields["previous"] == previous
+        previous = fields["hash"]
+    assert Chain.read(path).head == previous
+
+
+def test_every_flipped_bit_is_refused_by_file_and_line(path):
+    """TRUST 35, 40: newlines too. Nothing is deleted, so nothing is lost."""
+    whole = filled(path)
+    starts = [0]
+    for line in whole.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        number = next(i for i, end in enumerate(starts[1:], 1) if bit // 8 < end)
+        with pytest.raises(CorruptFile, match=f"line {number} was altered") as caught:
+            Chain(path)
+        assert str(path) in str(caught.value)
+        assert path.read_bytes() == damaged
+        with pytest.raises(CorruptFile):
+            Chain.read(path)
+
+
+def test_a_flipped_bit_in_an_unfinished_file_costs_no_finished_line(path):
+    """A crash and a flipped bit: what was synced (it has its newline) is there, or refused."""
+    whole = filled(path, LINES[:3])
+    synced = whole[: whole[:-1].rindex(b"\n") + 1]
+    for length in (len(synced) + 30, len(whole) - 1):
+        for bit in range(8 * length):
+            damaged = bytearray(whole[:length])
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            try:
+                assert opened(path)[:2] == LINES[:2]
+                assert path.read_bytes().startswith(synced)
+            except CorruptFile:
+                assert path.read_bytes() == damaged
+
+
+def test_a_line_cut_short_is_whole_or_gone(path):
+    """TRUST 33: after a crash at any byte of any write."""
+    whole = filled(path)
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        kept = sum(end <= cut + 1 for end in ends)
+        assert opened(path) == LINES[:kept]
+        assert path.read_bytes() == (whole[: ends[kept - 1]] if kept else b"")
+
+
+def test_a_chain_goes_on_after_a_repair(path):
+    whole = filled(path)
+    for cut in (len(whole) - 40, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        chain = Chain(path)
+        if len(chain.lines) == 3:
+            chain.append(LINES[3])
+        chain.close()
+        assert path.read_bytes() == whole
+
+
+def test_a_whole_line_with_anything_behind_it_is_refused(path):
+    """TRUST 35: the last newline damaged, alone or with what is around it."""
+    whole = filled(path)
+    last = len(whole) - whole[:-1].rindex(b"\n") - 2  # bytes of the last line, without its newline
+    for garbage in (b"\0", b"\x0b", b"J", b"}", b" ", b" \t", b"{", b"\xff\xfe", b'{"bytes":5'):
+        path.write_bytes(whole[:-1] + garbage)
+        with pytest.raises(CorruptFile, match="line 4 was altered"):
+            Chain(path)
+    # More of the end overwritten, by nothing that lacks.
+    for many in range(1, last + 1):
+        for zeros in (many, many + 1):
+            damaged = whole[: -1 - many] + b"\0" * zeros
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptFile, match="line 4"):
+                Chain(path)
+            assert path.read_bytes() == damaged
+
+
+def test_glued_lines_are_refused(path):
+    """A newline that became something else, or nothing: in the middle, and before a torn line."""
+    whole = filled(path)
+    newlines = [i for i, byte in enumerate(whole) if byte == ord("\n")]
+    for number, place in enumerate(newlines[:-1], 1):
+        for between in (b"", b"J", b" ", b","):
+            for end in (len(whole), len(whole) - 1, len(whole) - 20, place + 2):
+                path.write_bytes(whole[:place] + between + whole[place + 1 : end])
+                with pytest.raises(CorruptFile, match=f"line {number} was altered"):
+                    Chain(path)
+
+
+def test_a_shorter_line_with_the_length_of_a_longer_one_is_refused_not_dropped(path):
+    """Two faults: a last line whose newline is gone and whose length was damaged."""
+    whole = filled(path)
+    start = whole[:-1].rindex(b"\n") + 1
+    last = json.loads(whole[start:])
+    longer = whole[start:].replace(b'"bytes":%d' % last["bytes"], b'"bytes":%d' % 999)
+    path.write_bytes(whole[:start] + longer[:-1])
+    with pytest.raises(CorruptFile, match="line 4"):
+        Chain(path)
+
+
+NO_LINES = [
+    b"[]",
+    b"3",
+    b"null",
+    b'"text"',
+    b"{}",
+    b'{"bytes":2,}',
+    b'{"bytes":0,}',
+    b'{"bytes":3,[]}',
+    b'{"bytes":11,"hash":"x"}',
+    b'{"bytes":9,"hash":1}',
+    b'{"bytes":' + b"9" * 5000 + b',"a":1}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"bytes":500005,"a":' + b'{"a":' * 99_999 + b"1" + b"}" * 6,
+    b'{"bytes":200004,"a":' + b"[" * 100_000 + b"]" * 100_000,
+    b"\xff\xfe",
+    b'{"bytes":-1,"a":1}',
+    b'{"bytes":NaN,"a":NaN}',
+]
+
+
+@pytest.mark.parametrize("line", NO_LINES, ids=lambda line: repr(line[:24]))
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["line", "tail"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_is_no_line_is_refused(path, line, end, before):
+    """TRUST 39: nested deeply, of another type, or none at all; also as what a crash left."""
+    filled(path, LINES[:before])
+    content = path.read_bytes() + line + end
+    path.write_bytes(content)
+    for open_it in (Chain, Chain.read):
+        with pytest.raises(CorruptFile, match=f"line {before + 1} was altered"):
+            open_it(path)
+    assert path.read_bytes() == content
+
+
+def test_a_line_is_valid_in_one_spelling_only(path):
+    """The same object with a space, another order or a name twice is not the line."""
+    whole = filled(path, [{"a": 1, "b": 2}])
+    rest = whole.split(b",", 1)[1]
+    for other in (
+        rest.replace(b":", b": ", 1),
+        rest.replace(b'"a":1,"b":2', b'"b":2,"a":1'),
+        rest.replace(b'"a":1', b'"a":1,"a":1'),
+        rest.replace(b'"a":1', b'"\\u0061":1'),
+        rest.replace(b'"a":1', b'"a":1.0'),
+    ):
+        assert other != rest
+        path.write_bytes(b'{"bytes":%d,' % (len(other) - 1) + other)
+        with pytest.raises(CorruptFile, match="line 1"):
+            Chain(path)
+
+
+def test_lines_that_were_moved_are_refused(path):
+    lines = filled(path).splitlines(keepends=True)
+    for number, moved in {
+        1: lines[1:],
+        2: [lines[0], *lines[2:]],
+        3: [*lines[:2], lines[3], lines[2]],
+        4: [*lines[:3], lines[2], lines[3]],
+        5: [*lines, lines[3]],
+    }.items():
+        path.write_bytes(b"".join(moved))
+        with pytest.raises(CorruptFile, match=f"line {number} .*does not follow"):
+            Chain(path)
+
+
+def synced(monkeypatch) -> list:
+    """Which inodes are synced, and at which size, from now on."""
+    seen = []
+    real = os.fsync
+
+    def watched(descriptor):
+        seen.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return seen
+
+
+def test_what_was_appended_without_sync_is_synced_by_head_close_or_the_next(path, monkeypatch):
+    """TRUST 34: whoever keeps a head keeps one that is on the disk."""
+    seen = synced(monkeypatch)
+    chain = Chain(path)
+    file = path.stat().st_ino
+    assert {inode for inode, _ in seen} == {file, path.parent.stat().st_ino}
+    for then in (lambda: chain.head, lambda: chain.append(LINES[1]), chain.close):
+        seen.clear()
+        chain.append(LINES[0], sync=False)
+        assert seen == [] and path.read_bytes().endswith(b"\n")
+        then()
+        assert seen == [(file, path.stat().st_size)]
+        if not chain.closed:
+            assert chain.head and len(seen) == 1, "nothing new, nothing to sync"
+    assert chain.head == Chain.read(path).head
+
+
+def test_what_a_killed_process_left_is_synced_before_anybody_builds_on_it(path, monkeypatch):
+    """TRUST 34: the line may be in the kernel's cache only; who finds it relies on it."""
+    filled(path)
+    seen = synced(monkeypatch)
+    chain = Chain(path)
+    assert seen == [(path.stat().st_ino, path.stat().st_size)]
+    chain.close()
+
+
+def test_a_head_that_cannot_be_synced_is_not_given(path, monkeypatch):
+    """TRUST 36"""
+    chain = Chain(path)
+    chain.append(LINES[0], sync=False)
+
+    def fail(descriptor):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="cannot be written"):
+            chain.head  # noqa: B018
+    assert chain.closed
+    with pytest.raises(InputError, match="closed"):
+        chain.append(LINES[1])
+
+
+def test_a_chain_that_was_altered_while_open_is_closed(path):
+    """TRUST 40"""
+    whole = filled(path)
+    for content in (whole[: whole[:-1].rindex(b"\n") + 1], whole[:-2] + b"x\n", b""):
+        path.write_bytes(whole)
+        chain = Chain(path)
+        path.write_bytes(content)
+        with pytest.raises(CorruptFile, match="altered"):
+            chain.verify()
+        assert chain.closed
+
+
+def test_numbers_that_json_lacks_are_not_written(path):
+    written = Chain(path)
+    with pytest.raises(ValueError):
+        written.append({"a": float("nan")})
+    assert path.read_bytes() == b""
+    written.append(LINES[0])
+    written.close()
+    assert opened(path) == LINES[:1]
+    assert chain.altered(path, 1, "why").exit_code == 2
