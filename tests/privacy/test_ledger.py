@@ -10,6 +10,7 @@ import pytest
 
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.privacy import Budget, Ledger, Plan, accounting, events
+from tests.plans import flat_plan
 
 CLIENTS = "f" * 64
 ROUND = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5))
@@ -33,7 +34,7 @@ def filled(path, rounds: int = 5) -> str:
 
 def test_charges_add_up_to_the_plans_epsilon(path):
     """TRUST 29: the ledger and the plan agree to the last bit."""
-    plan = Plan(
+    plan = flat_plan(
         population=1000,
         clients_per_round=50,
         rounds=7,
@@ -211,7 +212,7 @@ def test_two_adjacencies_do_not_share_a_ledger(path):
 
 
 def test_rounds_of_fixed_size_are_charged_under_replace_one(path):
-    plan = Plan(
+    plan = flat_plan(
         population=100,
         clients_per_round=10,
         rounds=4,
