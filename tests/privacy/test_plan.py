@@ -20,9 +20,7 @@ from jaxpfl.privacy import (
     accounting,
     confirmation,
     events,
-    guarantee_of,
 )
-from jaxpfl.privacy.ledger import Charge
 from tests.plans import flat_plan
 
 FIELDS = dict(
@@ -446,47 +444,3 @@ def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
     assert epsilon(plan.charge_event(), plan.released_again_event()) >= truth
     if delta < 1e-2:
         assert epsilon(plan.charge_event(), plan.charge_event()) < truth
-
-
-def test_a_guarantee_of_charges_is_that_of_their_composition():
-    """TRUST 29: charges of a run in a ledger, in any order; forgetting one shows."""
-    plan = flat_plan(**FIELDS)
-    other = dp_accounting.GaussianDpEvent(5.0)
-    charges = [Charge("run", "a", n, plan.charge_event()) for n in range(1, 11)]
-    charges.insert(3, Charge("run", "b", 1, other))
-    found = guarantee_of(charges, plan.delta)
-    expected = accounting.epsilon(
-        dp_accounting.ComposedDpEvent([other, plan.event()]), 1e-5, "pld", "add_or_remove_one"
-    )
-    assert found.epsilon() == expected > 1.01 * plan.epsilon()
-    assert found.statement() == plan.statement().replace(
-        accounting.rounded_up(plan.epsilon()), accounting.rounded_up(expected)
-    )
-    assert found.confirmed_epsilon() == pytest.approx(expected, rel=1e-3)
-    assert guarantee_of([], 1e-5).epsilon() == guarantee_of([], 1e-5).confirmed_epsilon() == 0.0
-    without = guarantee_of([*charges, Charge("run", "c", 1, dp_accounting.NonPrivateDpEvent())], 0)
-    assert without.epsilon() == without.confirmed_epsilon() == math.inf
-    assert without.statement() == "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
-
-
-def test_a_guarantee_of_fixed_cohorts_is_under_replace_one():
-    """A round that was released again is part of it; Poisson rounds are not."""
-    fixed, poisson = flat_plan(**FIELDS, sampling="fixed"), flat_plan(**FIELDS)
-    found = Guarantee.of_events([fixed.event(), fixed.released_again_event()], 1e-5)
-    assert (found.adjacency, found.accountant) == ("replace_one", "rdp")
-    assert found.epsilon() > fixed.epsilon()
-    with pytest.raises(InputError, match="no common epsilon"):
-        Guarantee.of_events([fixed.event(), poisson.event()], 1e-5)
-    with pytest.raises(InputError, match="delta"):
-        Guarantee.of_events([fixed.event()], 0.0)
-
-
-def test_the_exact_formula_is_named():
-    everyone = flat_plan(**FIELDS | {"clients_per_round": 1000})
-    assert everyone.statement().endswith("accountant = exact Gaussian")
-    assert everyone.epsilon() == pytest.approx(everyone.confirmed_epsilon(), rel=1e-9)
-    assert (
-        flat_plan(**FIELDS | {"clients_per_round": 1000}, accountant="rdp")
-        .statement()
-        .endswith("accountant = RDP")
-    )
