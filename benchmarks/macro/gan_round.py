@@ -56,11 +56,10 @@ def programs(width: float, clients: int):
 
     gan = GAN(SHAPE, width=width)
     plan = jp.Plan(
-        population=100 * clients,
-        clients_per_round=clients,
         rounds=100,
-        clip_norm=CLIP_NORM,
-        noise_multiplier=NOISE,
+        clip=jp.Clip(CLIP_NORM),
+        noise=jp.Noise(NOISE),
+        participation=jp.Poisson(100 * clients, clients),
         delta=1e-5,
         accountant="rdp",
     )

@@ -125,11 +125,10 @@ def ours(form: Form, chunk: int, clients: int, data, mesh):
     from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
     plan = jp.Plan(
-        population=100 * clients,
-        clients_per_round=clients,
         rounds=100,
-        clip_norm=CLIP_NORM,
-        noise_multiplier=NOISE,
+        clip=jp.Clip(CLIP_NORM),
+        noise=jp.Noise(NOISE),
+        participation=jp.Poisson(100 * clients, clients),
         delta=1e-7,
     )
     algorithm = jp.algorithms.fed_avg(

@@ -174,15 +174,13 @@ def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) ->
             for i, rows in enumerate(tokens)
         }
     )
-    public: dict[str, Any] = {
-        "population": 100 * clients,
-        "clients_per_round": clients,
-        "rounds": 100,
-    }
-    if noisy:
-        plan = jp.Plan(**public, clip_norm=CLIP_NORM, noise_multiplier=NOISE, delta=1e-7)
-    else:
-        plan = jp.Plan.without_privacy(**public, clip_norm=CLIP_NORM)
+    plan = jp.Plan(
+        rounds=100,
+        clip=jp.Clip(CLIP_NORM),
+        noise=jp.Noise(NOISE) if noisy else None,
+        participation=jp.Poisson(100 * clients, clients),
+        delta=1e-7 if noisy else 0.0,
+    )
     algorithm = jp.algorithms.fed_avg(
         jp.models.CIFGLanguageModel(),
         client=_sgd(LEARNING_RATE),

@@ -57,11 +57,10 @@ def main(config: Config) -> list[dict]:
         client=jax.device_put(np.arange(clients, dtype=np.uint32), dealt),
     )
     plan = jp.Plan(
-        population=100 * clients,
-        clients_per_round=clients,
         rounds=100,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
+        clip=jp.Clip(1.0),
+        noise=jp.Noise(1.0),
+        participation=jp.Poisson(100 * clients, clients),
         delta=1e-6,
     )
     keys = round_keys(training_root(0), noise_root(reproducible_seed=0), 0)

@@ -102,7 +102,7 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     harness.use_cpu_devices(config.devices)
     import jax.numpy as jnp
 
-    from jaxpfl import Plan
+    from jaxpfl import Clip, Noise, Plan, Poisson
     from jaxpfl.algorithms.candidate_scores import CandidateScores
     from jaxpfl.data import Population
     from jaxpfl.federated.scores import mean_embeddings
@@ -117,11 +117,10 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     names = [str(client) for client in range(config.clients)]
     clients = Population({"embedding": texts_NxD}, offsets, names)
     plan = Plan(
-        population=config.clients,
-        clients_per_round=config.clients,
         rounds=100_000,
-        clip_norm=1.0,
-        noise_multiplier=3.35,
+        clip=Clip(1.0),
+        noise=Noise(3.35),
+        participation=Poisson(config.clients, config.clients),
         delta=3e-6,
     )
     means_CxD = mean_embeddings(texts_NxD, offsets)

@@ -16,6 +16,7 @@ from jaxpfl.federated.environment import environment
 from jaxpfl.privacy import Budget, Ledger, Plan
 from jaxpfl.privacy.keys import noise_root
 from tests.data.populations import SECRET
+from tests.plans import flat_plan
 
 DIM = 5
 LINEAR = ["cosine", "zscore", "per_prompt"]
@@ -46,7 +47,7 @@ def plan(population: int = 40, **changes) -> Plan:
         noise_multiplier=3.35,
         delta=3e-6,
     )
-    return Plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def silent(population: int = 40, **changes) -> Plan:

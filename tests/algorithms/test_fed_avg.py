@@ -11,6 +11,7 @@ from jaxpfl.algorithms.fed_avg import fingerprint
 from jaxpfl.federated import client_mesh, optimizer
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 from tests.federated.test_local_training import DIM, LinearModel
+from tests.plans import flat_plan
 
 SIZES = (1, 7, 4, 0, 12, 3)
 CLIP = 0.5
@@ -108,7 +109,7 @@ def test_denominator_is_the_plans_and_not_the_cohorts():
 
 def test_all_clients_empty_is_a_noise_only_round():
     """TRUST 1, 24: the round proceeds, and its update is noise of the plan's scale."""
-    plan = jp.Plan(
+    plan = flat_plan(
         population=1_000,
         clients_per_round=10,
         rounds=3,

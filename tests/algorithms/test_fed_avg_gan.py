@@ -17,6 +17,7 @@ from jaxpfl.federated.private_sum import _accumulate
 from jaxpfl.models import GAN
 from jaxpfl.privacy import plan as plan_module
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from tests.plans import flat_plan
 
 GAN_4 = GAN((4, 4, 1), width=0.02, noise=4)
 SIZES = (4, 7, 4, 0, 12, 3)
@@ -40,7 +41,7 @@ def plan_of(noise=0.0, **changes):
     if not noise:
         return jp.Plan.without_privacy(**{**settings, **changes})
     settings = {**settings, "clients_per_round": 3, "accountant": "rdp", **changes}
-    return jp.Plan(noise_multiplier=noise, delta=1e-3, **settings)
+    return flat_plan(noise_multiplier=noise, delta=1e-3, **settings)
 
 
 def algorithm(plan=None, **changes):

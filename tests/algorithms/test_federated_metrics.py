@@ -16,7 +16,7 @@ from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import private_sum
-from jaxpfl.privacy import Budget, Ledger, accounting
+from jaxpfl.privacy import Budget, Clip, Ledger, accounting
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 from tests.data.populations import SECRET
 
@@ -119,8 +119,8 @@ def noiseless_sum(population, correct, numbers, share) -> np.ndarray:
     fn = ClientMetrics(edges, slices, weights)
     shapes = {"histogram": (3,), "correct": (3,), "incorrect": (3,)}
     like = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    plan = MetricsPlan.without_privacy(len(population))._door()
-    door = private_sum(fn, dataclasses.replace(plan, clip_norm=1e6), like)
+    plan = MetricsPlan.without_privacy(len(population)).plan()
+    door = private_sum(fn, dataclasses.replace(plan, clip=Clip(1e6)), like)
     spec = CohortSpec(batch_size=8, max_examples=64, clients_per_bucket=2 * door.shards)
     everyone = np.arange(len(population))
     cohort = Cohort(held, everyone, spec, seed=0, round=0, shards=door.shards)

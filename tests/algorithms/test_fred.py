@@ -14,9 +14,10 @@ from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, private_mome
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.data.population import from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.privacy import Budget, Ledger, Plan, accounting
+from jaxpfl.privacy import Budget, Ledger, accounting
 from jaxpfl.privacy.confirmation import gaussian_epsilon
 from jaxpfl.privacy.keys import noise_root
+from tests.plans import flat_plan
 
 DIM = 5
 
@@ -109,7 +110,7 @@ def test_all_releases_of_a_population_compose_to_one_epsilon(tmp_path):
     """TRUST 29: FreD and federated averaging in one ledger; forgetting either shows."""
     population = clients()
     plan = plan_of(epsilon=1.0, delta=1e-5)
-    training = Plan(
+    training = flat_plan(
         population=40, clients_per_round=10, rounds=5, clip_norm=1.0, noise_multiplier=2.0,
         delta=1e-5,
     )  # fmt: skip

@@ -37,6 +37,7 @@ from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings, log_probabilities, tune
 from jaxpfl.text.ranking import preferences
 from jaxpfl.text.tokeniser import packed, utf8_bytes
+from tests.plans import flat_plan
 
 NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
 FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
@@ -426,7 +427,7 @@ def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flip
 ):
     """Nearly without noise: 40 clients in every round, noise multiplier 0.05."""
     clients = near_clients(hashed)
-    plan = Plan(
+    plan = flat_plan(
         population=40,
         clients_per_round=40,
         rounds=4,
@@ -468,7 +469,7 @@ def scorer_of(clients, tmp_path, **changes):
         noise_multiplier=1.0,
         delta=1e-3,
     )
-    plan = Plan(**{**settings, **changes})
+    plan = flat_plan(**{**settings, **changes})
     ledger = Ledger(tmp_path / "ledger.jsonl", clients.fingerprint)
     return CandidateScores(clients, plan, ledger=ledger, noise_key=noise_root(0))
 
@@ -488,7 +489,7 @@ def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, 
     faulty: dict[str, Any] = dict(
         clients_per_round=10, clip_norm=1.0, noise_multiplier=1.0, delta=1e-3
     )
-    assert plan.epsilon() < Plan(population=40, rounds=3, **faulty).epsilon()
+    assert plan.epsilon() < flat_plan(population=40, rounds=3, **faulty).epsilon()
 
 
 def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed, tmp_path):

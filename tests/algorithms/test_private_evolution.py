@@ -15,6 +15,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import Ledger, Plan
 from jaxpfl.privacy.keys import noise_root
 from jaxpfl.text.embed import embed, embedder
+from tests.plans import flat_plan
 
 LETTERS = "abyz"
 
@@ -206,7 +207,7 @@ class Swap:
 def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_path, form):
     """Votes through the door, with little noise; one entry on the ledger for each round."""
     population = clients(hashed)
-    plan = Plan(
+    plan = flat_plan(
         population=40,
         clients_per_round=40,
         rounds=3,

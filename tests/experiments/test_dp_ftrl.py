@@ -10,6 +10,7 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import loop
+from tests.plans import flat_plan
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def clients():
 
 
 def algorithm(noise):
-    plan = jp.Plan(
+    plan = flat_plan(
         population=12,
         clients_per_round=4,
         rounds=7,

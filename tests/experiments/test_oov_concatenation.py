@@ -14,6 +14,7 @@ from jaxpfl.experiments.study_config import ScaledUpConfig
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.plans import flat_plan
 
 STUDY = """\
 study: oov_concatenation
@@ -213,14 +214,14 @@ def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
 
 
 def test_the_same_noise_of_the_mean_on_more_clients():
-    plan = Plan(
+    plan = flat_plan(
         population=1_000, clients_per_round=10, rounds=100, clip_norm=0.1,
         noise_multiplier=0.01, delta=1e-4,
     )  # fmt: skip
     larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
     found = studies.at_scale(larger, {"a": plan})["runs"]["a"]
     assert found["noise_multiplier"] == pytest.approx(1.0)
-    expected = Plan(
+    expected = flat_plan(
         population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
         noise_multiplier=1.0, delta=1e-8,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from tests.plans import flat_plan
 
 DIM = 5
 
@@ -49,7 +50,7 @@ def plan(**changes) -> Plan:
         noise_multiplier=1.0,
         delta=1e-6,
     )
-    return Plan(**{**settings, **changes})
+    return flat_plan(**{**settings, **changes})
 
 
 def no_noise(**changes) -> Plan:

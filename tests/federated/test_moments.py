@@ -1,7 +1,5 @@
 """Contributions of FreD: halves of matrices, moments against a loop, and what one unit can do."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jaxpfl.federated import FixedPoint, LocalTraining, private_sum
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from tests.plans import flat_plan
 
 CLIP = 0.7
 DIM = 6
@@ -38,8 +37,8 @@ def through_the_door(
         clients_per_round=units,
         rounds=1,
         clip_norm=fn.example_bound if bounded else 1e6,
+        unit=unit,
     )
-    plan = dataclasses.replace(plan, unit=unit)
     shape = {"count": (), "sum": (DIM,), "second": half_shape(DIM)}[moment]
     door = private_sum(fn, plan, jax.ShapeDtypeStruct(shape, jnp.float32))
     spec = CohortSpec(batch_size=4, max_examples=12, clients_per_bucket=2 * door.shards)
@@ -182,7 +181,7 @@ def test_replacing_one_example_moves_as_far_as_the_papers_mode_is_charged_for():
 def test_the_door_relies_on_no_bound_that_is_not_stated(parts):
     """TRUST 13: the unit example needs a function that bounds each example, within the clip."""
     everyone = dict(population=21, clients_per_round=21, rounds=1, noise_multiplier=1.0, delta=1e-3)
-    plan = Plan(**everyone, clip_norm=CLIP, unit="example")
+    plan = flat_plan(**everyone, clip_norm=CLIP, unit="example")
     like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
     private_sum(ClientMoment("sum", CLIP), plan, like)
     with pytest.raises(InputError, match="example_bound"):

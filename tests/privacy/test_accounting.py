@@ -9,6 +9,7 @@ from dp_accounting import pld, rdp
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan, accounting, confirmation, events
+from tests.plans import flat_plan
 
 # POPri (Table 3): T = 20, delta = 3e-6, Poisson, add or remove one. N, n, then for epsilon 7 and
 # 1: the published sigma, its RDP epsilon, its PLD epsilon, and the sigma that PLD needs.
@@ -35,7 +36,7 @@ TWICE_ROUNDED = 0.00056  # some of the table's digits were rounded at 4 digits, 
 
 
 def plan(population: int, clients: int, z: float) -> Plan:
-    return Plan(
+    return flat_plan(
         population=population,
         clients_per_round=clients,
         rounds=20,
@@ -165,7 +166,7 @@ def test_fixed_size_figures_of_the_literature_need_half_the_noise(
         (rounds * moments[order] - math.log(delta)) / (order - 1) for order in range(2, 64)
     )
     assert as_published == pytest.approx(published, abs=0.0051)
-    ours = Plan(
+    ours = flat_plan(
         population=population,
         clients_per_round=clients,
         rounds=rounds,

@@ -11,6 +11,7 @@ from jaxpfl.federated import private_sum
 from jaxpfl.privacy import Plan, confirmation, correlated_noise
 from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from tests.plans import flat_plan
 
 FIELDS = dict(
     population=50,
@@ -110,7 +111,7 @@ def test_correlated_noise_makes_prefix_sums_quieter():
 @CORRELATED
 def test_the_door_adds_this_noise(noise):
     """Frozen noise of all rounds against the matrix; rounds may be computed in any order."""
-    plan = Plan(**FIELDS, noise=noise)
+    plan = flat_plan(**FIELDS, noise=noise)
     roots = training_root(0), noise_root(reproducible_seed=3)
     door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
     matrix, columns = [], {}
@@ -134,7 +135,7 @@ def test_the_door_adds_this_noise(noise):
 def test_the_door_refuses_keys_of_another_plan():
     """TRUST 13: correlated noise and its accounting cannot be taken apart."""
     roots = training_root(0), noise_root(reproducible_seed=3)
-    tree, independent = Plan(**FIELDS, noise="tree"), Plan(**FIELDS)
+    tree, independent = flat_plan(**FIELDS, noise="tree"), flat_plan(**FIELDS)
     for plan, keys in (
         (tree, round_keys(*roots, 1)),
         (independent, tree.keys(*roots, 1)),
@@ -148,7 +149,7 @@ def test_the_door_refuses_keys_of_another_plan():
 def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise):
     """R = 1: noise z S in every round, each a Gaussian on everyone, and the mean is of everyone."""
     fields = FIELDS | {"population": 50, "clients_per_round": 26, "rounds": 3}
-    plan = Plan(**fields, noise=noise)
+    plan = flat_plan(**fields, noise=noise)
     assert plan.rounds_per_epoch == 1
     for round in (1, 2, 3):
         np.testing.assert_array_equal(plan.sample(0, round), np.arange(50))
@@ -163,7 +164,7 @@ def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise)
 
 def test_means_are_of_the_cohorts_that_are_expected():
     """Of 50 clients in 3 rounds, 50 / 3 take part, whatever fewer was planned."""
-    plan = Plan(**FIELDS | {"population": 50, "clients_per_round": 14})
+    plan = flat_plan(**FIELDS | {"population": 50, "clients_per_round": 14})
     sizes = [len(plan.sample(seed, 1)) for seed in range(400)]
     assert plan.denominator == 50 / 3
     # The mean's standard deviation is 0.17.
@@ -172,7 +173,7 @@ def test_means_are_of_the_cohorts_that_are_expected():
 
 @pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
 def test_cost_is_one_gaussian_an_epoch(noise):
-    plan = Plan(**FIELDS, noise=noise)
+    plan = flat_plan(**FIELDS, noise=noise)
     assert plan.rounds_per_epoch == 7
     gaussian = dp_accounting.GaussianDpEvent(2.0)
     charged = [plan.round_event(round) for round in range(1, 16)]
@@ -204,7 +205,9 @@ def test_calibrated_to_an_epsilon(noise):
 def test_published_over_counting():
     """SPEC D.1: DP-FTRL accounted over 20 EPOCHS where 20 ROUNDS are run needs sens^2 = 20 levels;
     with N = 10,000 and n = 1,000 these are two epochs of ten rounds."""
-    plan = Plan(**FIELDS | dict(population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6))
+    plan = flat_plan(
+        **FIELDS | dict(population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6)
+    )
     levels = plan.rounds_per_epoch.bit_length()
     assert levels == int(np.ceil(np.log2(plan.rounds_per_epoch + 1))) == 4
     ours = 2 * levels  # squared, in units of S: two epochs
@@ -212,7 +215,7 @@ def test_published_over_counting():
 
 
 def test_everyone_takes_part_once_an_epoch():
-    plan = Plan(**FIELDS)
+    plan = flat_plan(**FIELDS)
     cohorts = [plan.sample(5, round) for round in range(1, 15)]
     assert sorted(np.concatenate(cohorts[:7]).tolist()) == list(range(50))
     for first, second in zip(cohorts[:7], cohorts[7:], strict=True):
@@ -225,7 +228,7 @@ def test_everyone_takes_part_once_an_epoch():
 @pytest.mark.parametrize("round", [0, -1, 16])
 def test_rounds_that_the_plan_does_not_have(noise, round):
     """TRUST 13: round 0 would be free, and with bands free of noise."""
-    plan = Plan(**FIELDS, noise=noise)
+    plan = flat_plan(**FIELDS, noise=noise)
     for use in (
         lambda: plan.round_event(round),
         lambda: plan.sample(0, round),
@@ -238,10 +241,10 @@ def test_rounds_that_the_plan_does_not_have(noise, round):
 def test_the_door_refuses_keys_of_another_correlated_plan():
     """TRUST 13: a tree of one round an epoch has weights too small for one of seven."""
     roots = training_root(0), noise_root(reproducible_seed=3)
-    plan = Plan(**FIELDS, noise="tree")
+    plan = flat_plan(**FIELDS, noise="tree")
     for other in (
-        Plan(**FIELDS | {"clients_per_round": 50}, noise="tree"),
-        Plan(**FIELDS, noise="banded"),
+        flat_plan(**FIELDS | {"clients_per_round": 50}, noise="tree"),
+        flat_plan(**FIELDS, noise="banded"),
     ):
         door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
         with pytest.raises(InputError, match="keys must be made by Plan.keys: these are for"):
@@ -259,21 +262,18 @@ def test_the_door_refuses_keys_of_another_correlated_plan():
 def test_bad_plans(change, message):
     """TRUST 13"""
     with pytest.raises(InputError, match=message):
-        Plan(**FIELDS | change)
+        flat_plan(**FIELDS | change)
 
 
 def test_adaptive_clipping_is_refused():
     from jaxpfl.privacy import AdaptiveClip
 
     with pytest.raises(InputError, match="needs a constant clip norm"):
-        Plan(**FIELDS, adaptive_clip=AdaptiveClip())
+        flat_plan(**FIELDS, adaptive_clip=AdaptiveClip())
 
 
-@CORRELATED
-def test_without_privacy_there_is_no_noise(noise):
-    plan = Plan.without_privacy(
-        population=50, clients_per_round=7, rounds=3, sampling="epochs", noise=noise
-    )
+def test_without_privacy_there_is_no_noise():
+    plan = Plan.without_privacy(population=50, clients_per_round=7, rounds=3, sampling="epochs")
     keys = plan.keys(training_root(0), noise_root(0), 1)
     door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
     release, _ = door(jnp.zeros(3), [], door.init(), keys)

@@ -11,7 +11,17 @@ from dp_accounting import rdp
 from scipy import special
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import AdaptiveClip, Plan, accounting, confirmation
+from jaxpfl.privacy import (
+    AdaptiveClip,
+    Clip,
+    Guarantee,
+    Noise,
+    Plan,
+    accounting,
+    confirmation,
+    events,
+)
+from tests.plans import flat_plan
 
 FIELDS = dict(
     population=1000,
@@ -29,7 +39,7 @@ NOT_POSITIVE = [-1.0, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), "1",
 
 def test_a_good_plan_is_accepted():
     """The base of every refusal below: nothing else in it is at fault."""
-    plan = Plan(**FIELDS)
+    plan = flat_plan(**FIELDS)
     assert 0 < plan.epsilon() < 10
     assert plan.private
 
@@ -39,7 +49,7 @@ def test_a_good_plan_is_accepted():
 def test_a_number_that_is_not_positive_is_refused_by_name(field, value):
     """TRUST 9 and 11: delta, S and sigma; zero noise with a finite epsilon included."""
     with pytest.raises(InputError, match=field):
-        Plan(**FIELDS | {field: value})
+        flat_plan(**FIELDS | {field: value})
 
 
 @pytest.mark.parametrize("value", NOT_POSITIVE)
@@ -54,31 +64,31 @@ def test_a_target_epsilon_that_is_not_positive_is_refused(value):
 def test_a_count_that_is_no_positive_whole_number_is_refused(field, value):
     """TRUST 9 and 12: a cohort of 0 clients (q = 0) included."""
     with pytest.raises(InputError, match=field):
-        Plan(**FIELDS | {field: value})
+        flat_plan(**FIELDS | {field: value})
 
 
 def test_a_cohort_larger_than_the_population_is_refused():
     """TRUST 12: q > 1."""
     with pytest.raises(InputError, match="1001 exceeds the population of 1000"):
-        Plan(**FIELDS | {"clients_per_round": 1001})
-    assert Plan(**FIELDS | {"clients_per_round": 1000}).sampling_rate == 1
+        flat_plan(**FIELDS | {"clients_per_round": 1001})
+    assert flat_plan(**FIELDS | {"clients_per_round": 1000}).sampling_rate == 1
 
 
 @pytest.mark.parametrize("delta", [1e-3, 2e-3, 0.45])
 def test_a_large_delta_needs_a_written_reason(delta):
     """TRUST 9: delta >= 1 / N would allow a client's data to be published."""
     with pytest.raises(InputError, match="allow_large_delta"):
-        Plan(**FIELDS | {"delta": delta})
+        flat_plan(**FIELDS | {"delta": delta})
     with pytest.raises(InputError, match="allow_large_delta"):
-        Plan(**FIELDS | {"delta": delta}, allow_large_delta="  ")
+        flat_plan(**FIELDS | {"delta": delta}, allow_large_delta="  ")
     reason = "reproduces a published figure"
-    assert Plan(**FIELDS | {"delta": delta}, allow_large_delta=reason).delta == delta
+    assert flat_plan(**FIELDS | {"delta": delta}, allow_large_delta=reason).delta == delta
 
 
 @pytest.mark.parametrize("delta", [1.0, 1.5])
 def test_no_reason_allows_a_delta_of_one(delta):
     with pytest.raises(InputError, match="delta"):
-        Plan(**FIELDS | {"delta": delta}, allow_large_delta="because")
+        flat_plan(**FIELDS | {"delta": delta}, allow_large_delta="because")
 
 
 @pytest.mark.parametrize(
@@ -87,15 +97,24 @@ def test_no_reason_allows_a_delta_of_one(delta):
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(field, value):
     with pytest.raises(InputError, match=rf"{field} must be one of '"):
-        Plan(**FIELDS | {field: value})
+        flat_plan(**FIELDS | {field: value})
 
 
 def test_noise_and_privacy_cannot_contradict_each_other():
-    """TRUST 11: no plan without noise is private, none with noise claims not to be."""
+    """TRUST 11: no plan without noise has a delta, and whether it is private cannot be given."""
+    plan = flat_plan(**FIELDS)
     with pytest.raises(InputError, match="without_privacy"):
-        Plan(**FIELDS, private=False)
-    with pytest.raises(InputError, match="private"):
-        Plan(**FIELDS | {"noise_multiplier": 0.0}, private=0)  # type: ignore
+        dataclasses.replace(plan, noise=None)
+    with pytest.raises(TypeError):
+        dataclasses.replace(plan, private=True)  # type: ignore
+
+
+@pytest.mark.parametrize("field", ["clip", "noise", "participation"])
+def test_a_part_of_another_kind_is_refused_with_what_was_found(field):
+    """TRUST 13: a bare number or name is no clip, no noise and no way to take part."""
+    for wrong in (1.0, "poisson", AdaptiveClip(), None if field != "noise" else Clip(1.0)):
+        with pytest.raises(InputError, match=rf"^{field} must be .*, found "):
+            dataclasses.replace(flat_plan(**FIELDS), **{field: wrong})
 
 
 def test_a_plan_without_privacy_says_so_everywhere():
@@ -108,20 +127,21 @@ def test_a_plan_without_privacy_says_so_everywhere():
     assert plan.to_dict()["private"] is False
     assert isinstance(plan.round_event(), dp_accounting.NonPrivateDpEvent)
     assert plan.value_noise_std(0.5) == 0
-    assert len(plan.sample(0, 0))
+    assert len(plan.sample(0, 1))
+    assert isinstance(plan.released_again_event(), dp_accounting.NonPrivateDpEvent)
 
 
 def test_fixed_size_sampling_has_no_pld():
     """TRUST 13: not constructible, nor asked for later."""
     with pytest.raises(InputError, match="fixed-size"):
-        Plan(**FIELDS, sampling="fixed", accountant="pld")
+        flat_plan(**FIELDS, sampling="fixed", accountant="pld")
     with pytest.raises(InputError, match="PLD"):
-        Plan(**FIELDS, sampling="fixed").epsilon(accountant="pld")
+        flat_plan(**FIELDS, sampling="fixed").epsilon(accountant="pld")
 
 
 def test_one_object_makes_sampler_noise_and_event():
     """TRUST 13: each derived from the same fields, none can be given apart."""
-    poisson, fixed = Plan(**FIELDS), Plan(**FIELDS, sampling="fixed")
+    poisson, fixed = flat_plan(**FIELDS), flat_plan(**FIELDS, sampling="fixed")
     assert poisson.adjacency == "add_or_remove_one"
     assert poisson.round_event() == dp_accounting.PoissonSampledDpEvent(
         0.1, dp_accounting.GaussianDpEvent(2.0)
@@ -133,25 +153,25 @@ def test_one_object_makes_sampler_noise_and_event():
     for plan in (poisson, fixed):
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
         assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.round_event(), 10)
-    derived = {"adjacency", "sampling_rate", "denominator", "chosen_accountant"}
+    derived = {"adjacency", "sampling_rate", "denominator", "chosen_accountant", "private"}
     assert not derived & {field.name for field in dataclasses.fields(Plan)}
 
 
 def test_the_denominator_is_a_public_constant():
     """TRUST 15: the planned cohort size, whoever turns up; it cannot be set or replaced."""
-    plan = Plan(**FIELDS)
-    assert {len(plan.sample(0, round)) for round in range(20)} != {100}
+    plan = flat_plan(**FIELDS)
+    assert {len(plan.sample(0, round)) for round in range(1, 11)} != {100}
     assert plan.denominator == 100.0
     with pytest.raises((AttributeError, TypeError)):
         plan.denominator = 90.0  # type: ignore
     for forbidden in ("denominator", "weighting", "weight_by_examples"):
         with pytest.raises(TypeError):
-            Plan(**FIELDS, **{forbidden: 1})  # type: ignore
+            flat_plan(**FIELDS, **{forbidden: 1})  # type: ignore
 
 
 def test_replacing_one_client_moves_the_sum_by_two_clip_norms():
     """SPEC D.2: with everyone taking part the exact epsilon is that of mu = 2 sqrt(T) / z."""
-    plan = Plan(**FIELDS | {"clients_per_round": 1000}, sampling="fixed")
+    plan = flat_plan(**FIELDS | {"clients_per_round": 1000}, sampling="fixed")
     mu, epsilon = 2 * math.sqrt(10) / 2.0, plan.confirmed_epsilon()
     exact = special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * special.ndtr(
         -mu / 2 - epsilon / mu
@@ -172,7 +192,7 @@ def test_dp_accounting_still_treats_a_replacement_as_one_clip_norm():
         )
         return account.compose(event, 10).get_epsilon(1e-5)
 
-    ours = Plan(**FIELDS, sampling="fixed").epsilon()
+    ours = flat_plan(**FIELDS, sampling="fixed").epsilon()
     assert ours == pytest.approx(theirs(1.0), rel=1e-9)
     assert ours > 1.5 * theirs(2.0)
     plain = rdp.RdpAccountant([8.0], dp_accounting.NeighboringRelation.REPLACE_ONE)
@@ -183,7 +203,7 @@ def test_dp_accounting_still_treats_a_replacement_as_one_clip_norm():
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_adaptive_clipping_costs_what_the_noise_multiplier_says(sampling):
     """TRUST 26: 1 / z^2 = 1 / z_D^2 + 1 / (2 sigma_b)^2, and the event stays that of z."""
-    plan = Plan(**FIELDS, adaptive_clip=AdaptiveClip(), sampling=sampling)
+    plan = flat_plan(**FIELDS, adaptive_clip=AdaptiveClip(), sampling=sampling)
     assert plan.indicator_noise_std == pytest.approx(5.0)
     z_d = plan.value_noise_std(1.0)
     # (1/4 - 1/100)^(-1/2)
@@ -192,12 +212,12 @@ def test_adaptive_clipping_costs_what_the_noise_multiplier_says(sampling):
     # Adding a client moves the values by S and the sum of (b - 1/2) by 1/2.
     mu = math.hypot(1 / z_d, 0.5 / plan.indicator_noise_std)
     assert mu == pytest.approx(1 / 2.0, rel=1e-12)
-    assert plan.round_event() == Plan(**FIELDS, sampling=sampling).round_event()
+    assert plan.round_event() == flat_plan(**FIELDS, sampling=sampling).round_event()
 
 
 def test_adaptive_clipping_takes_the_indicator_noise_given():
     """TRUST 26"""
-    plan = Plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=1.25))
+    plan = flat_plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=1.25))
     assert plan.value_noise_std(1.0) == pytest.approx((1 / 4 - 1 / 6.25) ** -0.5)
 
 
@@ -205,7 +225,7 @@ def test_adaptive_clipping_takes_the_indicator_noise_given():
 def test_a_quantile_that_costs_more_than_the_plan_is_refused(indicator_noise):
     """TRUST 26: z_D would be infinite or imaginary."""
     with pytest.raises(InputError, match="indicator_noise"):
-        Plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=indicator_noise))
+        flat_plan(**FIELDS, adaptive_clip=AdaptiveClip(indicator_noise=indicator_noise))
 
 
 @pytest.mark.parametrize("value", NOT_POSITIVE[:-2] + [1j])
@@ -218,18 +238,18 @@ def test_adaptive_clipping_refuses_bad_numbers(field, value):
 
 def test_the_statement_names_epsilon_delta_unit_adjacency_and_accountant():
     """SPEC D.2: every epsilon is printed with what it means."""
-    plan = Plan(**FIELDS)
+    plan = flat_plan(**FIELDS)
     assert plan.statement() == (
         f"(epsilon = {plan.epsilon():.4g}, delta = 1e-05), unit = client, "
         "adjacency = add or remove one client, accountant = PLD"
     )
-    fixed = Plan(**FIELDS, sampling="fixed").statement()
+    fixed = flat_plan(**FIELDS, sampling="fixed").statement()
     assert "adjacency = replace one client, accountant = RDP" in fixed
     assert plan.statement(3) != plan.statement()
 
 
 def test_epsilon_grows_with_rounds_from_zero():
-    plan = Plan(**FIELDS)
+    plan = flat_plan(**FIELDS)
     curve = plan.epsilon_curve([0, 1, 3, 10, 30])
     assert curve[0] == 0
     assert all(np.diff(curve) > 0)
@@ -240,7 +260,7 @@ def test_epsilon_grows_with_rounds_from_zero():
 
 @pytest.mark.parametrize("options", [{}, {"adaptive_clip": AdaptiveClip()}, {"sampling": "fixed"}])
 def test_a_plan_survives_json(options):
-    plan = Plan(**FIELDS | {"rounds": np.int64(10), "delta": np.float64(1e-5)}, **options)
+    plan = flat_plan(**FIELDS | {"rounds": np.int64(10), "delta": np.float64(1e-5)}, **options)
     text = json.dumps(plan.to_dict(), allow_nan=False)
     assert Plan.from_dict(json.loads(text)) == plan
     bare = Plan.without_privacy(population=10, clients_per_round=5, rounds=2)
@@ -262,15 +282,15 @@ def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(opti
     plan = Plan.calibrated(epsilon=2.0, **TARGET | options)
     assert plan.epsilon() <= 2.0
     assert plan.confirmed_epsilon() <= 2.0
-    less = dataclasses.replace(plan, noise_multiplier=0.99 * plan.noise_multiplier)
+    less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier))
     assert less.epsilon() > 2.0
     assert Plan.calibrated(epsilon=2.0, **TARGET | options) == plan
 
 
 def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch):
     """TRUST 14: a planted accountant that finds 1% more than the first."""
-    real = Plan._confirmed_epsilon
-    monkeypatch.setattr(Plan, "_confirmed_epsilon", lambda self, before: 1.01 * real(self, before))
+    real = Guarantee.confirmed_epsilon
+    monkeypatch.setattr(Guarantee, "confirmed_epsilon", lambda self: 1.01 * real(self))
     with pytest.raises(InputError, match="the accountants disagree"):
         Plan.calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
 
@@ -341,7 +361,7 @@ def test_releases_that_a_plan_cannot_come_after_are_refused():
     sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     with pytest.raises(InputError, match="Gaussian releases on everyone"):
         Plan.calibrated(epsilon=2.0, after=sampled, **TARGET)
-    with pytest.raises(InputError, match="alone costs"):
+    with pytest.raises(InputError, match="prior ones alone cost"):
         Plan.calibrated(epsilon=2.0, after=dp_accounting.GaussianDpEvent(0.5), **TARGET)
     with pytest.raises(InputError, match="poisson"):
         Plan.calibrated(
@@ -351,7 +371,7 @@ def test_releases_that_a_plan_cannot_come_after_are_refused():
 
 def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
     everyone = FIELDS | {"clients_per_round": FIELDS["population"]}
-    plan = Plan(**everyone, unit="example")
+    plan = flat_plan(**everyone, unit="example")
     assert "unit = example, adjacency = add or remove one example" in plan.statement()
     assert Plan.from_dict(plan.to_dict()) == plan
     for bad in (
@@ -362,4 +382,65 @@ def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
         everyone | {"unit": "record"},
     ):
         with pytest.raises(InputError):
-            Plan(**bad)
+            flat_plan(**bad)
+
+
+KINDS = ["poisson", "fixed", "epochs"]
+
+
+@pytest.mark.parametrize("sampling", KINDS)
+@pytest.mark.parametrize("round", [0, -1, 11, 1.0, True, "1"])
+def test_a_round_that_was_not_planned_is_refused(sampling, round):
+    """TRUST 13: a plan for 10 rounds serves no 11th, whoever takes part."""
+    plan = flat_plan(**FIELDS, sampling=sampling)
+    for use in (plan.check_round, plan.charge_number, plan.round_event):
+        with pytest.raises(InputError, match="round must"):
+            use(round)
+    with pytest.raises(InputError, match="round must"):
+        plan.sample(0, round)
+    for planned in (1, 10):
+        plan.check_round(planned)
+
+
+@pytest.mark.parametrize("sampling", KINDS)
+def test_charges_of_all_rounds_are_what_the_plan_costs(sampling):
+    """TRUST 29: a charge for every number, whatever number of rounds was made."""
+    plan = flat_plan(**FIELDS | {"clients_per_round": 300}, sampling=sampling)
+    for rounds in range(1, 11):
+        numbers = {plan.charge_number(round) for round in range(1, rounds + 1)}
+        assert numbers == set(range(1, len(numbers) + 1))
+        assert len(numbers) == (-(-rounds // 3) if sampling == "epochs" else rounds)
+        event = dp_accounting.SelfComposedDpEvent(plan.charge_event(), len(numbers))
+        assert event == plan.event(rounds)
+
+
+def test_a_second_release_on_one_cohort_costs_a_gaussian_on_everyone():
+    """Not amplified: z under add-or-remove-one, z / 2 under replace-one."""
+    gaussian = dp_accounting.GaussianDpEvent
+    for sampling, z in (("poisson", 2.0), ("epochs", 2.0), ("fixed", 1.0)):
+        plan = flat_plan(**FIELDS, sampling=sampling)
+        event = plan.released_again_event()
+        assert events.counts(event) == {gaussian(z): 1}
+        # The ledger of these rounds takes it.
+        both = dp_accounting.ComposedDpEvent([plan.charge_event(), event])
+        assert events.adjacency(both) == plan.adjacency
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_two_releases_on_one_cohort_cost_no_more_than_is_charged(delta):
+    """Both together are exactly the pair ((1-q) P + q Q, P) of one Gaussian of multiplier
+    z / sqrt(2): what is charged must be above that, and two amplified rounds are not."""
+    q, z = 0.05, 1.2
+    sampled, gaussian = dp_accounting.PoissonSampledDpEvent, dp_accounting.GaussianDpEvent
+    plan = flat_plan(
+        population=1000, clients_per_round=50, rounds=1, clip_norm=1.0, noise_multiplier=z,
+        delta=1e-5,
+    )  # fmt: skip
+
+    def epsilon(*releases):
+        return Guarantee.of_events(releases, delta).epsilon()
+
+    truth = epsilon(sampled(q, gaussian(z / math.sqrt(2))))
+    assert epsilon(plan.charge_event(), plan.released_again_event()) >= truth
+    if delta < 1e-2:
+        assert epsilon(plan.charge_event(), plan.charge_event()) < truth

@@ -24,8 +24,9 @@ import pytest
 
 from jaxpfl.algorithms.candidate_scores import CandidateScores
 from jaxpfl.data import Population
-from jaxpfl.privacy import Ledger, Plan
+from jaxpfl.privacy import Ledger
 from jaxpfl.privacy.keys import noise_root
+from tests.plans import flat_plan
 
 RESPONSES, TEXTS = 10, 8
 SIGMAS = (3.35, 19.3)
@@ -84,7 +85,7 @@ def measured(size: Size, folder, *, prompts_differ: bool, trials: int):
         with Ledger(folder / f"{trial}.jsonl", clients.fingerprint) as ledger:
             for kind in KINDS:
                 for sigma in SIGMAS:
-                    plan = Plan(
+                    plan = flat_plan(
                         population=size.clients,
                         clients_per_round=size.clients,
                         rounds=20,

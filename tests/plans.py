@@ -1,0 +1,26 @@
+"""A plan from flat keywords, so that a test can change one of them."""
+
+from typing import Any
+
+from jaxpfl.privacy import AdaptiveClip, Clip, Noise, Plan, participation
+
+
+def flat_plan(
+    *,
+    population: Any,
+    clients_per_round: Any,
+    clip_norm: Any,
+    noise_multiplier: Any,
+    sampling: Any = "poisson",
+    clipping: Any = "flat",
+    adaptive_clip: AdaptiveClip | None = None,
+    noise: Any = "independent",
+    **others: Any,
+) -> Plan:
+    """The plan with these parts; `others` are fields of `Plan` itself."""
+    return Plan(
+        clip=Clip(clip_norm, clipping, adaptive_clip),
+        noise=Noise(noise_multiplier, noise),
+        participation=participation.of(sampling, population, clients_per_round),
+        **others,
+    )
