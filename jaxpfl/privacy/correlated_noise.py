@@ -15,16 +15,28 @@ multiplier z does, adaptively chosen releases included (Denisov et al. 2022, The
 | banded | the square root of the prefix sums' matrix, its first R diagonals| Kalinin, Lampert|
 |        | with columns of norm 1; goes on over all epochs                  | 2024, (8)       |
 
-The tree's levels: ceil(log2(R + 1)). Every draw has an address, so a round's noise can be made
-again alone, without the rounds before it.
+The tree's levels: ceil(log2(R + 1)). Every draw has an address, so all noise is a function of a key
+and the round. A round of the tree has few draws and is made alone. Bands go on from round to round:
+row t of C w = z is sum_k c_k w_{t-k} = z_t, so that
+
+    w_t = (z_t - c_1 w_{t-1} - ... - c_{R-1} w_{t-R+1}) / c_0,
+
+which needs the last R - 1 noises and one new draw (Choquette-Choo et al. 2023, "(Amplified) banded
+matrix factorization", Algorithm 9). `NoiseStream` keeps them.
 """
 
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.privacy.keys import term_keys
+from jaxpfl.privacy.mechanisms import standard_normal, weighted_noise_like
 
+PyTree = Any
 Noise = Literal["independent", "tree", "banded"]
 NOISES = ("independent", "tree", "banded")
 
@@ -39,6 +51,121 @@ class Terms(NamedTuple):
 
     addresses: np.ndarray
     weights: np.ndarray
+
+
+class NoiseStream:
+    """Correlated noise at unit scale, round after round; what is added to a sum is z S times it.
+
+    SECRET, all of it: whoever knows the stream or its key can take the noise off every release. It
+    is never written to a file. A run that is resumed makes it again from the key: rounds that were
+    passed over are gone through in one compiled loop, with the same bits as without the break.
+
+    Memory for bands: R - 1 times the float32 parameters. One program serves all rounds, and nothing
+    waits for the device.
+    """
+
+    def __init__(self, kind: Noise, rounds_per_epoch: int, root_key: jax.Array, like: PyTree):
+        """Starts before round 1.
+
+        Args:
+          kind: "tree" or "banded".
+          rounds_per_epoch: R, also the bands' number.
+          root_key: typed threefry4x32 key, of this stream alone.
+          like: pytree of arrays or shapes; only shapes are read.
+
+        Raises:
+          InputError: another kind, R below 1, or a key of another type.
+        """
+        self._kind = checks.one_of("kind", kind, ("tree", "banded"))
+        self._rounds_per_epoch = checks.positive_int("rounds_per_epoch", rounds_per_epoch)
+        self._root = root_key
+        self._keys = term_keys(root_key, np.zeros((1, 0), np.int64))  # checks the key, too
+        leaves, self._structure = jax.tree.flatten(like)
+        self._shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        self._start()
+
+    def _start(self) -> None:
+        self._round = 0
+        if self._kind == "banded":
+            width = sum(int(np.prod(shape)) for shape in self._shapes)
+            self._ring = jnp.zeros((self._rounds_per_epoch - 1, width), jnp.float32)
+
+    def noise(self, round: int) -> PyTree:
+        """Returns the noise of round 1, 2, ..., float32, shaped like `like`.
+
+        Cheapest for the round after the last one; an earlier one starts again from round 1.
+
+        Raises:
+          InputError: a round before the first.
+        """
+        checks.positive_int("round", round)
+        if self._kind == "tree":
+            leaves = self._of_tree(round)
+        else:
+            if round <= self._round:
+                self._start()
+            weights = band_weights(self._rounds_per_epoch).astype(np.float32)
+            span = jnp.int32(self._round + 1), jnp.int32(round)
+            leaves, self._ring = _advance(self._keys[0], *span, weights, self._ring, self._shapes)
+            self._round = round
+        return jax.tree.unflatten(self._structure, leaves)
+
+    def _of_tree(self, round: int) -> list[jax.Array]:
+        made = terms("tree", round, self._rounds_per_epoch)
+        # As many in every round, so that one program serves all; what is added has weight zero.
+        spare = most_terms("tree", round, self._rounds_per_epoch) - len(made.weights)
+        keys_H = term_keys(self._root, np.pad(made.addresses, ((0, spare), (0, 0))))
+        weights_H = np.pad(made.weights, (0, spare)).astype(np.float32)
+        return _weighted(keys_H, weights_H, self._shapes)
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@partial(jax.jit, static_argnames=("shapes",))
+def _weighted(keys_H: jax.Array, weights_H: jax.Array, shapes: Shapes) -> list[jax.Array]:
+    like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return weighted_noise_like(keys_H, weights_H, like, jnp.float32(1))
+
+
+@partial(jax.jit, static_argnames=("shapes",), donate_argnames=("ring_BxP",))
+def _advance(
+    key: jax.Array,
+    first: jax.Array,
+    last: jax.Array,
+    weights_R: jax.Array,
+    ring_BxP: jax.Array,
+    shapes: Shapes,
+) -> tuple[list[jax.Array], jax.Array]:
+    """Goes from round `first` to round `last`: the leaves of the last one's noise, and the ring.
+
+    Args:
+      key: the draws' key; round t's draw has the key folded with t.
+      first, last: int32 scalars; `ring_BxP` holds what came before `first`.
+      weights_R: 1 / c_0, then c_k / c_0.
+      ring_BxP: the last B = R - 1 noises of all parameters; round t's is in row t mod B.
+    """
+    bands, width = ring_BxP.shape
+
+    def step(round, carry):
+        _, ring_BxP = carry
+        # One draw for all leaves: a key for each, unrolled, takes long to compile.
+        noise_P = standard_normal(jax.random.fold_in(key, round), (width,)) * weights_R[0]
+        if not bands:
+            return noise_P, ring_BxP
+        row = round % bands
+        ago_B = (row - 1 - jnp.arange(bands)) % bands + 1
+        noise_P = noise_P - jnp.matmul(weights_R[ago_B], ring_BxP, precision="highest")
+        return noise_P, jax.lax.dynamic_update_index_in_dim(ring_BxP, noise_P, row, 0)
+
+    start = jnp.zeros(width, jnp.float32), ring_BxP
+    noise_P, ring_BxP = jax.lax.fori_loop(first, last + 1, step, start)
+    leaves, begin = [], 0
+    for shape in shapes:
+        size = int(np.prod(shape))
+        leaves.append(noise_P[begin : begin + size].reshape(shape))
+        begin += size
+    return leaves, ring_BxP
 
 
 def terms(noise: Noise, round: int, rounds_per_epoch: int) -> Terms:
@@ -89,6 +216,14 @@ def _banded(round: int, bands: int) -> Terms:
     earlier = np.arange(1, round + 1)
     addresses = np.stack([earlier, np.zeros_like(earlier), np.zeros_like(earlier)], axis=1)
     return Terms(addresses, inverse[round - earlier])
+
+
+def band_weights(bands: int) -> np.ndarray:
+    """1 / c_0, then c_k / c_0 for k = 1, ..., bands - 1; float64."""
+    coefficients = square_root(bands)
+    weights = coefficients / coefficients[0]
+    weights[0] = np.linalg.norm(coefficients) / coefficients[0]
+    return weights
 
 
 def square_root(count: int) -> np.ndarray:

@@ -1,0 +1,188 @@
+"""Banded and tree noise made round after round, against dense float64 matrices and jax_privacy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_privacy.matrix_factorization import toeplitz
+
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import correlated_noise
+from jaxpfl.privacy.correlated_noise import NoiseStream
+from jaxpfl.privacy.keys import noise_root
+from jaxpfl.privacy.mechanisms import standard_normal
+
+LIKE = {
+    "a": jax.ShapeDtypeStruct((3, 2), jnp.float32),
+    "b": jax.ShapeDtypeStruct((), jnp.float32),
+    "c": jax.ShapeDtypeStruct((5,), jnp.bfloat16),
+}
+WIDTH = 12
+KINDS = pytest.mark.parametrize("kind", ["tree", "banded"])
+
+
+def stream(kind="banded", per_epoch=4, seed=0, like=LIKE) -> NoiseStream:
+    return NoiseStream(kind, per_epoch, noise_root(reproducible_seed=seed), like)
+
+
+def flat(noise) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(noise)])
+
+
+def rounds_of(noises: NoiseStream, rounds) -> np.ndarray:
+    """float64 [rounds, parameters]."""
+    return np.stack([flat(noises.noise(round)) for round in rounds]).astype(np.float64)
+
+
+def strategy(rounds: int, bands: int) -> np.ndarray:
+    """C by its definition, float64 [rounds, rounds], from jax_privacy's coefficients."""
+    coefficients = np.asarray(toeplitz.optimal_max_error_strategy_coefs(bands), np.float64)
+    coefficients = coefficients / np.linalg.norm(coefficients)
+    return sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
+
+
+def draws_of(rounds: int, width: int, seed: int = 0) -> np.ndarray:
+    """The independent draws by their addresses, float64 [rounds, width]."""
+    root = jax.random.fold_in(noise_root(reproducible_seed=seed), jnp.uint32(2**32 - 1))
+    drawn = [standard_normal(jax.random.fold_in(root, t), (width,)) for t in range(1, rounds + 1)]
+    return np.asarray(drawn, np.float64)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 3, 10])
+def test_noise_of_all_rounds_is_the_inverse_strategy_times_the_draws(bands):
+    """A dense inverse in float64; more rounds than bands, and than the ring goes round twice."""
+    found = rounds_of(stream(per_epoch=bands), range(1, 26))
+    wanted = np.linalg.inv(strategy(25, bands)) @ draws_of(25, WIDTH)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    # The draws can be had back from the noise: nothing else is in it.
+    np.testing.assert_allclose(
+        strategy(25, bands) @ found, draws_of(25, WIDTH), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("bands", [1, 2, 7])
+def test_noise_is_that_of_jax_privacys_streaming_matrix(bands):
+    """Its Algorithm 9 of Choquette-Choo et al. on the same draws."""
+    coefficients = toeplitz.optimal_max_error_strategy_coefs(bands)
+    inverse = toeplitz.inverse_as_streaming_matrix(coefficients / jnp.linalg.norm(coefficients))
+    state = inverse.init_multiply(jnp.zeros(WIDTH))
+    noises = stream(per_epoch=bands)
+    for round, draw in enumerate(draws_of(20, WIDTH), 1):
+        wanted, state = inverse.multiply_next(jnp.asarray(draw, jnp.float32), state)
+        np.testing.assert_allclose(flat(noises.noise(round)), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 7, 64])
+def test_coefficients_and_sensitivity_are_jax_privacys(bands):
+    """An epoch's participations, bands apart, move C x by 1 an epoch."""
+    mine = correlated_noise.square_root(bands)
+    theirs = toeplitz.optimal_max_error_strategy_coefs(bands)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    weights = correlated_noise.band_weights(bands)
+    first = 1 / weights[0]
+    coefficients = first * np.concatenate([[1.0], weights[1:]])
+    squared = toeplitz.minsep_sensitivity_squared(
+        jnp.asarray(coefficients, jnp.float32), min_sep=bands, max_participations=3, n=3 * bands
+    )
+    assert float(squared) == pytest.approx(3.0, rel=1e-5)
+    inverse = toeplitz.inverse_coef(jnp.asarray(coefficients, jnp.float32), 3 * bands)
+    np.testing.assert_allclose(
+        correlated_noise.inverse_series(coefficients, 3 * bands), inverse, rtol=1e-4, atol=1e-5
+    )
+
+
+def covariance_is_right(noise_TxP: np.ndarray, bands: int) -> bool:
+    """Whether the covariance over rounds is (C^T C)^-1 within five standard errors."""
+    rounds, width = noise_TxP.shape
+    root = strategy(rounds, bands)
+    wanted = np.linalg.inv(root.T @ root)
+    found = noise_TxP @ noise_TxP.T / width
+    # Of a Gaussian: var(w_i w_j) = s_ii s_jj + s_ij^2.
+    scale = np.sqrt((np.outer(np.diag(wanted), np.diag(wanted)) + wanted**2) / width)
+    return bool(np.all(np.abs(found - wanted) <= 5 * scale))
+
+
+def test_covariance_over_rounds_is_the_strategys_and_no_other():
+    """TRUST 18: 100,000 parameters; wrong coefficients, scales and independent noise rejected."""
+    like = jax.ShapeDtypeStruct((100_000,), jnp.float32)
+    noise_TxP = rounds_of(stream(per_epoch=3, like=like), range(1, 9))
+    assert covariance_is_right(noise_TxP, 3)
+    assert not covariance_is_right(noise_TxP, 2)
+    assert not covariance_is_right(noise_TxP, 4)
+    assert not covariance_is_right(noise_TxP * 1.02, 3)
+    assert not covariance_is_right(noise_TxP / 1.02, 3)
+    draws = draws_of(8, 100_000)
+    assert not covariance_is_right(draws, 3)
+    # Columns that are not normalised; a coefficient that is off by a little; one round forgotten.
+    root = strategy(8, 3)
+    assert covariance_is_right(np.linalg.inv(root) @ draws, 3)
+    assert not covariance_is_right(np.linalg.inv(root / root[0, 0]) @ draws, 3)
+    near = root + 0.02 * np.diag(np.ones(6), -2)
+    assert not covariance_is_right(np.linalg.inv(near) @ draws, 3)
+    forgotten = noise_TxP.copy()
+    forgotten[4] = draws[4] / root[0, 0]
+    assert not covariance_is_right(forgotten, 3)
+
+
+@KINDS
+def test_a_resumed_stream_gives_the_same_bits(kind):
+    """From the start to any round at once, again, backwards: as round after round."""
+    straight = rounds_of(stream(kind), range(1, 15))
+    for rounds in ([14], [1, 5, 6, 14], [3, 3, 2, 14, 13, 1]):
+        found = rounds_of(stream(kind), rounds)
+        np.testing.assert_array_equal(found, straight[np.array(rounds) - 1])
+    assert not np.any(rounds_of(stream(kind, seed=1), range(1, 15)) == straight)
+
+
+def test_the_trees_noise_is_its_terms():
+    """Sums of draws that are shared between rounds, each by its address."""
+    noises = stream("tree", per_epoch=5)
+    drawn = {}
+    for round in range(1, 12):
+        made = correlated_noise.terms("tree", round, 5)
+        for address in map(tuple, made.addresses):
+            if address not in drawn:
+                key = jax.random.fold_in(
+                    noise_root(reproducible_seed=0), jnp.uint32(2**32 - 1)
+                )
+                for part in address:
+                    key = jax.random.fold_in(key, jnp.uint32(part))
+                leaves = enumerate(jax.tree.leaves(LIKE))
+                drawn[address] = flat(
+                    [standard_normal(jax.random.fold_in(key, i), x.shape) for i, x in leaves]
+                )
+        wanted = sum(
+            w * drawn[tuple(a)] for a, w in zip(made.addresses, made.weights, strict=True)
+        )
+        np.testing.assert_allclose(flat(noises.noise(round)), wanted, rtol=1e-5, atol=1e-5)
+
+
+@KINDS
+def test_one_program_serves_all_rounds(kind):
+    noises = stream(kind, per_epoch=6)
+    noises.noise(1)
+    compiled = {"tree": correlated_noise._weighted, "banded": correlated_noise._advance}[kind]
+    before = compiled._cache_size()
+    for round in (2, 3, 7, 20, 4):
+        noises.noise(round)
+    assert compiled._cache_size() == before
+
+
+@KINDS
+def test_shapes_and_types_are_the_trees(kind):
+    noise = stream(kind).noise(2)
+    assert {name: leaf.shape for name, leaf in noise.items()} == {"a": (3, 2), "b": (), "c": (5,)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(noise)} == {jnp.dtype("float32")}
+
+
+def test_what_is_no_stream_is_refused():
+    """TRUST 20: as for every noise, threefry4x32 keys only; and no round 0, which has no noise."""
+    with pytest.raises(InputError, match="kind must be one of 'tree', 'banded'"):
+        stream("independent")
+    with pytest.raises(InputError, match="rounds_per_epoch"):
+        stream(per_epoch=0)
+    with pytest.raises(InputError, match="threefry4x32"):
+        NoiseStream("banded", 3, jax.random.key(0), LIKE)
+    for kind in ("tree", "banded"):
+        with pytest.raises(InputError, match="round must"):
+            stream(kind).noise(0)
