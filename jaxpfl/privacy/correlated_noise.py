@@ -242,8 +242,3 @@ def inverse_series(coefficients: np.ndarray, count: int) -> np.ndarray:
             total -= coefficients[1 : reach + 1] @ found[place - reach : place][::-1]
         found[place] = total / coefficients[0]
     return found
-
-
-class NoiseStream:
-    def __init__(self, kind, rounds_per_epoch, root_key, like):
-        raise NotImplementedError
