@@ -284,7 +284,7 @@ def _told(outcome: "Outcome") -> dict[str, Any]:
     record = outcome.to_dict()
     lines = [f"report: {record['report']}", ""]
     if record["table"]:
-        lines += [*_compared(record["table"], record["tested_on"]), ""]
+        lines += [*_compared(record["table"], record["tested_on"], _is_language(record)), ""]
     if record["fred"]:
         lines += [*_candidates(record["fred"], ("before",)), ""]
     lines.append(record["privacy"])
@@ -293,10 +293,12 @@ def _told(outcome: "Outcome") -> dict[str, Any]:
     return {**record, "text": "\n".join(lines)}
 
 
-def _compared(table: list[dict[str, Any]], tested_on: str) -> list[str]:
+def _is_language(record: dict[str, Any]) -> bool:
+    return any(row["model"] == "unigram" for row in record["table"])
+
+
+def _compared(table: list[dict[str, Any]], tested_on: str, language: bool) -> list[str]:
     """Models, scored on the same data; which it is stands above them."""
-    language = any(row.get("perplexity") for row in table)
-    language = language and any(row["model"] == "unigram" for row in table)
     first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
     lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
     for row in table:
@@ -336,7 +338,7 @@ def _simulation(record: dict[str, Any]) -> list[str]:
     simulation = record["simulation"]
     lines = [simulation["note"], str(Path(record["out"]) / "simulation.html"), ""]
     if simulation["tested_on"]:
-        lines += _compared(simulation["table"], simulation["tested_on"])
+        lines += _compared(simulation["table"], simulation["tested_on"], _is_language(record))
     if "fred" in simulation:
         lines += ["", *_candidates(simulation["fred"], ("before", "after"))]
     return lines

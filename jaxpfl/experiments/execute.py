@@ -175,8 +175,10 @@ def _other_candidates(
     run: Callable[..., Result],
 ) -> dict[str, Result]:
     """By folder, the runs from the candidates that were not chosen, each on a ledger of its own."""
-    results = {}
-    for name, start in {} if stages is None else stages.prefinetuned.items():
+    results: dict[str, Result] = {}
+    if stages is None:
+        return results
+    for name, start in stages.prefinetuned.items():
         if name == stages.winner:
             continue
         folder = directory / simulation.OTHER_CANDIDATES / name

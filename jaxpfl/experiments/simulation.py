@@ -62,13 +62,9 @@ def write_simulation(
       run: the run's `run.json`.
       records: its metrics by round, the one private curve among the others.
     """
-    others = [
-        OTHER_CANDIDATES + "/" + path.name for path in (directory / OTHER_CANDIDATES).glob("*")
-    ]
+    paths = [*sorted((directory / OTHER_CANDIDATES).glob("*")), directory / WITHOUT_PRIVACY]
     folders = [
-        folder
-        for folder in (*sorted(others), WITHOUT_PRIVACY)
-        if (directory / folder / "run.json").exists()
+        path.relative_to(directory).as_posix() for path in paths if (path / "run.json").exists()
     ]
     if not folders:
         return None
