@@ -83,7 +83,8 @@ def write_simulation(
     fred, tested_on = found.get("fred"), found.get("tested_on") or "clients declared public"
     figures = []
     if fred is not None:
-        figures = ranking_figures(fred, "perplexity" if words else "loss", tested_on, mark)
+        stamp = "NOT PRIVATE" if run["stamp"] else "SIMULATION"
+        figures = ranking_figures(fred, "perplexity" if words else "loss", tested_on, stamp)
     page = render(
         "simulation.html.jinja",
         run=run,

@@ -26,7 +26,8 @@ fred:
     far: "{folder}/far.jsonl"
     near: "{folder}/near.jsonl"
     "mostly far": {{near: 0.3, far: 0.7}}
-prefinetune: {{examples: 80, valid: 0.2, epochs: 2, batch_size: 8, trials: 2, other_candidates: true}}
+prefinetune: {{examples: 80, valid: 0.2, epochs: 2, batch_size: 8, trials: 2,
+              other_candidates: true}}
 """
 NEAR = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
 FAR = [a + b for a in ("qu", "xi", "zo", "wy") for b in ("bb", "dd", "gg", "mm", "tt")]

@@ -193,7 +193,7 @@ def test_every_figure_says_what_it_was_measured_on(pipeline_config, finished):
 
 
 def test_nothing_of_a_client_leaves_the_private_folder(pipeline_config, finished):
-    """TRUST 40: ids, texts and keys stay in private/, in the directories of the other candidates too."""
+    """TRUST 40: ids, texts and keys stay in private/, in those of the other candidates too."""
     words = []
     for key in finished.out.rglob("*noise_key.json"):
         assert key.parent.name == "private"
