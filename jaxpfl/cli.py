@@ -284,35 +284,45 @@ def _told(outcome: "Outcome") -> dict[str, Any]:
     record = outcome.to_dict()
     lines = [f"report: {record['report']}", ""]
     if record["table"]:
-        language = any(row.get("perplexity") for row in record["table"])
-        language = language and any(row["model"] == "unigram" for row in record["table"])
-        first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
-        lines.append(f"{'held-out clients, declared public':44}{first:>12}{second:>22}")
-        for row in record["table"]:
-            name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
-            value = row.get(first)
-            shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
-            lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
-        lines.append("")
+        lines += [*_compared(record["table"], record["tested_on"], _is_language(record)), ""]
     if record["fred"]:
-        lines += [*_candidates(record["fred"]), ""]
+        lines += [*_candidates(record["fred"], ("before",)), ""]
     lines.append(record["privacy"])
+    if record["simulation"]:
+        lines += ["", *_simulation(record)]
     return {**record, "text": "\n".join(lines)}
 
 
-def _candidates(fred: dict[str, Any]) -> list[str]:
+def _is_language(record: dict[str, Any]) -> bool:
+    return any(row["model"] == "unigram" for row in record["table"])
+
+
+def _compared(table: list[dict[str, Any]], tested_on: str, language: bool) -> list[str]:
+    """Models, scored on the same data; which it is stands above them."""
+    first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
+    lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
+    for row in table:
+        name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
+        value = row.get(first)
+        shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
+        lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
+    frequencies = [row["frequencies"] for row in table if "frequencies" in row]
+    return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
+
+
+def _candidates(fred: dict[str, Any], stages: Sequence[str]) -> list[str]:
     """The candidates by FreD, and the perplexity of their models where there are any."""
-    stamp = "" if fred["private"] else " (NOT PRIVATE)"
-    heading = f"public corpus, by FreD{stamp}"
-    lines = [f"{heading:30}{'FreD':>12}{'perplexity before':>20}{'after the rounds':>18}"]
+    stamp = "" if fred.get("private", True) else " (NOT PRIVATE)"
+    titles = {"before": "perplexity before", "after": "after the rounds"}
+    heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}"
+    lines = [heading + "".join(f"{titles[stage]:>20}" for stage in stages)]
     for row in fred["candidates"]:
-        line = f"{row['rank']}. {row['candidate']}"
-        line = f"{line:30}{row['distance']:>12.5g}"
-        for stage, width in (("before", 20), ("after", 18)):
+        name = f"{row['rank']}. {row['candidate']}"
+        line = f"{name:38}{row['distance']:>12.5g}"
+        for stage in stages:
             value = None if row[stage] is None else row[stage]["perplexity"]
-            line += f"{'' if value is None else f'{value:.4g}':>{width}}"
-        simulated = row["counterfactual"] and row["after"] is not None
-        lines.append(f"{line}  (simulation)" if simulated else line.rstrip())
+            line += f"{'' if value is None else f'{value:.4g}':>20}"
+        lines.append(line.rstrip())
     correlations = [
         f"{value:.2f} {stage} the private rounds"
         for stage, value in fred["spearman"].items()
@@ -320,8 +330,17 @@ def _candidates(fred: dict[str, Any]) -> list[str]:
     ]
     if correlations:
         lines.append(f"rank correlation of FreD with perplexity: {', '.join(correlations)}")
-    if any(row["counterfactual"] and row["after"] is not None for row in fred["candidates"]):
-        lines.append("simulation: on ledgers of their own, outside the privacy stated below")
+    return lines
+
+
+def _simulation(record: dict[str, Any]) -> list[str]:
+    """What the statement above does not cover, under a line that says so."""
+    simulation = record["simulation"]
+    lines = [simulation["note"], str(Path(record["out"]) / "simulation.html"), ""]
+    if simulation["tested_on"]:
+        lines += _compared(simulation["table"], simulation["tested_on"], _is_language(record))
+    if "fred" in simulation:
+        lines += ["", *_candidates(simulation["fred"], ("before", "after"))]
     return lines
 
 

@@ -26,7 +26,8 @@
 
 A path may begin with ~ or hold $NAME, an environment variable. With `split`, an example of a text
 file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; of
-TensorFlow Federated's files it names the part to read.
+TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients with fewer
+examples hold none; they stay clients, so that their number does not follow from what they hold.
 """
 
 import difflib

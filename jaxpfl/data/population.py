@@ -1,5 +1,6 @@
 """Clients and what they hold: columns of examples, and where each client's begin."""
 
+import copy
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -164,10 +165,17 @@ class Population:
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
     def with_min_examples(self, n: int) -> "Population":
-        """The clients with at least `n` examples, in the same order."""
+        """The same clients; those with fewer than `n` examples hold none.
+
+        Nobody leaves: how many clients have few examples follows from their data, and the number
+        of clients is public. An empty client is sampled like the others, and contributes zero.
+        """
         n = checks.positive_int("n", n)
-        name = f"{self.name} [at least {n} examples]"
-        return self.select(np.flatnonzero(self.sizes() >= n), name=name)
+        sizes = self.sizes()
+        kept = copy.copy(self.keeping(np.repeat(sizes >= n, sizes)))
+        name = f"{self.name} [examples of clients with at least {n}]"
+        object.__setattr__(kept, "name", name)
+        return kept
 
     def split(self, fractions: Mapping[str, float], seed: int) -> dict[str, "Population"]:
         """Deals the CLIENTS to disjoint parts; clients beyond a sum below 1 go to none.

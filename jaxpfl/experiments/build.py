@@ -27,6 +27,7 @@ from jaxpfl.experiments.config import (
     PrivacyConfig,
     TrainingConfig,
 )
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.texts import exactly, public_vocabulary
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
@@ -40,9 +41,11 @@ from jaxpfl.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a config describes, built. `train` is private; `valid` and `test` are held out.
+    """What a config describes, built. `train` is private.
 
     Attributes:
+      valid: the validation clients, scored during the rounds where they are declared public.
+      test: the test clients, scored at the end where they are declared public.
       sources: the training clients as they were read: with "text" where `train` has "tokens".
       candidates: the public corpora of `fred` and `prefinetune`, or None without these.
       fred: the plan of FreD's release on the training clients, or None.
@@ -86,10 +89,16 @@ def build(config: Config) -> Experiment:
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     sources, public = parts["train"], parts["public"]
-    candidates = Candidates(config, public) if config.prefinetune is not None else None
+    private = PrivateContent(sources)
+    candidates = None
+    if config.prefinetune is not None:
+        candidates = Candidates(config, public, private)
+        for source in candidates.sources:
+            # Before a run directory is touched: what cannot be read, or is private, is refused.
+            candidates.population(source)
     vocabulary = None
     if isinstance(config.model, LanguageModelConfig):
-        vocabulary = _vocabulary(config, candidates, public)
+        vocabulary = _vocabulary(config, candidates, public, private)
         length = config.model.sequence_length
         parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
     model = build_model(config.model, vocabulary)
@@ -114,15 +123,13 @@ def read_clients(config: DataConfig) -> Population:
     """The clients of a section `data`, before they are split.
 
     Raises:
-      InputError: the source cannot be read, or nobody has enough examples.
+      InputError: the source cannot be read, or has no clients.
     """
     clients = open_population(config.source)
+    if not len(clients):
+        raise InputError(f"data.source = {config.source!r} has no clients")
     if config.min_examples > 1:
         clients = clients.with_min_examples(config.min_examples)
-    if not len(clients):
-        raise InputError(
-            f"data.source: no client has data.min_examples = {config.min_examples} examples"
-        )
     return clients
 
 
@@ -141,12 +148,15 @@ def cleaned(part: Population, config: DataConfig) -> Population:
     return part.with_columns({**part.columns, "text": text_array(texts)})
 
 
-def _vocabulary(config: Config, candidates: Candidates | None, public: Population) -> Vocabulary:
+def _vocabulary(
+    config: Config, candidates: Candidates | None, public: Population, private: PrivateContent
+) -> Vocabulary:
     """From `data.public`; where that is null, from all candidates, which are public too."""
     assert isinstance(config.model, LanguageModelConfig)
     size = config.model.vocab_size
     if config.data.public is not None:
-        return public_vocabulary(open_public(config.data.public, public), size)
+        corpus = open_public(config.data.public, public, private, "data.public")
+        return public_vocabulary(corpus, size)
     assert config.fred is not None
     assert candidates is not None
     texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)

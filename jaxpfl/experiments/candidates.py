@@ -15,6 +15,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import PUBLIC_PART, Config
 from jaxpfl.experiments.prefinetune import Corpus
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.text.vocabulary import Vocabulary
 
 ALONE = "public"
@@ -27,10 +28,11 @@ class Candidates:
     Args:
       config: its `fred` section names the candidates; without one, `data.public` is the only one.
       public: the clients that `data.split.public` declares public, or None.
+      private: what no candidate may hold.
     """
 
-    def __init__(self, config: Config, public: Population | None) -> None:
-        self._public = public
+    def __init__(self, config: Config, public: Population | None, private: PrivateContent) -> None:
+        self._public, self._private = public, private
         fred = config.fred
         if fred is not None:
             self.sources = fred.sources
@@ -50,8 +52,13 @@ class Candidates:
         return self._shares[name]
 
     def _population(self, source: str) -> Population:
-        """The examples of the source called `source`, an entry of `sources`."""
-        return open_public(self.sources[source], self._public)
+        """The examples of the source called `source`, an entry of `sources`.
+
+        Raises:
+          InputError: it cannot be read, or holds the private clients' data.
+        """
+        what = "data.public" if source == ALONE else f"fred.candidates.{source}"
+        return open_public(self.sources[source], self._public, self._private, what)
 
     def sample(self, source: str, column: str, limit: int, seed: int) -> Population:
         """At most `limit` examples of one source, drawn at random, as one client's `column`.
@@ -127,10 +134,19 @@ class Candidates:
             yield from self.sample(source, "text", limit, seed).columns["text"].to_pylist()
 
 
-def open_public(source: str, public: Population | None) -> Population:
-    """A public source; "split:public" is `public`, the clients that were declared public."""
+def open_public(
+    source: str, public: Population | None, private: PrivateContent, what: str
+) -> Population:
+    """A public source; "split:public" is `public`, the clients that were declared public.
+
+    Args:
+      private: what the source may not hold.
+      what: how messages call the source.
+    """
     if source != PUBLIC_PART:
-        return open_population(source)
+        corpus = open_population(source)
+        private.refuse(corpus, f"{what} = {source!r}")
+        return corpus
     if public is None or not public.num_examples:
         raise InputError(f"{PUBLIC_PART} has no clients: data.split.public is too small")
     return public

@@ -22,6 +22,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.cost import both_statements
 from jaxpfl.experiments.run_secret import run_id
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
@@ -59,7 +60,8 @@ def choose(
       shown: whether progress is drawn.
 
     Raises:
-      InputError: a source, a name or an embedder is no good; neither plan is given.
+      InputError: a source, a name or an embedder is no good, or a candidate holds the clients'
+        data; neither plan is given.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     sources = named(candidates)
@@ -71,12 +73,14 @@ def choose(
     function = embedder(embedder_name)
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
-    # Public corpora first: one that cannot be read must not cost anything.
-    corpora = {
-        name: public_moments(open_population(source), function, *clip_norms, shown=shown)
-        for name, source in sources.items()
-    }
     clients = open_population(private)
+    content = PrivateContent(clients)
+    # Public corpora first: one that cannot be used must not cost anything.
+    corpora = {}
+    for name, source in sources.items():
+        corpus = open_population(source)
+        content.refuse(corpus, f"candidate {name} = {source!r}")
+        corpora[name] = public_moments(corpus, function, *clip_norms, shown=shown)
     found: dict[str, PrivateMoments] = {}
     paths = {
         "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",
@@ -181,7 +185,8 @@ def _record(
 def _draw(record: Mapping[str, Any], path: Path) -> None:
     from jaxpfl.experiments.ranking_plots import bars
 
-    bars(record["candidates"], record["private"]).savefig(path)
+    stamp = "" if record["private"] else "NOT PRIVATE"
+    bars(record["candidates"], stamp).savefig(path)
 
 
 def table(record: Mapping[str, Any]) -> str:

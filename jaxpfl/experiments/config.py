@@ -46,6 +46,9 @@ class DataConfig:
     With `public: null` the vocabulary comes from `fred.candidates`, which are public too.
 
     Attributes:
+      min_examples: clients with fewer examples hold none and stay clients: the population's size,
+        which the plan and the report show, must not follow from what clients hold. To train on
+        those with more alone, publish their number first, counted by a release.
       remove: a regular expression; what it matches in a text of `source` is removed, such as the
         masks that an anonymiser left. Public, and applied to each text alone.
     """
@@ -204,12 +207,14 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Metrics on held-out clients: free of privacy cost only if those are declared public.
+    """Metrics on other clients than those who train, declared public: else they would cost privacy.
+
+    The validation clients are scored during the rounds, the test clients once, at the end.
 
     Attributes:
       every: rounds between two evaluations; 0 evaluates nothing.
       declared_public: the user's statement that the valid and test clients are public.
-      max_examples: at most this many held-out examples are used per evaluation.
+      max_examples: at most this many examples of either are used.
       sentences: sentences generated at each evaluation of a language model.
     """
 
@@ -224,7 +229,7 @@ class EvaluationConfig:
         checks.non_negative_int("evaluation.sentences", self.sentences)
         if self.every and not self.declared_public:
             raise InputError(
-                "evaluation.every is set, and held-out clients are as private as the others: set "
+                "evaluation.every is set, and validation clients are as private as the others: set "
                 "evaluation.declared_public: true if they are public, or evaluation.every: 0"
             )
 
@@ -335,9 +340,10 @@ class PrefinetuneConfig:
       valid: the fraction of them that is held out.
       epochs: of the chosen trial; the parameters after the best one are kept.
       trials: learning rates, drawn log-uniformly between the two of `learning_rates`.
-      losers: also carries the other candidates through prefinetuning and private training, to
-        show whether FreD's order predicts theirs. These runs are SIMULATION, outside the
-        pipeline's privacy cost, each on a ledger of its own: a deployment cannot have them.
+      other_candidates: also carries the candidates that FreD did not choose through prefinetuning
+        and private training, to show whether FreD's order predicts theirs. These runs are
+        SIMULATION, outside the pipeline's privacy cost, each on a ledger of its own: a deployment
+        cannot have them.
     """
 
     examples: int = 5_000
@@ -347,7 +353,7 @@ class PrefinetuneConfig:
     momentum: float = 0.9
     trials: int = 3
     learning_rates: tuple[float, float] = (0.03, 1.0)
-    losers: bool = False
+    other_candidates: bool = False
 
     def __post_init__(self) -> None:
         for name in ("examples", "epochs", "batch_size", "trials"):
@@ -400,12 +406,15 @@ class Config:
         if prefinetune is not None and fred is None:
             if self.data.public is None:
                 raise InputError("prefinetune needs a fred section or data.public, found neither")
-            if prefinetune.losers:
-                raise InputError("prefinetune.losers needs a fred section: nothing can lose here")
-        if prefinetune is not None and prefinetune.losers and not self.evaluation.declared_public:
+            if prefinetune.other_candidates:
+                raise InputError(
+                    "prefinetune.other_candidates needs a fred section: without one there are none"
+                )
+        others = prefinetune is not None and prefinetune.other_candidates
+        if others and not self.evaluation.declared_public:
             raise InputError(
-                "prefinetune.losers needs evaluation.declared_public: true: the losers are run to "
-                "be scored on public test clients"
+                "prefinetune.other_candidates needs evaluation.declared_public: true: these runs "
+                "are there to be scored on public test clients"
             )
         if fred is None:
             return

@@ -1,4 +1,4 @@
-"""Metrics of a model on held-out clients that were declared public.
+"""Metrics of a model on clients, or a corpus, that were declared public, and what these are called.
 
 A metric on private validation data is a release like any other (TRUST.md, 31); here there is no
 door for it, so it is refused.
@@ -19,9 +19,20 @@ from jaxpfl.models.base import Model
 
 @dataclass(frozen=True)
 class DeclaredPublic:
-    """The user's statement, in writing, that these clients' data is public."""
+    """The user's statement, in writing, that these clients' data is public.
+
+    Attributes:
+      name: how every figure made of them calls them, such as "test clients of x.jsonl"; by default
+        the population's own name.
+    """
 
     population: Population = field(repr=False)
+    name: str = ""
+
+    @property
+    def described(self) -> str:
+        """What was evaluated on, in words, and that it was declared public."""
+        return f"{self.name or self.population.name} (declared public)"
 
 
 class Pending(Protocol):
@@ -62,9 +73,12 @@ class Evaluator:
 
     Args:
       model: whose `evaluate` gives metric sums of a batch.
-      public: the held-out clients, wrapped in the statement that they are public.
+      public: the clients, wrapped in the statement that they are public.
       max_examples: a subset of this many examples, the same for every run, is used.
       batch_size: examples per dispatch; the last batch is padded and masked.
+
+    Attributes:
+      name: what it evaluates on, in words, for wherever one of its figures stands.
 
     Raises:
       InputError: if `public` is a bare population, or holds no examples.
@@ -84,6 +98,7 @@ class Evaluator:
                 f"{type(public).__name__}: metrics on private clients would be an unpaid release"
             )
         self.model = model
+        self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
         self._batch_size = checks.positive_int("batch_size", batch_size)
         self._population = public.population

@@ -1,13 +1,14 @@
-"""Carries out a config: its stages, its rounds, and the runs and the table they are compared with.
+"""Carries out a config: its stages, its rounds, the table of its models, and its simulations.
 
-A run directory holds what the run releases. Beside it, in folders of their own, lie runs that are
-simulation: `non_private/`, the same run without privacy, and `losers/NAME/`, the same run from a
-corpus that FreD did not choose. Each has its own ledger and says what it is.
+A run directory holds what the run releases, and `report.html` shows that alone. Beside it, in
+folders of their own, lie simulations, which the statement does not cover: `non_private/`, the same
+run without privacy, and `other_candidates/NAME/`, the same run from a corpus that FreD did not
+choose. Each has its own ledger and says what it is; `simulation.html` shows them.
 """
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,37 +16,28 @@ from typing import Any
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.experiments import files, pipeline
+from jaxpfl.experiments import files, pipeline, simulation
 from jaxpfl.experiments.build import Experiment, build
 from jaxpfl.experiments.config import Config, LanguageModelConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
 from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator, numeric_columns
-from jaxpfl.experiments.loop import Interrupted, Loop, Result, Tracking, initial_state
+from jaxpfl.experiments.loop import (
+    NOT_PRIVATE,
+    REPRODUCIBLE,
+    Interrupted,
+    Loop,
+    Result,
+    Tracking,
+    initial_state,
+)
 from jaxpfl.experiments.pipeline import Stages
 from jaxpfl.experiments.prefinetune import Prefinetuned
-from jaxpfl.experiments.ranking import ranking
+from jaxpfl.experiments.ranking import Metrics, ranking
 from jaxpfl.experiments.report import write_report
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.text.baselines import unigram_baseline
-
-WITHOUT_PRIVACY = "non_private"
-"""Folder, in the run directory, of the same run without privacy."""
-
-LOSERS = "losers"
-"""Folder, in the run directory, of the runs from the candidates that FreD did not choose."""
-
-COUNTERFACTUAL = (
-    "COUNTERFACTUAL: a simulation outside the pipeline's privacy cost, of what the run from "
-    "candidate {!r} would have come to; publish nothing of it beside the pipeline's own output"
-)
-
-
-SIMULATION = (
-    "'after' in the rows marked counterfactual, and the rank correlation 'after', come from runs "
-    "on ledgers of their own, outside the privacy stated: publish none of it"
-)
 
 
 @dataclass(frozen=True)
@@ -58,8 +50,11 @@ class Outcome:
       private: whether the run is.
       privacy: the statement: (epsilon, delta), unit, adjacency, accountant.
       metrics: the last round's.
-      table: models compared on the declared-public test clients: name, private, metrics.
-      fred: the candidates' FreD, and how it goes with their perplexity (see `ranking`), or None.
+      table: models compared on the test clients: name, private, metrics.
+      tested_on: those clients, in words, or None where none are declared public.
+      fred: the candidates' FreD, and how it goes with their perplexity before the rounds (see
+        `ranking`), or None.
+      simulation: what the statement does NOT cover (see `simulation.record`), or None.
     """
 
     out: Path
@@ -68,7 +63,9 @@ class Outcome:
     privacy: str
     metrics: dict[str, Any]
     table: list[dict[str, Any]]
+    tested_on: str | None = None
     fred: dict[str, Any] | None = None
+    simulation: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         record = {**dataclasses.asdict(self), "report": str(self.out / "report.html")}
@@ -112,7 +109,10 @@ def resume_run(out: str | Path, *, shown: bool = True) -> Outcome:
 
 
 def _heading(config: Config) -> str:
-    return "" if config.privacy.private else "# NOT PRIVATE: trained without privacy\n"
+    """What a config's file begins with, before there is a run whose stamp could be read."""
+    if not config.privacy.private:
+        return f"# {NOT_PRIVATE}\n"
+    return f"# {REPRODUCIBLE}\n" if config.run.reproducible_noise else ""
 
 
 def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
@@ -127,15 +127,19 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
         stages = pipeline.carry_out(experiment, directory, ledger, _budget(config), shown=shown)
         start = stages.prefinetuned[stages.winner]
         experiment = experiment.starting_from(start.params)
-    run = partial(_run, experiment, start=start, shown=shown, resumed_as=directory)
+    run = partial(_run, shown=shown, resumed_as=directory)
     try:
-        result = run(config, experiment.algorithm, directory, ledger)
+        result = run(experiment, config, experiment.algorithm, directory, ledger, start=start)
     except (BudgetExhausted, Interrupted):
         write_report(directory)
         raise
-    other = None
+    evaluator = _test_evaluator(experiment)
+    record = _complete(experiment, stages, result, evaluator, directory)
+    # What the run releases is whole before a simulation of it begins.
+    write_report(directory)
+    simulations = _other_candidates(experiment, stages, directory, run)
     if config.run.also_without_privacy:
-        folder = directory / WITHOUT_PRIVACY
+        folder = directory / simulation.WITHOUT_PRIVACY
         folder.mkdir(exist_ok=True)
         other_config = _without_privacy(config)
         if stages is None:
@@ -143,72 +147,160 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
             path = folder / "config.yaml"
             files.write_atomically(path, _heading(other_config) + to_yaml(other_config))
         algorithm = experiment.without_privacy(None if start is None else start.params)
-        other = run(other_config, algorithm, folder, folder / "ledger.jsonl")
+        simulations[simulation.WITHOUT_PRIVACY] = run(
+            experiment, other_config, algorithm, folder, folder / "ledger.jsonl", start=start
+        )
         write_report(folder)
-    losers = {} if stages is None else _run_losers(experiment, stages, directory, shown)
-    table = _compare(experiment, stages, result, other)
-    fred = None
-    if stages is not None and stages.scores is not None:
-        fred = _ranked(experiment, stages, {stages.winner: result, **losers})
-    path = directory / "result.json"
-    record = {**files.read_json(path), "table": table}
-    if fred is not None:
-        record["fred"] = fred
-    files.write_atomically(path, json.dumps(jsonable(record), indent=1) + "\n")
-    write_report(directory)
+    simulated = None
+    if simulations:
+        simulated = _simulated(stages, evaluator, result, simulations, directory)
+        write_report(directory)
     return Outcome(
         out=directory,
         rounds=result.rounds,
         private=record["private"],
         privacy=result.privacy,
         metrics=result.metrics,
-        table=table,
-        fred=fred,
+        table=record["table"],
+        tested_on=record["tested_on"],
+        fred=record.get("fred"),
+        simulation=simulated,
     )
 
 
-def _run_losers(
-    experiment: Experiment, stages: Stages, directory: Path, shown: bool
+def _other_candidates(
+    experiment: Experiment,
+    stages: Stages | None,
+    directory: Path,
+    run: Callable[..., Result],
 ) -> dict[str, Result]:
-    """The runs from the candidates that were not chosen, each in its own folder and ledger."""
-    results = {}
+    """By folder, the runs from the candidates that were not chosen, each on a ledger of its own."""
+    results: dict[str, Result] = {}
+    if stages is None:
+        return results
     for name, start in stages.prefinetuned.items():
         if name == stages.winner:
             continue
-        folder = directory / LOSERS / name
+        folder = directory / simulation.OTHER_CANDIDATES / name
         folder.mkdir(parents=True, exist_ok=True)
-        loser = experiment.starting_from(start.params)
-        results[name] = _run(
-            loser,
+        other = experiment.starting_from(start.params)
+        results[f"{simulation.OTHER_CANDIDATES}/{name}"] = run(
+            other,
             experiment.config,
-            loser.algorithm,
+            other.algorithm,
             folder,
             folder / "ledger.jsonl",
             start=start,
-            shown=shown,
-            resumed_as=directory,
-            counterfactual=name,
+            candidate=name,
         )
         write_report(folder)
     return results
 
 
-def _ranked(
-    experiment: Experiment, stages: Stages, results: Mapping[str, Result]
+def _complete(
+    experiment: Experiment,
+    stages: Stages | None,
+    result: Result,
+    evaluator: Evaluator | None,
+    directory: Path,
 ) -> dict[str, Any]:
-    """FreD beside the scores of every model that there is; see `ranking`."""
-    assert stages.scores is not None
-    before: dict[str, Any] = {}
-    after: dict[str, Any] = {}
-    evaluator = _test_evaluator(experiment)
+    """Adds the tables to `result.json`: of what the statement covers, and of nothing else."""
+    private = files.read_json(directory / "run.json")["private"]
+    path = directory / "result.json"
+    record = {
+        **files.read_json(path),
+        "tested_on": None if evaluator is None else evaluator.name,
+        "table": [],
+    }
     if evaluator is not None:
-        for name, start in stages.prefinetuned.items():
-            before[name] = evaluator(start.params).result()
-        for name, result in results.items():
-            after[name] = evaluator(result.params).result()
-    record = {**(stages.fred or {}), **ranking(stages.scores, before, after)}
-    if len(after) > 1:
-        record["simulation"] = SIMULATION
+        record["table"] = _table(experiment, stages, result, evaluator, private)
+    if stages is not None and stages.scores is not None:
+        before = _before(stages, evaluator)
+        record["fred"] = {**(stages.fred or {}), **ranking(stages.scores, {"before": before})}
+    record = jsonable(record)
+    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _before(stages: Stages, evaluator: Evaluator | None) -> dict[str, Metrics]:
+    """Of every prefinetuned candidate: from public text alone, so free of privacy cost."""
+    if evaluator is None:
+        return {}
+    return {name: evaluator(start.params).result() for name, start in stages.prefinetuned.items()}
+
+
+def _table(
+    experiment: Experiment,
+    stages: Stages | None,
+    result: Result,
+    evaluator: Evaluator,
+    private: bool,
+) -> list[dict[str, Any]]:
+    """Scores the models, and word frequencies, on the same declared-public test clients."""
+    config = experiment.config
+    untrained = experiment.starting_from(None).algorithm
+    params = untrained.params(initial_state(untrained, config.run.seed))
+    table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
+    if experiment.vocabulary is not None and experiment.valid.num_examples:
+        valid = _declared(experiment, "validation")
+        unigram = unigram_baseline(
+            numeric_columns(valid.population)["tokens"],
+            evaluator.columns["tokens"],
+            vocab_size=len(experiment.vocabulary),
+        )
+        row = {"model": "unigram", "private": True, "frequencies": valid.described}
+        table.append({**row, **dataclasses.asdict(unigram)})
+    if stages is not None:
+        scores = evaluator(stages.prefinetuned[stages.winner].params).result()
+        # Which corpus it is was learned from the clients; where FreD did not choose, nothing was.
+        chosen = private or stages.scores is None
+        name = f"prefinetuned on {stages.winner}"
+        table.append({"model": name, "private": chosen, **scores})
+    table.append({"model": "this run", "private": private, **evaluator(result.params).result()})
+    return table
+
+
+def _simulated(
+    stages: Stages | None,
+    evaluator: Evaluator | None,
+    result: Result,
+    simulations: Mapping[str, Result],
+    directory: Path,
+) -> dict[str, Any]:
+    """Writes `simulation.json`: this run again, and what its statement does not cover."""
+    scores = (
+        {}
+        if evaluator is None
+        else {
+            folder: evaluator(each.params).result()
+            for folder, each in {"": result, **simulations}.items()
+        }
+    )
+    record: dict[str, Any] = {
+        "note": simulation.NOTE,
+        "tested_on": None if evaluator is None else evaluator.name,
+        "table": [
+            {
+                "model": simulation.called(folder),
+                "folder": folder,
+                "private": files.read_json(directory / folder / "run.json")["private"],
+                "privacy": each.privacy,
+                **scores.get(folder, {}),
+            }
+            for folder, each in {"": result, **simulations}.items()
+        ],
+    }
+    if stages is not None and stages.scores is not None and len(stages.prefinetuned) > 1:
+        folders = {
+            name: "" if name == stages.winner else f"{simulation.OTHER_CANDIDATES}/{name}"
+            for name in stages.prefinetuned
+        }
+        after = {name: scores[folder] for name, folder in folders.items()}
+        both = {"before": _before(stages, evaluator), "after": after}
+        record["fred"] = ranking(stages.scores, both)
+    record = jsonable(record)
+    path = directory / simulation.RECORD
+    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
     return record
 
 
@@ -230,8 +322,9 @@ def _run(
     start: Prefinetuned | None,
     shown: bool,
     resumed_as: Path,
-    counterfactual: str | None = None,
+    candidate: str | None = None,
 ) -> Result:
+    """One run in `directory`; `candidate` names the corpus of one that FreD did not choose."""
     evaluation = config.evaluation
     tracking = Tracking(
         evaluate_every=max(1, evaluation.every),
@@ -241,7 +334,7 @@ def _run(
     if evaluation.every:
         evaluator = Evaluator(
             experiment.model,
-            DeclaredPublic(experiment.valid),
+            _declared(experiment, "validation"),
             max_examples=evaluation.max_examples,
         )
         tracking = dataclasses.replace(tracking, evaluate=evaluator)
@@ -256,7 +349,7 @@ def _run(
         )
         tracking = dataclasses.replace(tracking, sentences=sentences)
     # FreD was charged to the pipeline's ledger, and to no other.
-    pipelines_own = counterfactual is None and config.privacy.private
+    pipelines_own = candidate is None and config.privacy.private
     fred = experiment.fred if pipelines_own else None
     return Loop(
         algorithm,
@@ -269,10 +362,10 @@ def _run(
         tracking=tracking,
         resume=(directory / "run.json").exists(),
         config=to_mapping(config),
-        label="fed_avg" if counterfactual is None else f"fed_avg from {counterfactual}",
+        label="fed_avg" if candidate is None else f"fed_avg from {candidate}",
         before=None if fred is None else fred.event(),
         start=None if start is None else start.record["params_sha256"],
-        note="" if counterfactual is None else COUNTERFACTUAL.format(counterfactual),
+        note="" if candidate is None else simulation.CANDIDATE_NOTE.format(candidate),
         resumed_as=resumed_as,
     ).run()
 
@@ -298,6 +391,12 @@ def _without_privacy(config: Config) -> Config:
     )
 
 
+def _declared(experiment: Experiment, part: str) -> DeclaredPublic:
+    """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
+    population = experiment.valid if part == "validation" else experiment.test
+    return DeclaredPublic(population, f"{part} clients of {experiment.config.data.source}")
+
+
 def _test_evaluator(experiment: Experiment) -> Evaluator | None:
     """Scores models on the declared-public test examples; None where there are none."""
     config = experiment.config
@@ -305,39 +404,6 @@ def _test_evaluator(experiment: Experiment) -> Evaluator | None:
         return None
     return Evaluator(
         experiment.model,
-        DeclaredPublic(experiment.test),
+        _declared(experiment, "test"),
         max_examples=config.evaluation.max_examples,
     )
-
-
-def _compare(
-    experiment: Experiment, stages: Stages | None, result: Result, other: Result | None
-) -> list[dict[str, Any]]:
-    """Scores the models, and word frequencies, on the same declared-public test examples."""
-    config = experiment.config
-    evaluator = _test_evaluator(experiment)
-    if evaluator is None:
-        return []
-    untrained = experiment.starting_from(None).algorithm
-    params = untrained.params(initial_state(untrained, config.run.seed))
-    private = config.privacy.private and not config.run.reproducible_noise
-    table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
-    if experiment.vocabulary is not None and experiment.valid.num_examples:
-        unigram = unigram_baseline(
-            numeric_columns(experiment.valid)["tokens"],
-            evaluator.columns["tokens"],
-            vocab_size=len(experiment.vocabulary),
-        )
-        # The frequencies are those of the valid clients, which were declared public.
-        table.append({"model": "unigram", "private": True, **dataclasses.asdict(unigram)})
-    if stages is not None:
-        scores = evaluator(stages.prefinetuned[stages.winner].params).result()
-        # Which corpus it is was learned from the clients; where FreD did not choose, nothing was.
-        chosen = private or stages.scores is None
-        name = f"prefinetuned on {stages.winner}"
-        table.append({"model": name, "private": chosen, **scores})
-    table.append({"model": "this run", "private": private, **evaluator(result.params).result()})
-    if other is not None:
-        scores = evaluator(other.params).result()
-        table.append({"model": "the same run without privacy", "private": False, **scores})
-    return table

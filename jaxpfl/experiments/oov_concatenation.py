@@ -41,6 +41,7 @@ from jaxpfl.experiments.candidates import open_public
 from jaxpfl.experiments.central import fit_adam
 from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.pipeline import params_digest
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
 from jaxpfl.experiments.tracking import jsonable
@@ -69,7 +70,8 @@ def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, 
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     assert config.data.public is not None
-    public = open_public(config.data.public, parts["public"])
+    private = PrivateContent(parts["train"])
+    public = open_public(config.data.public, parts["public"], private, "data.public")
     vocabulary = public_vocabulary(public, config.words.model.vocab_size)
     study = _Study(config, with_words(parts["train"]), public, vocabulary)
     if config.scaled_up:

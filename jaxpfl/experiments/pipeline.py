@@ -53,7 +53,7 @@ class Stages:
       winner: name of the corpus that the run starts from.
       scores: of all candidates, nearest first: candidate, distance, corrected; None without FreD.
       fred: plan and statement of FreD's release; None without FreD.
-      prefinetuned: by candidate, the winner first; the losers where they were asked for.
+      prefinetuned: by candidate, the winner first; the others where they were asked for.
     """
 
     winner: str
@@ -80,7 +80,7 @@ def carry_out(
     if experiment.fred is not None:
         record = _fred(experiment, experiment.fred, directory, ledger, budget, shown)
         names = [entry["candidate"] for entry in record["scores"]]
-    wanted = names if settings.losers else names[:1]
+    wanted = names if settings.other_candidates else names[:1]
     start = jax.device_get(
         experiment.algorithm.params(initial_state(experiment.algorithm, experiment.config.run.seed))
     )

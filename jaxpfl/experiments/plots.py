@@ -1,10 +1,12 @@
-"""What the pictures of studies share: axes in our style, and grids of images."""
+"""What pictures share: axes in our style, titles, stamps, and grids of images."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
 
 INK, ACCENT, RED, PALE, GREY = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd", "#9ca3af"
+GREY_TEXT = "#6b7280"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 
@@ -21,11 +23,24 @@ def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool =
     found.spines[["top", "right"]].set_visible(False)
     found.tick_params(colors=INK, labelsize=9)
     if stamped:
-        found.text(
-            0.5, 0.5, "NOT PRIVATE", transform=found.transAxes, ha="center", va="center",
-            rotation=18, fontsize=30, fontweight="bold", color=RED, alpha=0.14,
-        )  # fmt: skip
+        watermark(found, "NOT PRIVATE")
     return found
+
+
+def watermark(axes: Any, stamp: str) -> None:
+    """Writes `stamp` across a picture, in red and pale."""
+    axes.text(
+        0.5, 0.5, stamp, transform=axes.transAxes, ha="center", va="center",
+        rotation=18, fontsize=30, fontweight="bold", color=RED, alpha=0.14,
+    )  # fmt: skip
+
+
+def subtitle(axes: Any, title: str, text: str) -> None:
+    """A title, and below it, smaller, what the figures are of; a long one is cut in the middle."""
+    if len(text) > 150:
+        text = f"{text[:92]} ... {text[-52:]}"
+    axes.set_title(textwrap.fill(text, 82), loc="left", fontsize=8, color=GREY_TEXT)
+    axes.figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
 
 
 def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: bool = False) -> Any:

@@ -26,6 +26,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.adamw import Training
 from jaxpfl.experiments.central import fit
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.synthetic_config import DecoderModelConfig, FitConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.models import pretrained
@@ -69,6 +70,12 @@ class PublicModels:
                 raise InputError(f"corpora.{name} needs a column 'text': {source!r} has none")
             found[name] = population
         return found
+
+    def refuse_private(self, clients: Population) -> None:
+        """Refuses corpora that hold these private clients' data; see `public_check`."""
+        private = PrivateContent(clients)
+        for name, corpus in self.corpora.items():
+            private.refuse(corpus, f"corpora.{name} = {self.sources[name]!r}")
 
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
         """The texts of some corpora (default: all), by document, as a corpus's clients are."""

@@ -4,40 +4,34 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-STAGES = ("before", "after")
-"""Perplexity after prefinetuning and before the private rounds; and after both."""
+Metrics = Mapping[str, float]
 
 
 def ranking(
-    scores: Sequence[Mapping[str, Any]],
-    before: Mapping[str, Mapping[str, float]],
-    after: Mapping[str, Mapping[str, float]],
+    scores: Sequence[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Metrics]]
 ) -> dict[str, Any]:
     """The candidates by FreD, with their models' metrics on declared-public test clients.
 
     Args:
       scores: "candidate", "distance" and "corrected" of each, nearest first.
-      before, after: by candidate, "loss", "perplexity" and "accuracy" of its model before and
-        after the private rounds; of the winner alone where the losers were not carried through.
+      stages: "before" and "after" the private rounds, or one of them: by candidate, "loss",
+        "perplexity" and "accuracy" of its model then. Of the candidates that FreD did not choose,
+        those after the rounds are simulation.
 
     Returns:
-      "candidates": rank, candidate, distance, corrected, before, after, and "counterfactual",
-        true of all but the winner; and
-      "spearman": for "before" and "after" Spearman's rank correlation of FreD with the loss, which
-        has the order of perplexity; None with fewer than three models, or ties throughout.
+      "candidates": rank, candidate, distance, corrected, and of each stage the metrics or None; and
+      "spearman": of each stage Spearman's rank correlation of FreD with the loss, which has the
+        order of perplexity; None with fewer than three models, or ties throughout.
     """
     rows = [
         {
             "rank": rank,
             **score,
-            "before": before.get(score["candidate"]),
-            "after": after.get(score["candidate"]),
-            "counterfactual": rank > 1,
+            **{stage: models.get(score["candidate"]) for stage, models in stages.items()},
         }
         for rank, score in enumerate(scores, start=1)
     ]
-    correlations = {stage: _spearman(rows, stage) for stage in STAGES}
-    return {"candidates": rows, "spearman": correlations}
+    return {"candidates": rows, "spearman": {stage: _spearman(rows, stage) for stage in stages}}
 
 
 def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:

@@ -3,41 +3,47 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpfl.experiments.ranking import STAGES
+from jaxpfl.experiments.plots import subtitle, watermark
 
 _INK, _ACCENT, _RED, _PALE = "#1f2937", "#2563eb", "#c81e1e", "#93c5fd"
 _LABELS = {"before": "before the private rounds", "after": "after the private rounds"}
 _COLOURS = {"before": _PALE, "after": _ACCENT}
 
 
-def ranking_figures(fred: Mapping[str, Any], metric: str) -> list[tuple[str, str, Any]]:
+def ranking_figures(
+    fred: Mapping[str, Any], metric: str, of: str, stamp: str
+) -> list[tuple[str, str, Any]]:
     """File name, title and figure of each picture.
 
     Args:
-      fred: as `ranking.ranking` returns it, with "private".
+      fred: as `ranking.ranking` returns it.
       metric: "perplexity" or "loss": what the second picture, where there are models, shows.
+      of: what these were evaluated on, in words.
+      stamp: written across every picture, or "".
     """
-    rows, private = fred["candidates"], fred["private"]
-    figures = [("fred", "Frechet distance of the candidates", bars(rows, private))]
-    if sum(row["before"] is not None for row in rows) > 1:
-        title = f"Does the order predict the {metric}? (simulation)"
-        figures.append(("fred_perplexity", title, _scatter(rows, metric, title, private)))
+    rows = fred["candidates"]
+    figures = [("fred", "Frechet distance of the candidates", bars(rows, stamp))]
+    stages = [stage for stage in _LABELS if any(row.get(stage) is not None for row in rows)]
+    if any(sum(row[stage] is not None for row in rows) > 1 for stage in stages):
+        title = f"Does the order predict the {metric}?"
+        figure = _scatter(rows, stages, metric, title, of, stamp)
+        figures.append(("fred_perplexity", title, figure))
     return figures
 
 
-def bars(rows: Sequence[Mapping[str, Any]], private: bool) -> Any:
+def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
     """A bar for each candidate, nearest first.
 
     Args:
       rows: "candidate", and "distance" or, without it, "non_private"; of both, the second is a
         mark on the bar. What "corrected" takes off "distance" is pale.
-      private: whether nothing in it is without privacy.
+      stamp: written across it, or "".
     """
-    axes = _axes("Frechet distance of the candidates", private, height=1.3 + 0.34 * len(rows))
+    axes = _axes("Frechet distance of the candidates", stamp, height=1.3 + 0.34 * len(rows))
     places = range(len(rows))
     main = "distance" if "distance" in rows[0] else "non_private"
     values = [row[main] for row in rows]
-    # The winner is told by colour, and by standing first.
+    # The winner has a colour of its own, and stands first.
     colours = [_ACCENT if place == 0 else _PALE for place in places]
     if all("corrected" in row for row in rows):
         axes.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
@@ -62,11 +68,19 @@ def bars(rows: Sequence[Mapping[str, Any]], private: bool) -> Any:
     return axes.figure
 
 
-def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private: bool) -> Any:
+def _scatter(
+    rows: Sequence[Mapping[str, Any]],
+    stages: Sequence[str],
+    metric: str,
+    title: str,
+    of: str,
+    stamp: str,
+) -> Any:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    axes = _axes(title, private, height=3.3)
-    for stage in STAGES:
+    axes = _axes("", stamp, height=3.6)
+    subtitle(axes, title, f"{metric} on {of}")
+    for stage in stages:
         found = [
             (row["distance"], row[stage][metric], row["candidate"])
             for row in rows
@@ -81,7 +95,7 @@ def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private
             s=34,
             zorder=3,
         )
-        if stage == "after":
+        if stage == stages[-1]:
             for (x, y, name), level in zip(found, _levels([x for x, _, _ in found]), strict=True):
                 axes.annotate(
                     name, (x, y), xytext=(0, -11 - 9 * level), textcoords="offset points",
@@ -95,7 +109,7 @@ def _scatter(rows: Sequence[Mapping[str, Any]], metric: str, title: str, private
         axes.yaxis.set_minor_locator(NullLocator())
     axes.margins(x=0.12, y=0.24)
     axes.set_xlabel("FreD", color=_INK)
-    axes.set_ylabel(f"{metric} on public test clients", color=_INK)
+    axes.set_ylabel(metric, color=_INK)
     axes.legend(frameon=False, fontsize=8.5)
     return axes.figure
 
@@ -110,7 +124,7 @@ def _levels(places: Sequence[float]) -> list[int]:
     return levels
 
 
-def _axes(title: str, private: bool, *, height: float) -> Any:
+def _axes(title: str, stamp: str, *, height: float) -> Any:
     # The object API: pyplot would keep every figure and choose a window system.
     from matplotlib.figure import Figure
 
@@ -121,9 +135,6 @@ def _axes(title: str, private: bool, *, height: float) -> Any:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=_INK, labelsize=9)
-    if not private:
-        axes.text(
-            0.5, 0.5, "NOT PRIVATE", transform=axes.transAxes, ha="center", va="center",
-            rotation=18, fontsize=30, fontweight="bold", color=_RED, alpha=0.14,
-        )  # fmt: skip
+    if stamp:
+        watermark(axes, stamp)
     return axes

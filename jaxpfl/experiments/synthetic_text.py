@@ -69,7 +69,9 @@ def built(config: SyntheticTextConfig) -> "SyntheticText":
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
     held = parts["train"], parts["valid"], parts["test"]
-    study = SyntheticText(config, *held, plan, CorpusWriter(config))
+    writer = CorpusWriter(config)
+    writer.public.refuse_private(parts["train"])
+    study = SyntheticText(config, *held, plan, writer)
     if study.writes:
         # What it needs may be missing.
         loaded_embedder(config.embedder)
@@ -156,6 +158,8 @@ class SyntheticText:
         guarantee = told.pop("guarantee", None) or self._guarantee()
         return {
             "method": self.config.method,
+            "tested_on": f"test clients of {self.config.data.source} (declared public)",
+            "validated_on": f"validation clients of {self.config.data.source} (declared public)",
             "date": datetime.now(UTC).date().isoformat(),
             "private": private or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,

@@ -11,7 +11,7 @@ def lines(record: dict[str, Any]) -> list[str]:
     """What came out, for a terminal."""
     metrics = record["metrics"]
     return [
-        f"method {record['method']}, downstream model on held-out clients (declared public):",
+        f"method {record['method']}, downstream model on {record['tested_on']}:",
         f"{'':24}{'accuracy':>10}{'perplexity':>12}",
         f"{'public checkpoint':24}{100 * metrics['public_accuracy']:>8.2f} %"
         f"{metrics['public_perplexity']:>12.4g}",
@@ -36,14 +36,14 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         [(name, f"{100 * metrics[a]:.2f} %", f"{metrics[p]:.4g}") for name, a, p in rows],
         (1, 2),
     )
-    sections = [Section("Held-out clients, declared public", table=table)]
+    sections = [Section("Test clients", f"On {record['tested_on']}.", table=table)]
     history = record.get("history") or []
     if any("fid" in entry for entry in history):
         sections.append(
             Section(
                 "Round by round",
                 "Frechet distance from the embeddings of the round's texts to those of the "
-                "validation clients, which are declared public. Nothing is chosen by it.",
+                f"{record['validated_on']}. Nothing is chosen by it.",
                 figures=[("fid", "", _fid(history, bool(stamp)))],
             )
         )
@@ -51,7 +51,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(
             Section(
                 "Where the texts lie",
-                "Embeddings of synthetic and validation texts on their two principal axes.",
+                "Embeddings of synthetic texts, and of those of the "
+                f"{record['validated_on']}, on their two principal axes.",
                 figures=[("plane", "", _plane(record["plane"], bool(stamp)))],
             )
         )

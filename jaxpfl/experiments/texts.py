@@ -5,16 +5,11 @@ from typing import Any
 
 import jax
 
-from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.evaluate import DeclaredPublic
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.text.sentences import generate_sentences
 from jaxpfl.text.vocabulary import Vocabulary
-
-PUBLIC_DOCSTRINGS = "docstrings:numpy,sklearn"
-"""Public corpus of `jaxpfl.run` for text clients: installed wherever jaxpfl is."""
 
 # Addresses the sentences among the training keys; rounds have the small numbers.
 _SENTENCES = 2**32 - 2
@@ -39,20 +34,11 @@ def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
     return vocabulary
 
 
-def encode_with_public_vocabulary(
-    clients: Population, evaluation: DeclaredPublic | None, size: int
-) -> tuple[Population, DeclaredPublic, Vocabulary]:
-    """Encodes text clients by `PUBLIC_DOCSTRINGS`; that corpus is the evaluation data by default.
-
-    Returns:
-      The clients and the evaluation data, both with "tokens", and the vocabulary.
-    """
-    public = open_population(PUBLIC_DOCSTRINGS)
-    vocabulary = public_vocabulary(public, size)
-    held_out = evaluation.population if evaluation is not None else public
-    if "text" in held_out.columns:
-        held_out = vocabulary.encode(held_out)
-    return vocabulary.encode(clients), DeclaredPublic(held_out), vocabulary
+def encoded(clients: Population, vocabulary: Vocabulary) -> Population:
+    """The clients with "tokens"; as they are where they have these, or no text."""
+    if "tokens" in clients.columns or "text" not in clients.columns:
+        return clients
+    return vocabulary.encode(clients)
 
 
 def sentences_of(

@@ -44,7 +44,7 @@ def test_a_source_names_the_arrays(path):
     write(path, pictures=IMAGES / np.float64(255), images=None)
     source = f"{path}?client=writer&image=pictures&label=labels&min_examples=2"
     population = open_population(source)
-    assert population.sizes().tolist() == [3, 2]
+    assert population.sizes().tolist() == [3, 2, 0]
     image = population.columns["image"]
     assert image.dtype == np.float32 and image.shape == (5, 4, 5, 1)
     np.testing.assert_allclose(image[0, :, :, 0], IMAGES[0] / 255, rtol=1e-6)

@@ -92,7 +92,7 @@ def test_split_makes_an_example_of_every_sentence(written, monkeypatch):
     assert population.sizes().tolist() == [5, 0]
     lines = read_jsonl(path, split="lines").examples(0)["text"].to_pylist()
     assert lines == ["One. Two e.g. this.", "Three", "lines.", "Four! Five?"]
-    assert len(open_population(f"{path}?split=sentences&min_examples=5")) == 1
+    assert open_population(f"{path}?split=sentences&min_examples=5").sizes().tolist() == [5, 0]
     with pytest.raises(InputError, match="split must be one of"):
         read_jsonl(path, split="words")
 
@@ -227,5 +227,5 @@ def test_irc_is_read_as_its_readme_says(data_folder, monkeypatch):
     population = open_population(source)
     assert (len(population), population.num_examples) == (17_513, 216_239)
     assert population.sizes().max() == 2_377
-    assert len(population.with_min_examples(5)) == 8_356
+    assert np.sum(population.with_min_examples(5).sizes() > 0) == 8_356
     assert population.name == source

@@ -53,9 +53,21 @@ def test_select_refuses_wrong_indices(wrong):
         small().select(wrong)
 
 
-def test_with_min_examples_drops_small_clients_and_says_so():
-    dropped = small().with_min_examples(3)
-    assert dropped.sizes().tolist() == [3, 4] and "at least 3" in dropped.name
+def test_with_min_examples_empties_small_clients_and_keeps_them():
+    """TRUST 17: the number of clients does not follow from what they hold."""
+    population = small()
+    emptied = population.with_min_examples(3)
+    sizes = population.sizes()
+    assert sorted(size for size in sizes if size >= 3) == [3, 4]
+    assert emptied.sizes().tolist() == [size if size >= 3 else 0 for size in sizes]
+    assert emptied.client_ids.equals(population.client_ids)
+    assert "at least 3" in emptied.name and emptied.unit == population.unit
+    assert emptied.fingerprint == population.fingerprint
+    for k, size in enumerate(sizes):
+        if size >= 3:
+            for column, values in population.examples(k).items():
+                np.testing.assert_array_equal(emptied.examples(k)[column], values)
+    assert len(population.with_min_examples(100)) == len(population)
     for wrong in (0, 1.5, float("nan"), "3"):
         with pytest.raises(InputError, match="n must"):
             small().with_min_examples(wrong)

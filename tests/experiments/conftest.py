@@ -26,19 +26,23 @@ fred:
     far: "{folder}/far.jsonl"
     near: "{folder}/near.jsonl"
     "mostly far": {{near: 0.3, far: 0.7}}
-prefinetune: {{examples: 80, valid: 0.2, epochs: 2, batch_size: 8, trials: 2, losers: true}}
+prefinetune: {{examples: 80, valid: 0.2, epochs: 2, batch_size: 8, trials: 2,
+              other_candidates: true}}
 """
 NEAR = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
 FAR = [a + b for a in ("qu", "xi", "zo", "wy") for b in ("bb", "dd", "gg", "mm", "tt")]
 
 
-def write_lines(path: Path, words: list[str], clients: int, rows: int, tail: str = "") -> None:
-    """`rows` sentences of five `words` for each client; `tail` takes the client's number."""
+def write_lines(path: Path, words: list[str], clients: int, rows: int, own: str = "") -> None:
+    """`rows` sentences of five `words` for each client; `own` takes the client's number.
+
+    It stands within the sentence: what clients say is not what a public corpus says, word for word.
+    """
     with open(path, "w") as file:
         for number in range(clients):
             for row in range(rows):
                 picked = [words[(number * 7 + row * 3 + k * k) % len(words)] for k in range(5)]
-                text = " ".join([*picked, tail.format(number)]).strip()
+                text = " ".join([*picked[:3], own.format(number), *picked[3:]]).replace("  ", " ")
                 file.write(json.dumps({"client": f"canaryid{number}", "text": text}) + "\n")
 
 

@@ -13,6 +13,7 @@ from jaxpfl.experiments import config_file, pipeline
 from jaxpfl.experiments.build import build
 from jaxpfl.experiments.candidates import Candidates, _apportion
 from jaxpfl.experiments.config import FredConfig
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.ranking import ranking
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.vocabulary import Vocabulary
@@ -72,7 +73,7 @@ def test_training_and_held_out_examples_are_different_rows(pipeline_config, cand
     vocabulary = Vocabulary.from_texts(texts, 200, source="rows")
     rows = Population({"text": texts}, np.array([0, 100]), ["one"])
     config = _load(pipeline_config, ("far.jsonl", "near.jsonl"))
-    fresh = Candidates(config, None)
+    fresh = Candidates(config, None, PrivateContent(rows))
     fresh.population = lambda source: rows  # pyright: ignore[reportAttributeAccessIssue]
     corpus = _corpus(fresh, "near", vocabulary, examples=100)
     train, valid = (set(_texts(part, vocabulary)) for part in (corpus.train, corpus.valid))
@@ -142,12 +143,12 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
         ("near: 0.3, far: 0.7", "near: half, far: 0.7", "mostly far.near"),
         ('"mostly far": {', '"../up": {', "'../up'"),
         ('"mostly far": {', "on: {", "True"),
-        ("losers: true", "losers: true, learning_rates: [1.0, 0.1]", "low, high"),
-        ("losers: true", "losers: true, learning_rates: [0.1]", "list of 2"),
+        ("trials: 2", "trials: 2, learning_rates: [1.0, 0.1]", "low, high"),
+        ("trials: 2", "trials: 2, learning_rates: [0.1]", "list of 2"),
         ("valid: 0.2", "valid: 0.001", "at least one example"),
         ("epsilon: 8.0, delta: 1e-3", "epsilon: 8.0, delta: 1e-3, sampling: fixed", "poisson"),
         ("epsilon: 8.0, delta: 1e-3, clip", "private: false, clip", "fred.epsilon"),
-        ("every: 3, declared_public: true", "every: 0", "prefinetune.losers"),
+        ("every: 3, declared_public: true", "every: 0", "prefinetune.other_candidates"),
         ('far: "', 'far: "split:public" #', "data.split.public"),
         ("prefinetune: {", "run2: {", "'run2'"),
     ],
@@ -164,7 +165,7 @@ def test_settings_that_do_not_fit_are_refused(pipeline_config, old, new, words):
     ("kept", "words"),
     [
         ("fred", "fred needs a prefinetune section"),
-        ("prefinetune", "prefinetune.losers needs a fred section"),
+        ("prefinetune", "prefinetune.other_candidates needs a fred section"),
         ("one", "at least two"),
     ],
 )
@@ -221,11 +222,12 @@ def test_rank_correlations_are_those_of_distances_and_losses():
     before = {name: metrics(loss) for name, loss in zip("abcd", (1.0, 2.0, 4.0, 3.0), strict=True)}
     after = {name: metrics(loss) for name, loss in zip("abcd", (4.0, 3.0, 2.0, 1.0), strict=True)}
     # Ranks differ by 0, 0, 1, 1: 1 - 6 * 2 / (4 * 15) = 0.8.
-    found = ranking(scores, before, after)["spearman"]
+    found = ranking(scores, {"before": before, "after": after})["spearman"]
     assert found == {"before": pytest.approx(0.8), "after": pytest.approx(-1.0)}
-    two = ranking(scores, dict(list(before.items())[:2]), {"a": metrics(1.0)})
+    two = ranking(scores, {"before": dict(list(before.items())[:2]), "after": {"a": metrics(1.0)}})
     assert two["spearman"] == {"before": None, "after": None}
-    assert [row["counterfactual"] for row in two["candidates"]] == [False, True, True, True]
-    flat = ranking(scores, {name: metrics(1.0) for name in "abcd"}, {})
+    assert [row["before"] is not None for row in two["candidates"]] == [True, True, False, False]
+    flat = ranking(scores, {"before": {name: metrics(1.0) for name in "abcd"}})
+    assert "after" not in flat["candidates"][0]
     assert flat["spearman"]["before"] is None
     assert json.loads(json.dumps(flat))["candidates"][3]["rank"] == 4

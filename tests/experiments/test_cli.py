@@ -135,7 +135,7 @@ def test_calibrate_gives_every_published_row(capsys, row):
 
 
 CONFIG = """\
-data: {{source: "{folder}/clients.jsonl", public: "{folder}/clients.jsonl"}}
+data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl"}}
 model: {{name: cifg_lm, vocab_size: 9, embedding: 4, hidden: 4, projection: 4, sequence_length: 6}}
 privacy: {{noise_multiplier: 1.0, delta: 1e-3, accountant: rdp}}
 training: {{rounds: 2, clients_per_round: 8, batch_size: 4, max_examples: 4, clients_per_bucket: 8}}
@@ -152,6 +152,8 @@ def config(tmp_path_factory):
             file.write(
                 json.dumps({"client": f"c{number}", "text": "one two three four five"}) + "\n"
             )
+    public = {"client": "doc", "text": "five four three two one"}
+    (folder / "public.jsonl").write_text(json.dumps(public) + "\n")
     path = folder / "tiny.yaml"
     path.write_text(CONFIG.format(folder=folder))
     return path
@@ -198,10 +200,48 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
 def test_the_last_lines_are_the_table_and_the_statement(config, tmp_path, capsys):
     assert main(["run", str(config), "--training.rounds", "1", "--out", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "perplexity" in lines[-6]
-    assert [line.split("  ")[0] for line in lines[-5:-2]] == ["untrained", "unigram", "this run"]
+    source = config.parent / "clients.jsonl"
+    assert lines[-8] == f"on test clients of {source} (declared public):"
+    assert "perplexity" in lines[-7]
+    assert [line.split("  ")[0] for line in lines[-6:-3]] == ["untrained", "unigram", "this run"]
+    frequencies = f"validation clients of {source} (declared public)"
+    assert lines[-3] == f"unigram: word frequencies of {frequencies}"
     for word in ("epsilon", "delta", "unit = client", "adjacency", "accountant"):
         assert word in lines[-1]
+
+
+def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(config, tmp_path, capsys):
+    arguments = ["--training.rounds", "1", "--run.also-without-privacy", "True"]
+    out = tmp_path / "run"
+    assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    above, note, below = text.partition("SIMULATION: ")
+    assert note and "unit = client, adjacency" in above.splitlines()[-2]
+    assert "NOT PRIVATE" not in above
+    assert str(out / "simulation.html") in below
+    assert "the same run without privacy (NOT PRIVATE)" in below
+    # The page of the private run shows nothing of it, and links to the one that does.
+    page = (out / "report.html").read_text()
+    assert "NOT PRIVATE" not in page and "without privacy" not in page.partition("How it was")[0]
+    assert '<a href="simulation.html">' in page
+    simulation = (out / "simulation.html").read_text()
+    assert '<div class="banner">SIMULATION · NOT PRIVATE</div>' in simulation
+    assert "for a run without privacy there is no bound on that" in simulation
+    record = json.loads((out / "result.json").read_text())
+    assert [row["model"] for row in record["table"]] == ["untrained", "unigram", "this run"]
+
+
+def test_the_stamp_of_a_table_is_the_one_that_the_run_wrote(config, tmp_path, capsys):
+    """It is read back from run.json, not concluded from the config."""
+    out = tmp_path / "run"
+    arguments = ["--training.rounds", "1", "--run.reproducible-noise", "True"]
+    assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
+    assert "this run (NOT PRIVATE)" in capsys.readouterr().out
+    assert (out / "config.yaml").read_text().startswith("# NOT PRIVATE: ")
+    run = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps({**run, "private": True, "stamp": ""}))
+    assert main(["resume", str(out)]) == 0
+    assert "this run (NOT PRIVATE)" not in capsys.readouterr().out
 
 
 def test_the_module_is_the_command():

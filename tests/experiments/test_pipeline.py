@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from dp_accounting.pld import PLDAccountant
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import config_file, loop, pipeline
 from jaxpfl.experiments.build import build
-from jaxpfl.experiments.execute import COUNTERFACTUAL, Outcome, resume_run, run_config
+from jaxpfl.experiments.execute import Outcome, resume_run, run_config
+from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.simulation import CANDIDATE_NOTE
 from jaxpfl.privacy import plan
 from jaxpfl.privacy.ledger import Ledger
 
@@ -86,45 +89,111 @@ def test_fred_reads_the_training_clients_only(pipeline_config, finished):
     assert len(experiment.sources) == len(experiment.train) < 300
 
 
-def test_the_losers_are_simulation_on_ledgers_of_their_own(finished):
+def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
     assert finished.fred is not None
     rows = finished.fred["candidates"]
     assert [row["candidate"] for row in rows] == ["near", "mostly far", "far"]
-    assert [row["counterfactual"] for row in rows] == [False, True, True]
     for row in rows[1:]:
-        folder = finished.out / "losers" / row["candidate"]
+        folder = finished.out / "other_candidates" / row["candidate"]
         summary = Ledger.read(folder / "ledger.jsonl").summary(1e-3)
         assert summary["labels"] == {f"fed_avg from {row['candidate']}": 3}
         assert summary["epsilon"] < 8.0 - 0.5
-        note = COUNTERFACTUAL.format(row["candidate"])
+        note = CANDIDATE_NOTE.format(row["candidate"])
         assert json.loads((folder / "run.json").read_text())["note"] == note
         assert json.loads((folder / "result.json").read_text())["privacy"].endswith(note)
-        assert "COUNTERFACTUAL" in (folder / "report.html").read_text()
+        assert "SIMULATION" in (folder / "report.html").read_text()
+
+
+def test_what_the_run_releases_holds_nothing_of_its_simulations(finished):
+    """Everything on the page is covered by the statement that stands on it."""
+    assert finished.simulation is not None
+    simulated = [row for row in finished.simulation["table"] if row["folder"]]
+    assert [row["model"] for row in simulated] == [
+        "the same run from mostly far",
+        "the same run from far",
+    ]
+    secrets = [str(row["loss"]) for row in simulated]
+    secrets += [f"{row['perplexity']:.4g}" for row in simulated]
+    secrets += [f"{row['perplexity']:.1f}" for row in simulated]
     page = (finished.out / "report.html").read_text()
-    assert page.count(">SIMULATION<") == 2
-    assert "outside the privacy stated above" in page
+    public = page[: page.index("How it was run")]
+    for name in ("result.json", "run.json", "metrics.jsonl", "fred/scores.json"):
+        public += (finished.out / name).read_text()
+    # What a PNG draws is not text: the plots are those of the run, drawn from its own records.
+    public = re.sub(r"data:image/png;base64,[^\"]*", "", public)
+    for secret in secrets:
+        assert secret not in public
+    assert "the same run from" not in public and '"after"' not in public
+    assert "SIMULATION" not in page
+    assert page.count("simulation.html") == 1
+    assert {path.name for path in (finished.out / "plots").iterdir()} == {
+        "fred.png", "fred_perplexity.png", "perplexity.png", "loss.png", "accuracy.png",
+        "epsilon.png", "clip_norm.png", "update_norm.png",
+    }  # fmt: skip
+
+
+def test_the_page_of_simulations_says_what_it_is(finished):
+    page = (finished.out / "simulation.html").read_text()
+    assert "Nothing on this page is covered by the statement" in page
+    assert '<div class="banner">SIMULATION</div>' in page
+    for row in finished.simulation["table"]:
+        assert row["model"] in page
+        assert row["privacy"] in page.replace("&#39;", "'")
+        assert f"{row['perplexity']:.4g}" in page
+    assert "other_candidates/mostly%20far/report.html" in page
+    for plot in ("fred_perplexity", "perplexity", "loss", "accuracy"):
+        assert (finished.out / "simulation_plots" / f"{plot}.png").stat().st_size > 5_000
 
 
 def test_the_ranking_holds_every_candidates_model(finished):
     assert finished.fred is not None
+    assert finished.simulation is not None
     rows = finished.fred["candidates"]
     assert [row["rank"] for row in rows] == [1, 2, 3]
     distances = [row["distance"] for row in rows]
     assert distances == sorted(distances)
-    for row in rows:
+    both = finished.simulation["fred"]["candidates"]
+    assert [row["before"] for row in both] == [row["before"] for row in rows]
+    for row in both:
         assert all(1 < row[stage]["perplexity"] < 100 for stage in ("before", "after"))
     # The clients' own words help more than others do.
     assert rows[0]["before"]["loss"] < rows[2]["before"]["loss"]
-    assert finished.fred["spearman"]["before"] == pytest.approx(1.0)
+    assert finished.fred["spearman"] == {"before": pytest.approx(1.0)}
     by_name = {row["model"]: row for row in finished.table}
     assert by_name["prefinetuned on near"]["loss"] == rows[0]["before"]["loss"]
-    assert by_name["this run"]["loss"] == rows[0]["after"]["loss"]
+    assert by_name["this run"]["loss"] == both[0]["after"]["loss"]
     for name in ("fred.png", "fred_perplexity.png"):
         assert (finished.out / "plots" / name).stat().st_size > 5_000
 
 
+def test_every_figure_says_what_it_was_measured_on(pipeline_config, finished):
+    source = pipeline_config.parent / "clients.jsonl"
+    test = f"test clients of {source} (declared public)"
+    valid = f"validation clients of {source} (declared public)"
+    record = json.loads((finished.out / "result.json").read_text())
+    assert record["tested_on"] == finished.tested_on == test
+    frequencies = {row["model"]: row.get("frequencies") for row in record["table"]}
+    assert frequencies["unigram"] == valid
+    assert frequencies["this run"] is None
+    for name in ("report.html", "simulation.html"):
+        page = (finished.out / name).read_text()
+        assert f"Compared on {test}" in page
+        assert "held-out" not in page
+    page = (finished.out / "report.html").read_text()
+    assert f"word frequencies of {valid}" in page
+    assert f"the words of {pipeline_config.parent / 'vocabulary.jsonl'} (declared public)" in page
+    run_file = finished.out / "run.json"
+    run = json.loads(run_file.read_text())
+    copied = finished.out.parent / "named"
+    shutil.copytree(finished.out, copied)
+    (copied / "run.json").write_text(json.dumps({**run, "evaluation": valid}))
+    page = write_report(copied).read_text()
+    assert f"<td>on {valid}</td>" in page
+    assert f'alt="Perplexity on {valid}"' in page
+
+
 def test_nothing_of_a_client_leaves_the_private_folder(pipeline_config, finished):
-    """TRUST 40: ids, texts and keys stay in private/, in the losers' directories too."""
+    """TRUST 40: ids, texts and keys stay in private/, in those of the other candidates too."""
     words = []
     for key in finished.out.rglob("*noise_key.json"):
         assert key.parent.name == "private"
@@ -149,7 +218,8 @@ def _assert_same(out: Path, straight: Path) -> None:
         if path.name.endswith((".json", ".jsonl", ".npz", ".yaml"))
         and not {"private", "checkpoints"} & set(path.relative_to(straight).parts)
     }
-    assert {"fred/moments.npz", "prefinetune/far/params.npz", "losers/far/metrics.jsonl"} <= names
+    assert {"fred/moments.npz", "prefinetune/far/params.npz", "simulation.json"} <= names
+    assert "other_candidates/far/metrics.jsonl" in names
     for name in sorted(names):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
 
@@ -178,10 +248,10 @@ def _crash_in(target: object, name: str, call: int):
     [
         (pipeline, "_save_moments", 1),  # charged, and not on the disk
         (pipeline, "score", 1),  # released, and not scored
-        (pipeline, "prefinetune", 2),  # the winner is prefinetuned, a loser is not
+        (pipeline, "prefinetune", 2),  # the winner is prefinetuned, another is not
         (pipeline, "save_params", 1),
         (plan, "round_keys", 3),  # inside the winner's rounds
-        (plan, "round_keys", 5),  # inside a loser's rounds
+        (plan, "round_keys", 5),  # inside another candidate's rounds
     ],
 )
 def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
@@ -227,7 +297,7 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     assert len(Ledger.read(out / "ledger.jsonl")) == 1
 
 
-def test_a_signal_in_a_losers_rounds_names_the_directory_to_resume(
+def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
     pipeline_config, straight, tmp_path, monkeypatch
 ):
     out, rounds = tmp_path / "run", 0
@@ -297,7 +367,9 @@ def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
 def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path):
     text = pipeline_config.read_text()
     text = text.replace("epsilon: 8.0, delta: 1e-3, clip_norm", "private: false, clip_norm")
-    text = text.replace("  epsilon: 4.0\n", "").replace("losers: true", "losers: false")
+    text = text.replace("  epsilon: 4.0\n", "").replace(
+        "other_candidates: true", "other_candidates: false"
+    )
     path = tmp_path / "open.yaml"
     path.write_text(text)
     outcome = run_config(config_file.load(path), tmp_path / "run", shown=False)
@@ -306,15 +378,17 @@ def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path
     assert not outcome.fred["private"]
     assert outcome.fred["statement"].startswith("NOT PRIVATE")
     assert [row["private"] for row in outcome.table] == [True, True, False, False]
-    assert [row["after"] is not None for row in outcome.fred["candidates"]] == [True, False, False]
-    assert outcome.fred["spearman"] == {"before": None, "after": None}
+    assert [row["before"] is not None for row in outcome.fred["candidates"]] == [True, False, False]
+    assert outcome.fred["spearman"] == {"before": None}
+    assert outcome.simulation is None
+    assert not (tmp_path / "run" / "simulation.html").exists()
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("NOT PRIVATE") > 4
     assert "SIMULATION" not in page
 
 
 def test_prefinetuning_without_fred_uses_the_public_corpus(pipeline_config, tmp_path):
-    text = pipeline_config.read_text().replace("losers: true", "losers: false")
+    text = pipeline_config.read_text().replace("other_candidates: true", "other_candidates: false")
     start, end = text.index("fred:"), text.index("prefinetune:")
     path = tmp_path / "plain.yaml"
     path.write_text(text[:start] + text[end:])
