@@ -61,7 +61,7 @@ def _joined(parts: list[jax.Array]) -> Pair:
     Each pass replaces the parts by others of exactly the same sum, every one but the last being a
     rounding error of those after it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product",
     Algorithm 4.3). After three passes what is left over is some 2^-72 of the largest part, so that
-    sums that are equal have equal bits, whatever parts they were made of, unless they nearly cancel.
+    equal sums have equal bits, whatever parts they were made of, unless they nearly cancel.
     """
     parts = list(parts)
     for _ in range(3 if len(parts) > 2 else 0):
@@ -88,9 +88,9 @@ class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
     Between buckets and devices: each addition loses at most 2^-47 of the running sum, and nothing
-    at all while the sum has no bits below 2^-48 of itself; so with subtotals of float32 that do
-    not vary by more than some hundred times, up to 1e5 buckets are added exactly. One example of
-    norm 1 moves a total over 1.35e8 examples by at most 1 + 1e-6.
+    at all while the sum has no bits below 2^-48 of itself. For an entry whose subtotals are float32
+    of like magnitude that is: while buckets times (largest / smallest subtotal) is below 2^24. In
+    the tests one example of norm 1 moves a total over 1.35e8 examples by at most 1 + 1e-6.
 
     Within a bucket, at most some tens of clients a device, additions are plain float32: a two-sum
     for each client would triple the memory traffic. Their rounding depends on what was added
@@ -98,8 +98,8 @@ class Compensated:
     S (1 + k^2 2^-24) if all of it falls in one direction, where a test finds less than
     S (1 + 1e-6): for k = 32 the bound is S (1 + 6e-5). Where the unit is the example, S is one
     example's norm and a client's contribution a sum itself: of b examples each, k clients move by
-    up to S (1 + k^2 b 2^-24) with one example more, 1 + 1e-3 for k = 4 and b = 1,024, besides what
-    the client function's own float32 sum does.
+    up to S (1 + k^2 b 2^-24) with one example more, 1 + 1e-3 for k = 4 and b = 1,024, and by what
+    the client function's own float32 sum adds to it; a test with numpy's sums finds 1 + 5e-5.
 
     The result may differ in the last bits between layouts.
     """

@@ -109,9 +109,11 @@ def merged(accumulator, sums, leaves_KxD):
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_sums_of_any_magnitude_are_as_good_as_48_bits(devices):
-    """Against exact sums: terms from 2^-20 to 2^20, of both signs, cancelling in half the columns."""
+    """Against exact sums: terms from 2^-20 to 2^20 of both signs, half of them cancelling."""
     rng = np.random.default_rng(0)
-    terms = (rng.normal(size=(4_000, 6)) * 2.0 ** rng.uniform(-20, 20, (4_000, 6))).astype(np.float32)
+    terms = (rng.normal(size=(4_000, 6)) * 2.0 ** rng.uniform(-20, 20, (4_000, 6))).astype(
+        np.float32
+    )
     terms[:, 3:] = np.concatenate([terms[:2_000, 3:], -terms[:2_000, 3:]])
     terms[-1, 3:] += np.float32(1e-3)
     total = in_float64(summed(compensated, terms, devices))

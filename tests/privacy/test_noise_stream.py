@@ -1,4 +1,6 @@
-"""Banded and tree noise made round after round, against dense float64 matrices and jax_privacy's."""
+"""Banded and tree noise round after round, against dense float64 matrices and jax_privacy's."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,11 +43,16 @@ def strategy(rounds: int, bands: int) -> np.ndarray:
     return sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
 
 
-def draws_of(rounds: int, width: int, seed: int = 0) -> np.ndarray:
+def root_of_draws(seed: int) -> jax.Array:
+    return jax.random.fold_in(noise_root(reproducible_seed=seed), jnp.uint32(2**32 - 1))
+
+
+@functools.cache
+def draws_of(rounds: int, width: int) -> np.ndarray:
     """The independent draws by their addresses, float64 [rounds, width]."""
-    root = jax.random.fold_in(noise_root(reproducible_seed=seed), jnp.uint32(2**32 - 1))
-    drawn = [standard_normal(jax.random.fold_in(root, t), (width,)) for t in range(1, rounds + 1)]
-    return np.asarray(drawn, np.float64)
+    root = root_of_draws(0)
+    draw = jax.jit(lambda round: standard_normal(jax.random.fold_in(root, round), (width,)))
+    return np.asarray([draw(jnp.int32(round)) for round in range(1, rounds + 1)], np.float64)
 
 
 @pytest.mark.parametrize("bands", [1, 2, 3, 10])
@@ -67,7 +74,7 @@ def test_noise_is_that_of_jax_privacys_streaming_matrix(bands):
     inverse = toeplitz.inverse_as_streaming_matrix(coefficients / jnp.linalg.norm(coefficients))
     state = inverse.init_multiply(jnp.zeros(WIDTH))
     noises = stream(per_epoch=bands)
-    for round, draw in enumerate(draws_of(20, WIDTH), 1):
+    for round, draw in enumerate(draws_of(25, WIDTH), 1):
         wanted, state = inverse.multiply_next(jnp.asarray(draw, jnp.float32), state)
         np.testing.assert_allclose(flat(noises.noise(round)), wanted, rtol=1e-5, atol=1e-5)
 
@@ -136,24 +143,20 @@ def test_a_resumed_stream_gives_the_same_bits(kind):
 
 def test_the_trees_noise_is_its_terms():
     """Sums of draws that are shared between rounds, each by its address."""
+
+    @jax.jit
+    def draw(address_3):
+        key = jax.lax.fori_loop(
+            0, 3, lambda i, key: jax.random.fold_in(key, address_3[i]), root_of_draws(0)
+        )
+        leaves = enumerate(jax.tree.leaves(LIKE))
+        return [standard_normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in leaves]
+
     noises = stream("tree", per_epoch=5)
-    drawn = {}
     for round in range(1, 12):
         made = correlated_noise.terms("tree", round, 5)
-        for address in map(tuple, made.addresses):
-            if address not in drawn:
-                key = jax.random.fold_in(
-                    noise_root(reproducible_seed=0), jnp.uint32(2**32 - 1)
-                )
-                for part in address:
-                    key = jax.random.fold_in(key, jnp.uint32(part))
-                leaves = enumerate(jax.tree.leaves(LIKE))
-                drawn[address] = flat(
-                    [standard_normal(jax.random.fold_in(key, i), x.shape) for i, x in leaves]
-                )
-        wanted = sum(
-            w * drawn[tuple(a)] for a, w in zip(made.addresses, made.weights, strict=True)
-        )
+        drawn = [flat(draw(jnp.asarray(address, jnp.uint32))) for address in made.addresses]
+        wanted = made.weights @ np.asarray(drawn, np.float64)
         np.testing.assert_allclose(flat(noises.noise(round)), wanted, rtol=1e-5, atol=1e-5)
 
 
