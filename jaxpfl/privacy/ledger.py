@@ -36,7 +36,6 @@ from typing import Any, Self
 import dp_accounting
 
 from jaxpfl import checks
-from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
@@ -44,7 +43,7 @@ from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.plan import Unit
-from jaxpfl.privacy.sources import SameClientsWarning, Secret, check_sketch, open_secret
+from jaxpfl.privacy.sources import Clients, SameClientsWarning, Secret, check_sketch, open_secret
 
 __all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning"]
 
@@ -79,7 +78,7 @@ class Ledger:
 
     Args:
       path: the file; made, with its folder and its key, if absent.
-      clients: whom the releases are about.
+      clients: whom the releases are about, a `data.Population`.
       budget: hard limit. A new file records it for ever; of a recorded and a given budget both
         hold.
       unit: what every release protects; recorded in a new file.
@@ -94,12 +93,12 @@ class Ledger:
     def __init__(
         self,
         path: str | Path,
-        clients: Population,
+        clients: Clients,
         *,
         budget: Budget | None = None,
         unit: Unit = "client",
     ) -> None:
-        if not isinstance(clients, Population):
+        if not all(hasattr(clients, name) for name in ("client_ids", "columns", "offsets")):
             raise InputError(
                 f"a ledger needs the Population of its clients, found {type(clients).__name__}"
             )
@@ -184,7 +183,7 @@ class Ledger:
         self._chain.verify(expected_head)
         self._take_lines()
 
-    def covers(self, clients: Population) -> bool:
+    def covers(self, clients: Clients) -> bool:
         """Returns whether these clients are of a source whose releases are charged here.
 
         Raises:
@@ -309,7 +308,7 @@ class Ledger:
             else dataclasses.asdict(self.recorded_budget),
         }
 
-    def _join(self, secret: Secret, clients: Population) -> None:
+    def _join(self, secret: Secret, clients: Clients) -> None:
         """Takes another source with mostly the same clients; refuses any other."""
         if secret.overlap(clients, list(self._sketches.values())) < 0.5:
             raise InputError(
@@ -327,7 +326,7 @@ class Ledger:
         self._sketches[source["population"]] = source["sketch"]
 
     @staticmethod
-    def _source(secret: Secret, clients: Population) -> dict[str, Any]:
+    def _source(secret: Secret, clients: Clients) -> dict[str, Any]:
         return {"population": secret.mark(clients), "sketch": secret.sketch(clients)}
 
     def _take_lines(self) -> None:

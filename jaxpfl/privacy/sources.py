@@ -26,14 +26,12 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxpfl.data.columns import Column, describe
-from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.privacy.chain import fsync_directory
 
@@ -43,6 +41,19 @@ _TAG_BYTES = 6
 _MOST_CONTENT = 2**14
 _NUMBERED = re.compile(r"(\D*)(\d{1,18})(\D*)")
 _DENSITY = 0.1
+
+
+class Clients(Protocol):
+    """What a population must tell; `data.Population` does."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+    @property
+    def offsets(self) -> np.ndarray: ...
+    @property
+    def client_ids(self) -> Any: ...
 
 
 class SameClientsWarning(UserWarning):
@@ -60,11 +71,11 @@ class Secret:
         self._key = key
         self.check = self._hmac("key", b"").hex()
 
-    def mark(self, clients: Population) -> str:
+    def mark(self, clients: Clients) -> str:
         """Returns the HMAC (hex) of the fingerprint of the clients' source."""
         return self._hmac("population", clients.fingerprint.encode()).hex()
 
-    def sketch(self, clients: Population) -> dict[str, str]:
+    def sketch(self, clients: Clients) -> dict[str, str]:
         """Returns the sketches of these clients; passes over one column, or over those it must."""
         contents: Collection[bytes] = ()
         by_size = sorted(clients.columns.values(), key=lambda column: -_bytes_of(column)[0])
@@ -75,7 +86,7 @@ class Secret:
         sketches = {"ids": self._tags(self._ids(clients)), "contents": self._tags(contents)}
         return {name: b"".join(sorted(tags)).hex() for name, tags in sketches.items()}
 
-    def overlap(self, clients: Population, sketches: Sequence[dict[str, Any]]) -> float:
+    def overlap(self, clients: Clients, sketches: Sequence[dict[str, Any]]) -> float:
         """Returns which share of the smaller population is in the other one, in 0 .. 1, estimated.
 
         The largest over `sketches`, over ids and contents, and over the clients' columns.
@@ -93,16 +104,16 @@ class Secret:
     def _hmac(self, purpose: str, message: bytes) -> bytes:
         return hmac.digest(self._key, purpose.encode() + b"\0" + message, "sha256")
 
-    def _ids(self, clients: Population) -> Collection[bytes]:
+    def _ids(self, clients: Clients) -> Collection[bytes]:
         """A keyed hash of each client's id; none if the ids are running numbers."""
         ids = clients.client_ids.to_pylist()
         if _are_numbers(ids):
             return ()
         return [self._hmac("id", client.encode()) for client in ids]
 
-    def _contents(self, clients: Population, column: Column) -> Collection[bytes]:
+    def _contents(self, clients: Clients, column: Any) -> Collection[bytes]:
         """The different keyed hashes of what clients hold in a column; none if they say little."""
-        key = self._hmac("contents", describe(column).encode())
+        key = self._hmac("contents", _type_of(column).encode())
         pieces = _pieces(column, clients.offsets)
         hashes = [hmac.digest(key, piece, "sha256") for piece in pieces]
         different = set(hashes)
@@ -167,7 +178,12 @@ class _Bytes(NamedTuple):
     edges: np.ndarray | int
 
 
-def _bytes_of(column: Column) -> _Bytes:
+def _type_of(column: Any) -> str:
+    """Type and shape of one example."""
+    return f"{column.dtype}{column.shape[1:]}" if isinstance(column, np.ndarray) else "text"
+
+
+def _bytes_of(column: Any) -> _Bytes:
     if not len(column):
         return _Bytes(0, memoryview(b""), 0)
     if isinstance(column, np.ndarray):
@@ -178,7 +194,7 @@ def _bytes_of(column: Column) -> _Bytes:
     return _Bytes(int(edges[-1] - edges[0]), memoryview(content or b""), edges)
 
 
-def _pieces(column: Column, offsets: np.ndarray) -> Iterator[memoryview]:
+def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview]:
     """The first bytes of each client that has any, without copying the column."""
     size, content, edges = _bytes_of(column)
     if not size:

@@ -573,13 +573,17 @@ def test_every_flipped_bit_is_found_when_a_ledger_is_opened(path, monkeypatch):
         ledger.record("fed_avg a 0", "released")
         charge(ledger, 1, EVERYONE)
     whole = path.read_bytes()
-    for bit in range(8 * len(whole)):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match="line [1-4] was altered"):
-            Ledger(path, CLIENTS)
-        assert path.read_bytes() == damaged
+    # In place: making the file anew takes ten times as long.
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            os.pwrite(file.fileno(), damaged, 0)
+            with pytest.raises(CorruptFile, match="line [1-4] was altered"):
+                Ledger(path, CLIENTS)
+            assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    Ledger(path, CLIENTS).close()
 
 
 def _edit(lines):
