@@ -11,6 +11,10 @@ from jaxpfl.privacy.clipping import Clipping
 class AdaptiveClip:
     """Adaptive quantile clipping (Andrew et al. 2021, Algorithm 1).
 
+    A client adds b_i - 1/2, where b_i says whether its update's norm is within the clip norm. The
+    values get the multiplier z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of z, so that values and
+    quantile together cost what z alone would (Theorem 1).
+
     Attributes:
       target_quantile: the share of clients whose update should be within the clip norm.
       learning_rate: of the geometric update.
@@ -27,6 +31,25 @@ class AdaptiveClip:
         checks.positive("adaptive learning_rate", self.learning_rate)
         if self.indicator_noise is not None:
             checks.positive("indicator_noise", self.indicator_noise)
+
+    def indicator_noise_std(self, clients_per_round: int) -> float:
+        """Returns sigma_b, in clients."""
+        given = self.indicator_noise
+        return 0.05 * clients_per_round if given is None else given
+
+    def check_noise(self, multiplier: float, clients_per_round: int) -> None:
+        """Refuses a z for which no z_D exists."""
+        std = self.indicator_noise_std(clients_per_round)
+        if not 2 * std > multiplier:
+            raise InputError(
+                f"indicator_noise = {std:g} is too small for noise_multiplier = {multiplier:g}: "
+                "the quantile alone would cost more than the plan; it must exceed half the noise "
+                "multiplier"
+            )
+
+    def value_multiplier(self, multiplier: float, clients_per_round: int) -> float:
+        """Returns z_D for the z of the plan."""
+        return (multiplier**-2 - (2 * self.indicator_noise_std(clients_per_round)) ** -2) ** -0.5
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ a run charged to its ledger.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -71,7 +72,15 @@ class Guarantee:
         Raises:
           InputError: the releases have no common adjacency, and so no common epsilon.
         """
-        event = dp_accounting.ComposedDpEvent(list(releases))
+        # Rounds repeat one event thousands of times, and this is asked for after every round.
+        parts, repeated = [], Counter()
+        for release in releases:
+            try:
+                repeated[release] += 1
+            except TypeError:  # a composition holds a list, which has no hash
+                parts.append(release)
+        parts += [dp_accounting.SelfComposedDpEvent(*each) for each in repeated.items()]
+        event = dp_accounting.ComposedDpEvent(parts)
         chosen = accountant or accounting.default_accountant(events.counts(event))
         return cls(event, delta, unit, events.adjacency(event), chosen)
 

@@ -85,14 +85,8 @@ class Plan:
             raise InputError(
                 "PLD cannot account for fixed-size cohorts: use accountant = 'rdp' or Poisson"
             )
-        if self.adaptive_clip is not None and not 2 * self.indicator_noise_std > (
-            self.noise_multiplier
-        ):
-            raise InputError(
-                f"indicator_noise = {self.indicator_noise_std:g} is too small for noise_multiplier "
-                f"= {self.noise_multiplier:g}: the quantile alone would cost more than the plan; "
-                "it must exceed half the noise multiplier"
-            )
+        if self.adaptive_clip is not None:
+            self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
 
     def _check_unit(self) -> None:
         checks.one_of("unit", self.unit, ("client", "example"))
@@ -280,18 +274,16 @@ class Plan:
         """Noise on the sum of (b_i - 1/2) in adaptive clipping, in clients; 0 without it."""
         if self.adaptive_clip is None or not self.private:
             return 0.0
-        given = self.adaptive_clip.indicator_noise
-        return 0.05 * self.clients_per_round if given is None else given
+        return self.adaptive_clip.indicator_noise_std(self.clients_per_round)
 
     def value_noise_std(self, clip_norm: float) -> float:
         """Returns the noise's standard deviation on the sum, given the round's clip norm.
 
-        Under adaptive clipping the values get z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of
-        z, so that values and quantile together cost what z alone would (Andrew et al., Thm 1).
+        Under adaptive clipping the values get z_D instead of z: see `AdaptiveClip`.
         """
         z = self.noise_multiplier
         if self.private and self.adaptive_clip is not None:
-            z = (z**-2 - (2 * self.indicator_noise_std) ** -2) ** -0.5
+            z = self.adaptive_clip.value_multiplier(z, self.clients_per_round)
         return z * clip_norm
 
     def check_round(self, round: int) -> None:
