@@ -7,6 +7,7 @@ The parts that everyone uses have short names here:
     jp.models               networks
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
+    jp.release              one noisy sum, without an algorithm
 
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from jaxpfl import algorithms, data, federated, models, privacy, text
     from jaxpfl.data.cohort import CohortSpec
     from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-    from jaxpfl.experiments.evaluate import DeclaredPublic
+    from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
     from jaxpfl.experiments.run import Result, run
+    from jaxpfl.federated.one_release import OneRelease, release
+    from jaxpfl.federated.query import Execution, Query
     from jaxpfl.privacy.clip import AdaptiveClip, Clip
     from jaxpfl.privacy.gaussian import Noise
     from jaxpfl.privacy.ledger import Budget, Ledger
@@ -35,12 +38,16 @@ __all__ = [
     "CorruptFile",
     "DeclaredPublic",
     "Epochs",
+    "Evaluator",
+    "Execution",
     "FixedSize",
     "InputError",
     "Ledger",
     "Noise",
+    "OneRelease",
     "Plan",
     "Poisson",
+    "Query",
     "Result",
     "RunLocked",
     "algorithms",
@@ -48,6 +55,7 @@ __all__ = [
     "federated",
     "models",
     "privacy",
+    "release",
     "run",
     "text",
 ]
@@ -63,13 +71,18 @@ _HOMES = {
     "DeclaredPublic": "experiments.evaluate",
     "Epochs": "privacy.participation",
     "FixedSize": "privacy.participation",
+    "Evaluator": "experiments.evaluate",
+    "Execution": "federated.query",
     "InputError": "errors",
     "Ledger": "privacy.ledger",
     "Noise": "privacy.gaussian",
+    "OneRelease": "federated.one_release",
     "Plan": "privacy.plan",
     "Poisson": "privacy.participation",
+    "Query": "federated.query",
     "Result": "experiments.run",
     "RunLocked": "errors",
+    "release": "federated.one_release",
     "run": "experiments.run",
 }
 

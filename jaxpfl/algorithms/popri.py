@@ -211,7 +211,7 @@ def with_adapters(generator: LanguageModel, settings: PopriSettings, params: Any
     return generator.replaced(model, params)
 
 
-def _means(record: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _means(record: Mapping[str, Any]) -> dict[str, np.floating]:
     """The tuning's record as scalars."""
     names = [name for name in ("loss", "margin", "accuracy") if name in record]
     return {name: np.float32(np.mean(record[name])) for name in names}

@@ -30,6 +30,7 @@ from jaxpfl.experiments.config import (
 from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.texts import exactly, public_vocabulary
 from jaxpfl.federated.optimizers import optimizer
+from jaxpfl.federated.query import Execution
 from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
 from jaxpfl.models.base import Model
 from jaxpfl.privacy import participation
@@ -64,9 +65,9 @@ class Experiment:
 
     def starting_from(self, params: Any) -> Self:
         """The same experiment, whose training starts from these PUBLIC parameters."""
-        plan = self.algorithm.plan
+        (query,) = self.algorithm.queries
         return dataclasses.replace(
-            self, algorithm=build_fed_avg(self.model, self.config.training, plan, params)
+            self, algorithm=build_fed_avg(self.model, self.config.training, query.plan, params)
         )
 
     def without_privacy(self, start: Any = None) -> Algorithm:
@@ -267,7 +268,7 @@ def build_fed_avg(
         server=build_optimizer(training.server),
         plan=plan,
         cohort=build_cohort(training),
-        chunk=training.chunk,
+        execution=Execution(chunk=training.chunk),
         start=start,
     )
 

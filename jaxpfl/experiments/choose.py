@@ -21,8 +21,8 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.cost import both_statements
-from jaxpfl.experiments.run_secret import run_id
 from jaxpfl.experiments.public_check import PrivateContent
+from jaxpfl.experiments.run_secret import run_id
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger

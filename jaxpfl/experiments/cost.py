@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
-
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.privacy.guarantee import Guarantee, Unit, guarantee_of
 from jaxpfl.privacy.ledger import Charge, Ledger
 
 ALONE = "if nothing else is released from these clients"
@@ -26,7 +25,8 @@ class Cost:
         self._ledger, self._algorithm = ledger, algorithm
         self._run, self._prior = run, tuple(prior)
         plan = algorithm.queries[0].plan
-        self._delta, self._unit = plan.delta, plan.unit
+        self._delta = plan.delta
+        self._unit: Unit = plan.unit
 
     def epsilon(self, round: int | None = None) -> float:
         """Epsilon of all releases up to a round's (None: of all), prior ones included."""

@@ -44,7 +44,10 @@ class Pending(Protocol):
 
 
 class Scores(Protocol):
-    """Scores parameters without touching private data."""
+    """Scores parameters without touching private data; its name says on what."""
+
+    @property
+    def name(self) -> str: ...
 
     def __call__(self, params: Any) -> Pending: ...
 
@@ -101,19 +104,19 @@ class Evaluator:
         self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
         self._batch_size = checks.positive_int("batch_size", batch_size)
-        self._population = public.population
-        if not self._population.num_examples:
+        self.population = public.population
+        if not self.population.num_examples:
             raise InputError("the evaluation data has no examples: a larger fraction is needed")
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The examples that are used, so that a baseline can be scored on the same ones."""
-        total = self._population.num_examples
+        total = self.population.num_examples
         rows = np.arange(total)
         if total > self._max_examples:
             generator = np.random.Generator(np.random.Philox(key=0))
             rows = np.sort(generator.choice(total, self._max_examples, replace=False))
-        return {name: column[rows] for name, column in numeric_columns(self._population).items()}
+        return {name: column[rows] for name, column in numeric_columns(self.population).items()}
 
     @cached_property
     def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:

@@ -8,7 +8,7 @@ choose. Each has its own ledger and says what it is; `simulation.html` shows the
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,9 @@ from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator, numeric_colum
 from jaxpfl.experiments.loop import (
     NOT_PRIVATE,
     REPRODUCIBLE,
-    Interrupted,
     Loop,
     Result,
+    Setting,
     Tracking,
     initial_state,
 )
@@ -34,6 +34,7 @@ from jaxpfl.experiments.pipeline import Stages
 from jaxpfl.experiments.prefinetune import Prefinetuned
 from jaxpfl.experiments.ranking import Metrics, ranking
 from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.privacy.ledger import Budget
@@ -129,7 +130,11 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
         experiment = experiment.starting_from(start.params)
     run = partial(_run, shown=shown, resumed_as=directory)
     try:
-        result = run(experiment, config, experiment.algorithm, directory, ledger, start=start)
+        # FreD was charged to the pipeline's ledger, and to no other.
+        prior = [] if stages is None or stages.fred is None else [stages.fred["run"]]
+        result = run(
+            experiment, config, experiment.algorithm, directory, ledger, start=start, prior=prior
+        )
     except (BudgetExhausted, Interrupted):
         write_report(directory)
         raise
@@ -239,7 +244,7 @@ def _table(
     """Scores the models, and word frequencies, on the same declared-public test clients."""
     config = experiment.config
     untrained = experiment.starting_from(None).algorithm
-    params = untrained.params(initial_state(untrained, config.run.seed))
+    params = initial_state(untrained, config.run.seed).params
     table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
     if experiment.vocabulary is not None and experiment.valid.num_examples:
         valid = _declared(experiment, "validation")
@@ -322,9 +327,15 @@ def _run(
     start: Prefinetuned | None,
     shown: bool,
     resumed_as: Path,
+    prior: Sequence[str] = (),
     candidate: str | None = None,
 ) -> Result:
-    """One run in `directory`; `candidate` names the corpus of one that FreD did not choose."""
+    """One run in `directory`.
+
+    Args:
+      prior: runs on the same ledger that this one depends on: FreD's.
+      candidate: names the corpus of a run that FreD did not choose.
+    """
     evaluation = config.evaluation
     tracking = Tracking(
         evaluate_every=max(1, evaluation.every),
@@ -348,25 +359,23 @@ def _run(
             max_tokens=config.model.sequence_length,
         )
         tracking = dataclasses.replace(tracking, sentences=sentences)
-    # FreD was charged to the pipeline's ledger, and to no other.
-    pipelines_own = candidate is None and config.privacy.private
-    fred = experiment.fred if pipelines_own else None
     return Loop(
-        algorithm,
+        algorithm if candidate is None else algorithm._replace(name=f"fed_avg from {candidate}"),
         experiment.train,
         directory=directory,
         ledger=ledger,
         budget=_budget(config),
-        seed=config.run.seed,
-        reproducible_noise=config.run.reproducible_noise,
         tracking=tracking,
+        setting=Setting(
+            config=to_mapping(config),
+            seed=config.run.seed,
+            reproducible_noise=config.run.reproducible_noise,
+            start=None if start is None else start.record["params_sha256"],
+            prior=tuple(prior),
+            note="" if candidate is None else simulation.CANDIDATE_NOTE.format(candidate),
+            resumed_as=resumed_as,
+        ),
         resume=(directory / "run.json").exists(),
-        config=to_mapping(config),
-        label="fed_avg" if candidate is None else f"fed_avg from {candidate}",
-        before=None if fred is None else fred.event(),
-        start=None if start is None else start.record["params_sha256"],
-        note="" if candidate is None else simulation.CANDIDATE_NOTE.format(candidate),
-        resumed_as=resumed_as,
     ).run()
 
 

@@ -81,9 +81,7 @@ def carry_out(
         record = _fred(experiment, experiment.fred, directory, ledger, budget, shown)
         names = [entry["candidate"] for entry in record["scores"]]
     wanted = names if settings.other_candidates else names[:1]
-    start = jax.device_get(
-        experiment.algorithm.params(initial_state(experiment.algorithm, experiment.config.run.seed))
-    )
+    start = jax.device_get(initial_state(experiment.algorithm, experiment.config.run.seed).params)
     done = {
         name: _prefinetuned(experiment, settings, name, start, directory, shown) for name in wanted
     }

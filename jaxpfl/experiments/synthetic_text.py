@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from jaxpfl.privacy.guarantee import guarantee_of
 
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
@@ -44,6 +43,7 @@ from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
+from jaxpfl.privacy.guarantee import guarantee_of
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embed
@@ -97,7 +97,7 @@ def _embedded(
     clients: Population, made_by: tuple[str | None, ...], function: Embedder, shown: bool
 ) -> Population:
     # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
-    key = (clients.fingerprint, function.name, *made_by)
+    key = (clients.content, function.name, *made_by)
     if key not in _EMBEDDED:
         _EMBEDDED.clear()
         _EMBEDDED[key] = embed(clients, function, shown=shown)

@@ -89,7 +89,7 @@ class Secret:
         """A typed threefry4x32 key, a function of the secret, the purpose and the text."""
         return key_from_words(self.words_of(purpose, text).tolist())
 
-    def words_of(self, purpose: str, text: str) -> np.ndarray:
+    def words_of(self, purpose: str, text: str) -> Any:
         """Four 32-bit words, uint32 [4], a function of the secret, the purpose and the text."""
         return np.frombuffer(bytes.fromhex(self.digest(purpose, text))[:16], np.uint32)
 

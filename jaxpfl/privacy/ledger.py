@@ -19,7 +19,7 @@ What is guaranteed, and against what:
   population from elsewhere that has mostly the same clients, or seems to: with a warning, and from
   then on. Adding up what different people paid is never too little. Others are refused.
 - The file holds no hash of anybody's data or name but keyed ones, so that no guess can be tested
-  without the ledger's secret: 32 random bytes in LEDGER.key, mode 0600, made before the ledger's
+  without the ledger's secret: 32 random bytes in private/LEDGER.key beside it, mode 0600, made before the ledger's
   first line. Without it the ledger can be read but not charged. It needs no other name or place
   than the ledger's, and it is not published with it. What callers choose (`run`, `label`,
   `identity`, a recorded release) stands in the file as it is given.
@@ -107,7 +107,7 @@ class Ledger:
         self._given_budget = budget
         self._chain = Chain(self.path)
         try:
-            key_path = self.path.with_name(f"{self.path.name}.key")
+            key_path = self.path.parent / "private" / f"{self.path.name}.key"
             self._secret = open_secret(key_path, create=not self._chain.lines)
             if not self._chain.lines:
                 header = {
@@ -260,7 +260,7 @@ class Ledger:
           release: a hash of the release; public. The same one again adds nothing.
 
         Raises:
-          InputError: nothing was charged under this identity, or the ledger is closed.
+          InputError: the ledger is closed or was opened for reading.
         """
         _check_text("the hash of a release", release)
         if self._chain.closed:

@@ -158,6 +158,8 @@ def open_secret(path: Path, *, create: bool) -> Secret:
       CorruptFile: it is missing, or is no key.
     """
     if create and not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.chmod(0o700)
         _write_new(path, secrets.token_bytes(_KEY_BYTES))
     try:
         key = path.read_bytes()
