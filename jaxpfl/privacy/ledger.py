@@ -19,10 +19,10 @@ What is guaranteed, and against what:
   population from elsewhere that has mostly the same clients, or seems to: with a warning, and from
   then on. Adding up what different people paid is never too little. Others are refused.
 - The file holds no hash of anybody's data or name but keyed ones, so that no guess can be tested
-  without the ledger's secret: 32 random bytes in private/LEDGER.key beside it, mode 0600, made before the ledger's
-  first line. Without it the ledger can be read but not charged. It needs no other name or place
-  than the ledger's, and it is not published with it. What callers choose (`run`, `label`,
-  `identity`, a recorded release) stands in the file as it is given.
+  without the ledger's secret: 32 random bytes in private/LEDGER.key beside it, mode 0600, made
+  before the ledger's first line. Without it the ledger can be read but not charged; it is not
+  published with it. What callers choose (`run`, `label`, `identity`, a recorded release) stands in
+  the file as it is given.
 - One process at a time: the kernel's lock is held from opening to `close`.
 - No clock: under one secret, equal runs write equal ledgers.
 """
