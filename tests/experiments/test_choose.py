@@ -18,11 +18,15 @@ TOPICS = {
 }
 
 
-def write(path, clients, topic, per_client=4):
+def write(path, clients, topic, per_client=4, own=""):
+    """Texts of a topic; `own`, within every one, makes of a quotation the clients' own words."""
     lines = []
     for client in range(clients):
         for number in range(per_client):
             text = f"{TOPICS[topic][(client + number) % 3]} {client % 5} {number}"
+            words = text.split()
+            parts = [" ".join(words[start : start + 3]) for start in range(0, len(words), 3)]
+            text = f" {own} ".join(parts).replace("  ", " ")
             lines.append(json.dumps({"client": f"person {client}", "text": text}))
     path.write_text("\n".join(lines) + "\n")
     return str(path)
@@ -30,7 +34,7 @@ def write(path, clients, topic, per_client=4):
 
 @pytest.fixture
 def sources(tmp_path):
-    private = write(tmp_path / "private.jsonl", 60, "sailing")
+    private = write(tmp_path / "private.jsonl", 60, "sailing", own="aye")
     public = [write(tmp_path / f"{topic}.jsonl", 40, topic) for topic in TOPICS]
     return private, public
 

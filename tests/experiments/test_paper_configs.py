@@ -61,10 +61,12 @@ def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatc
 def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
     source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
+    public = tmp_path / "public.txt"
+    public.write_text("How do I sort a list of words by another list?")
     config = config_file.load(
         ROOT / "configs" / "stackoverflow_oov_concatenation.yaml",
         [
-            "--data.source", source, "--data.public", source,
+            "--data.source", source, "--data.public", str(public),
             "--words.model.vocab-size", "8", "--words.model.hidden", "8",
             "--characters.model.hidden", "8", "--characters.model.layers", "1",
             *(f"--{kind}.training.{name}" if value is None else value

@@ -97,9 +97,9 @@ def test_the_report_shows_statement_plots_and_sentences(finished):
     assert "https://" not in page
     for row in result["table"]:
         assert row["model"] in page
-    assert [row["model"] for row in result["table"]] == [
-        "untrained", "unigram", "this run", "the same run without privacy",
-    ]  # fmt: skip
+    assert [row["model"] for row in result["table"]] == ["untrained", "unigram", "this run"]
+    assert "without privacy" not in page.partition("How it was run")[0]
+    assert "the same run without privacy" in (finished / "simulation.html").read_text()
 
 
 def test_report_text_is_escaped(finished, tmp_path):
