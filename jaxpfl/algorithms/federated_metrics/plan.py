@@ -127,6 +127,3 @@ class MetricsPlan:
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values for JSON."""
         return dataclasses.asdict(self)
-
-    def _door(self) -> Plan:
-        return self.plan()

@@ -310,9 +310,6 @@ class FredPlan:
             if math.isfinite(z)
         )
 
-    def _release(self, index: int, units: int) -> Plan:
-        return self.plans(units)[index - (3 - len(self.moments))]
-
     def _everyone(self, movement: float, multiplier: float, units: int) -> Plan:
         """One release, of noise relative to what one unit moves under the adjacency in use."""
         return Plan(
