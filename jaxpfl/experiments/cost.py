@@ -62,7 +62,10 @@ def both_statements(ledger: Ledger, runs: Sequence[str], delta: float) -> str:
     Where the ledger holds nothing else, the statement says on which condition it holds.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
-    statement = guarantee_of(own, delta, ledger.unit).statement()
+    guarantee = guarantee_of(own, delta, ledger.unit)
+    statement = guarantee.statement()
+    if not guarantee.private:
+        return statement
     again = sum(charge.label.endswith(" released again") for charge in own)
     if again:
         statement += f"; {again} of its releases were made again, after a crash"

@@ -266,12 +266,11 @@ class Releaser:
             not fit the budget.
         """
         plan = query.plan
-        plan.check_round(round)
+        number = plan.charge_number(round)
         asked = self._prepared(query, broadcast)
         clip = self._clip_norm(query, clip_norm)
         label = self._label(query)
         started = f"{asked.described} {self.run} {query.label}"
-        number = plan.charge_number(round)
         self._require_same_noise(query, started, number, round)
         self.ledger.charge(
             plan.charge_event(),

@@ -95,46 +95,36 @@ def test_another_secret_or_round_is_another_release(ledger_path):
     assert len(charges) == 3
 
 
-def another_plan():
-    return query(of=plan(delta=1e-7))
-
-
-def another_run_length():
-    return query(of=plan(rounds=7))
-
-
-def one_device():
-    return query(execution=Execution(mesh=client_mesh(1)))
-
-
-def another_chunk():
-    return query(execution=Execution(chunk=4))
+def sampled(client_fn=held_vector, rounds: int = 6, delta: float = 1e-6, **changes) -> Query:
+    """Half of the clients take part, so that a cohort of its own shows in the charge."""
+    return query(client_fn, of=plan(rounds, taken=CLIENTS // 2, delta=delta), **changes)
 
 
 CHANGES = {
-    "client function": dict(asked=query(half_of_it)),
-    "delta": dict(asked=another_plan()),
-    "rounds": dict(asked=another_run_length()),
-    "devices": dict(asked=one_device()),
-    "chunk": dict(asked=another_chunk()),
-    "cohort": dict(asked=query(cohort=CohortSpec(1, 2, clients_per_bucket=8))),
-    "one client": dict(clients=population(replaced=3)),
+    "client function": lambda: dict(asked=sampled(half_of_it)),
+    "delta": lambda: dict(asked=sampled(delta=1e-7)),
+    "rounds": lambda: dict(asked=sampled(rounds=7)),
+    "devices": lambda: dict(asked=sampled(execution=Execution(mesh=client_mesh(1)))),
+    "chunk": lambda: dict(asked=sampled(execution=Execution(chunk=4))),
+    "cohort": lambda: dict(asked=sampled(cohort=CohortSpec(1, 2, clients_per_bucket=8))),
+    "one client": lambda: dict(asked=sampled(), clients=population(replaced=3)),
 }
 
 
 @pytest.mark.parametrize("changed", CHANGES)
 def test_whatever_is_changed_the_noise_is_independent_and_charged(changed, ledger_path):
     """A replayed round with other code, plan or devices; one client replaced, on one ledger."""
-    first, _ = ask(ledger_path)
-    change = dict(CHANGES[changed])
+    first, _ = ask(ledger_path, sampled())
+    change = CHANGES[changed]()
     if changed == "one client":
         # A client's data is not the source's: the ledger is of the same source all the same.
         clients = population()
         change["clients"] = clients.with_columns(dict(change["clients"].columns))
     second, charges = ask(ledger_path, **change)
     require_independent_noise(first, second)
+    # Amplified, both: each has a cohort of its own.
     assert len(charges) == 2
-    assert charges[0].event == charges[1].event
+    assert all(isinstance(charge.event, dp_accounting.PoissonSampledDpEvent) for charge in charges)
 
 
 def test_one_client_replaced_and_a_second_ledger_file(tmp_path):
@@ -354,7 +344,9 @@ def test_an_empty_cohort_is_charged_and_noised(ledger_path):
 
 def in_epochs(correlation="independent", rounds: int = 8) -> Plan:
     """Four rounds an epoch."""
-    return plan(rounds, noise=Noise(SIGMA, correlation), participation=Epochs(CLIENTS, CLIENTS // 4))
+    return plan(
+        rounds, noise=Noise(SIGMA, correlation), participation=Epochs(CLIENTS, CLIENTS // 4)
+    )
 
 
 def test_an_epoch_is_charged_once_and_again_whole_where_it_goes_on_otherwise(ledger_path):
