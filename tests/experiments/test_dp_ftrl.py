@@ -159,12 +159,12 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
 ):
     """TRUST 34: a second sum with the same noise would show their difference."""
     go_on = begun("banded")
-    # Round 5 was released and recorded before the crash that is played here.
+    # Rounds 5 and 6 are released and recorded, and lost with the checkpoint after them.
     real = release.Cohort
     with monkeypatch.context() as patched:
 
         def crashing(*arguments, round, **options):
-            if round == 6:
+            if round == 7:
                 raise Crash
             return real(*arguments, round=round, **options)
 
