@@ -229,6 +229,7 @@ def _release(
         noise = jax.tree.map(partial(_in_shares, engine.mesh, 0), noise)
         below = below + gaussian_noise_like(below_key, below, below_std)
     value = engine.accumulator.released(total, noise, clip_norm)
+    # A server that found it dealt to devices would add up in another order than a resumed one.
     value = jax.lax.with_sharding_constraint(value, NamedSharding(engine.mesh, PartitionSpec()))
     # As good as any other output of threefry, and used for nothing else.
     return value, below, jax.random.key_data(name_key)
