@@ -18,6 +18,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SLOW = ("popri.ipynb",)
 # `>>>` and what it prints; other Python is in blocks of "python".
 SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
+# `folder/test_file.py`: `test_one`, `test_two`
 TEST = re.compile(r"`(\w+)/(test_\w+)\.py`: ((?:`test_\w+`(?:, )?)+)")
 
 
