@@ -39,10 +39,10 @@ def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
 
     for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
-            named = isinstance(node, ast.Attribute) and re.fullmatch(r"jp(\.\w+)+", ast.unparse(node))
-            if named:
+            dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if re.fullmatch(r"jp(\.\w+)+", dotted):
                 found = jaxpfl
-                for name in named[0].split(".")[1:]:
+                for name in dotted.split(".")[1:]:
                     found = getattr(found, name)
 
 
