@@ -46,7 +46,9 @@ def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
                     found = getattr(found, name)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text("utf-8")])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if ">>> " in page.read_text("utf-8")], ids=_name
+)
 def test_sessions_print_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
