@@ -1,9 +1,12 @@
 """What a run has cost: read from its ledger, which is charged before every release."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.privacy.guarantee import Guarantee, Unit, guarantee_of
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
 
 ALONE = "if nothing else is released from these clients"
@@ -24,25 +27,23 @@ class Cost:
     ) -> None:
         self._ledger, self._algorithm = ledger, algorithm
         self._run, self._prior = run, tuple(prior)
-        plan = algorithm.queries[0].plan
-        self._delta = plan.delta
-        self._unit: Unit = plan.unit
+        self._plan = algorithm.queries[0].plan
 
     def epsilon(self, round: int | None = None) -> float:
         """Epsilon of all releases up to a round's (None: of all), prior ones included."""
         if not self._algorithm.private:
             return float("inf")
-        return self._of(self._charges(round)).epsilon()
+        return self._of([charge.event for charge in self._charges(round)]).epsilon()
 
     def planned(self) -> str:
         """The statement of the whole run, before it has started."""
         events = [charge.event for charge in self._charges(0)]
-        whole = Guarantee.of_events([*events, self._algorithm.event()], self._delta, self._unit)
-        return whole.statement()
+        return self._of([*events, self._algorithm.event()]).statement()
 
     def statement(self) -> str:
         """The guarantee of the run and of everything on its ledger, in one line."""
-        return both_statements(self._ledger, (self._run, *self._prior), self._delta)
+        plan, runs = self._plan, (self._run, *self._prior)
+        return both_statements(self._ledger, runs, plan.delta, plan.accountant)
 
     def _charges(self, round: int | None) -> list[Charge]:
         return [
@@ -52,21 +53,33 @@ class Cost:
             or (charge.run == self._run and (round is None or charge.round <= round))
         ]
 
-    def _of(self, charges: Sequence[Charge]) -> Guarantee:
-        return guarantee_of(charges, self._delta, self._unit)
+    def _of(self, events: Iterable[DpEvent]) -> Guarantee:
+        plan = self._plan
+        return Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant)
 
 
-def both_statements(ledger: Ledger, runs: Sequence[str], delta: float) -> str:
+def both_statements(
+    ledger: Ledger, runs: Sequence[str], delta: float, accountant: Accountant | None = None
+) -> str:
     """What these runs cost, and what everything on the ledger costs, in one line.
 
     Where the ledger holds nothing else, the statement says on which condition it holds.
+
+    Args:
+      accountant: None = PLD where it has support, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
-    statement = guarantee_of(own, delta, ledger.unit).statement()
+    def of(charges: Sequence[Charge]) -> Guarantee:
+        events = (charge.event for charge in charges)
+        return Guarantee.of_events(events, delta, ledger.unit, accountant)
+
+    guarantee = of(own)
+    if not guarantee.private:
+        return guarantee.statement()
+    statement = guarantee.statement()
     again = sum(charge.label.endswith(" released again") for charge in own)
     if again:
         statement += f"; {again} of its releases were made again, after a crash"
     if len(own) == len(ledger.charges):
         return f"{statement}, {ALONE}"
-    everything = guarantee_of(ledger.charges, delta, ledger.unit).statement()
-    return f"{statement}; with everything else on its ledger: {everything}"
+    return f"{statement}; with everything else on its ledger: {of(ledger.charges).statement()}"

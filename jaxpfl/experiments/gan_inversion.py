@@ -234,7 +234,7 @@ class _Study:
         record = jsonable(
             {
                 "run": run,
-                "stamp": studies.stamp(self.config),
+                "stamp": studies.stamp_of(directory),
                 **released.to_dict(),
                 "accuracy": released.accuracy(),
                 "low": released.percentile(settings.low),
@@ -355,7 +355,9 @@ class _Study:
             "thresholds": thresholds,
             "runs": found,
             "selected_per_round": config.training.clients_per_round,
-            "together": studies.together([ledger], config.privacy.delta, studies.stamp(config)),
+            "together": studies.together(
+                [ledger], config.privacy.delta, studies.stamp_of(directory)
+            ),
             "at_scale": studies.at_scale(
                 config.scaled_up,
                 {name: self.plan(share) for name, share in shares.items()},

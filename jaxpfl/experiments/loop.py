@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.checkpoint import Checkpoints
 from jaxpfl.experiments.cost import Cost
@@ -47,6 +47,10 @@ _INIT = 2**32 - 1
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
+_LAST_IS_MISSING = (
+    "the last one of a finished run is missing or damaged, and the run's secret was deleted when "
+    "it ended: its rounds cannot be made again"
+)
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class Loop:
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
-      CorruptFile: the run's secret is missing or altered.
+      CorruptFile: the secret of an unfinished run is missing or altered.
     """
 
     def __init__(
@@ -168,30 +172,29 @@ class Loop:
         begun = files.read_json(path) if path.exists() else None
         if begun is not None and not resume:
             raise InputError(f"{directory}: holds a run already; resume it or choose another --out")
+        self._begun, self._identity = begun is not None, jsonable(self._described())
+        if begun is not None:
+            _require_same(path, begun, self._identity)
         # A finished run has no secret and needs none.
-        finished = self._finished_rounds() == algorithm.rounds
         self._secret = None
-        if not finished:
+        if self._finished_rounds() < algorithm.rounds:
             self._secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
                 begun=begun is not None,
             )
-        described = jsonable(self._described())
         if begun is None:
             assert self._secret is not None
-            self.run_id = run_id(self._secret)
-            self.stamp = self._stamp()
-        else:
-            _require_same(path, begun, described)
-            self.run_id, self.stamp = str(begun["run"]), str(begun["stamp"])
-            if self._secret is not None and run_id(self._secret) != self.run_id:
-                raise InputError(
-                    f"{path}: is of run {self.run_id}, the secret in private/ of another: one of "
-                    "them was replaced"
-                )
-        self._begun, self._identity = begun is not None, described
+            self.run_id, self.stamp = run_id(self._secret), self._stamp()
+            return
+        # Read back: what was stamped stays so.
+        self.run_id, self.stamp = str(begun["run"]), str(begun["stamp"])
+        if self._secret is not None and run_id(self._secret) != self.run_id:
+            raise InputError(
+                f"{path}: is of run {self.run_id}, the secret in private/ of another: one of "
+                "them was replaced"
+            )
 
     def run(self) -> Result:
         """Does the rounds that are left; see the head of this file.
@@ -334,10 +337,10 @@ class Loop:
         if restored is None:
             self.ledger.verify()
             if self._secret is None:
-                raise InputError(
-                    f"{self.directory}: the run is finished, and its last checkpoint is missing"
-                )
+                raise CorruptFile(f"{self.directory}/checkpoints: {_LAST_IS_MISSING}")
             return state, 0
+        if self._secret is None and restored.round < self.algorithm.rounds:
+            raise CorruptFile(f"{self.directory}/checkpoints: {_LAST_IS_MISSING}")
         # A ledger cut off after the checkpoint would be charged too little.
         self.ledger.verify(restored.ledger_head)
         state = jax.tree.map(

@@ -165,7 +165,7 @@ class _Study:
             "all_worlds": studies.together(
                 [_ledger(directory, name) for name in worlds],
                 config.words.privacy.delta,
-                studies.stamp(config),
+                studies.stamp_of(directory),
             ),
             "at_scale": studies.at_scale(config.scaled_up, self.plans),
         }
@@ -220,7 +220,7 @@ class _Study:
         record = {
             "probability": probability,
             "together": studies.together(
-                [ledger], config.words.privacy.delta, studies.stamp(config)
+                [ledger], config.words.privacy.delta, studies.stamp_of(directory)
             ),
             "privacy": {kind: result.privacy for kind, result in results.items()},
             **found,

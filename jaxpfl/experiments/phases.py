@@ -2,9 +2,9 @@
 
     phases/NAME.npz, phases/NAME.json       arrays; their SHA-256, and the ledger's head after them
 
-A phase that was killed is made again. Where it releases something private, the release itself must
-be the same again (`algorithms.candidate_scores`), so that nothing is charged twice. A ledger that
-has lost the charges of a phase that is found is refused.
+A phase that was killed is made again. Where it releases something private, the release is the same
+again, or is charged again before it is written. A ledger that has lost the charges of a phase that
+is found is refused.
 """
 
 import hashlib
@@ -24,6 +24,10 @@ from jaxpfl.privacy.ledger import Ledger
 Arrays = Mapping[str, np.ndarray]
 
 
+def _nothing() -> None:
+    """Where nothing is released, nothing is confirmed."""
+
+
 @dataclass(frozen=True)
 class Phases:
     """Arrays by phase, in a folder.
@@ -32,11 +36,14 @@ class Phases:
       folder: made at the first phase.
       run: identifies the run; the phases of another are refused.
       ledger: that the phases charge, or None where they charge nothing.
+      confirm: is called once a phase is made, before anything of it is written: it refuses a
+        release that was not paid for (`Releaser.confirm`).
     """
 
     folder: Path
     run: str
     ledger: Ledger | None = None
+    confirm: Callable[[], None] = _nothing
 
     def __call__(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """What `make()` made, now or before; numbers and texts alone.
@@ -50,6 +57,7 @@ class Phases:
         if not note.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             content = files.npz({key: np.asarray(value) for key, value in make().items()})
+            self.confirm()
             files.write_atomically(path, content)
             record = {"run": self.run, "sha256": hashlib.sha256(content).hexdigest()}
             if self.ledger is not None:
@@ -59,7 +67,7 @@ class Phases:
         if record.get("run") != self.run:
             raise InputError(
                 f"{note}: is of run {record.get('run')}, expected {self.run}: the config, the data "
-                "or the noise key is not the one this run began with"
+                "or the secret is not the one this run began with"
             )
         if self.ledger is not None and not self.ledger.contains(str(record.get("ledger_head"))):
             raise CorruptFile(

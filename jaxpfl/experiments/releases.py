@@ -91,7 +91,8 @@ class Releases:
                     "of them was replaced"
                 )
             releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
-            return cls(Phases(folder, run, ledger), run, ledger, releaser, secret_path)
+            phases = Phases(folder, run, ledger, releaser.confirm)
+            return cls(phases, run, ledger, releaser, secret_path)
         except BaseException:
             ledger.close()
             raise

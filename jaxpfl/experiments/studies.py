@@ -78,7 +78,8 @@ def run_study(config: Study, out: str | Path, *, shown: bool = True) -> StudyOut
                 "choose another --out"
             )
         carry_out = _parts(config)[0](config)
-        heading = f"# {stamp(config)}\n" if stamp(config) else ""
+        stamp = _stamp(config)
+        heading = f"# {stamp}\n" if stamp else ""
         files.write_atomically(path, heading + to_yaml(config))
         return _finish(config, carry_out(directory, shown), directory)
 
@@ -111,7 +112,7 @@ def write_study_report(out: str | Path) -> Path:
 
 
 def _finish(config: Study, record: dict[str, Any], directory: Path) -> StudyOutcome:
-    record = jsonable({"study": config.study, "stamp": stamp(config), **record})
+    record = jsonable({"study": config.study, "stamp": stamp_of(directory), **record})
     files.write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
     write_study_report(directory)
     return StudyOutcome(directory, record, _parts(config)[2](record))
@@ -132,8 +133,16 @@ def _parts(config: Any) -> tuple[Callable, Callable, Callable]:
     return oov_concatenation.prepare, oov_concatenation_page.page, oov_concatenation_page.lines
 
 
-def stamp(config: Study) -> str:
-    """What every artefact of a study without privacy says; "" for a private one."""
+def stamp_of(directory: Path) -> str:
+    """What everything made of a study without privacy says; "" for a private one.
+
+    Read back from the head of its config.yaml, where it was written before anything was released.
+    """
+    first = (directory / "config.yaml").read_text("utf-8").partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith("# NOT PRIVATE") else ""
+
+
+def _stamp(config: Study) -> str:
     privacy = config.words.privacy if isinstance(config, OovConcatenationConfig) else config.privacy
     if not privacy.private:
         return NOT_PRIVATE

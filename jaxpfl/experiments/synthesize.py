@@ -166,8 +166,8 @@ def _continued(
     )
     found = list(found)
     for part in range(1, 1 + _PARTS):
-        missing = wanted - len(found)
-        found += writer.texts(model, samples, missing + missing // 20 + 8, part)
+        lacking = wanted - len(found)
+        found += writer.texts(model, samples, lacking + lacking // 20 + 8, part)
         if len(found) >= wanted:
             return found[:wanted]
     raise InputError(f"the generator writes hardly more than empty texts: {len(found)} were found")

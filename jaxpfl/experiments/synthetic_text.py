@@ -43,7 +43,7 @@ from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
-from jaxpfl.privacy.guarantee import guarantee_of
+from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embed
@@ -154,14 +154,14 @@ class SyntheticText:
             json.dumps(seconds) + "\n",
             mode=0o600,
         )
-        private = self.plan.private and not studies.stamp(self.config)
-        guarantee = told.pop("guarantee", None) or self._guarantee()
+        stamp = studies.stamp_of(directory)
+        guarantee = told.pop("guarantee", None) or self._guarantee(stamp)
         return {
             "method": self.config.method,
             "tested_on": f"test clients of {self.config.data.source} (declared public)",
             "validated_on": f"validation clients of {self.config.data.source} (declared public)",
             "date": datetime.now(UTC).date().isoformat(),
-            "private": private or not self._sends(),
+            "private": not stamp or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
             "privacy": guarantee["privacy"],
             "metrics": {
@@ -195,18 +195,19 @@ class SyntheticText:
         """Whether clients send anything."""
         return self.config.method in (*SCORING, "fed_avg")
 
-    def _guarantee(self, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
+    def _guarantee(self, stamp: str, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
         """Statement and epsilon of what the run charged; without a ledger: of the plan."""
         if not self._sends():
             return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
-        statement, stamp = self.plan.statement(), studies.stamp(self.config)
-        if not self.plan.private:
+        plan = self.plan
+        statement = plan.statement()
+        if not plan.private:
             return {"privacy": statement, "epsilon": None}
-        epsilon = self.plan.epsilon()
+        epsilon = plan.epsilon()
         if ledger is not None:
-            own = [charge for charge in ledger.charges if charge.run == run]
-            epsilon = guarantee_of(own, self.plan.delta).epsilon()
-            statement = both_statements(ledger, [run], self.plan.delta)
+            own = [charge.event for charge in ledger.charges if charge.run == run]
+            epsilon = Guarantee.of_events(own, plan.delta, plan.unit, plan.accountant).epsilon()
+            statement = both_statements(ledger, [run], plan.delta, plan.accountant)
         if stamp:
             statement = f"{stamp}; it would be {statement}"
         return {"privacy": statement, "epsilon": epsilon}
@@ -281,7 +282,9 @@ class SyntheticText:
             releases.end()
         shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         if releases.ledger is not None:
-            shown["guarantee"] = self._guarantee(releases.ledger, releases.run)
+            shown["guarantee"] = self._guarantee(
+                studies.stamp_of(directory), releases.ledger, releases.run
+            )
         return texts, shown
 
     def _releases(self, directory: Path) -> Releases:

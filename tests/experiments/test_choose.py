@@ -56,9 +56,11 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
     assert record["private"]
     assert record["candidates"][0]["candidate"] == "sailing"
     assert f"unit = {unit}" in record["statement"]
-    assert {path.name for path in out.iterdir()} == {
-        "fred.json", "fred.png", "moments.npz", "ledger.jsonl",
+    assert {str(path.relative_to(out)) for path in out.rglob("*")} == {
+        "fred.json", "fred.png", "moments.npz", "ledger.jsonl", "private",
+        "private/ledger.jsonl.key",
     }  # fmt: skip
+    assert record["statement"].endswith("if nothing else is released from these clients")
     assert json.loads((out / "fred.json").read_text()) == record
     ledger = Ledger.read(out / "ledger.jsonl")
     assert ledger.unit == unit
@@ -77,7 +79,9 @@ def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):
         "--embedder", "hashed:8", "--out", out,
     )  # fmt: skip
     assert code == 0
-    for path in out.iterdir():
+    written = [path for path in out.iterdir() if path.is_file()]
+    assert {path.name for path in written} >= {"fred.json", "moments.npz", "ledger.jsonl"}
+    for path in written:
         # In hashes and in fractions any three digits occur by chance.
         content = re.sub(rb"[0-9a-f]{12,}|[0-9]+[.][0-9]+", b"", path.read_bytes())
         for secret in (b"person 17", b"castle", b"173"):
@@ -106,18 +110,32 @@ def test_without_privacy_must_be_asked_for_and_is_stamped(tmp_path, capsys, sour
     assert not (tmp_path / "only" / "moments.npz").exists()
 
 
+def _epsilons(statement):
+    return [float(found) for found in re.findall(r"epsilon = ([0-9.]+)", statement)]
+
+
 def test_queries_that_share_a_ledger_add_up(tmp_path, capsys, sources):
+    """TRUST 29: the second one's statement shows what both cost, not its own epsilon alone."""
     private, public = sources
     shared = tmp_path / "shared.jsonl"
+    statements = []
     for number in range(2):
-        code, _ = fred(
+        code, record = fred(
             capsys, "--private", private, "--candidates", *public, "--epsilon", 1, "--delta", 1e-3,
             "--embedder", "hashed:8", "--out", tmp_path / str(number), "--ledger", shared,
         )  # fmt: skip
         assert code == 0
+        statements.append(record["statement"])
     ledger = Ledger.read(shared)
-    assert len(ledger) == 2
-    assert ledger.spent(1e-3) > 1.3
+    # Count, sum and second moment of each query.
+    assert list(ledger.summary(1e-3)["labels"].values()) == [2, 2, 2]
+    assert len({charge.run for charge in ledger.charges}) == 2
+    spent = ledger.spent(1e-3)
+    assert spent > 1.3
+    assert _epsilons(statements[0]) == [pytest.approx(1, rel=1e-3)]
+    assert _epsilons(statements[1]) == [pytest.approx(1, rel=1e-3), pytest.approx(spent, rel=1e-3)]
+    assert "if nothing else" in statements[0]
+    assert "with everything else on its ledger" in statements[1]
 
 
 def test_bad_arguments_are_one_sentence(tmp_path, capsys, sources):

@@ -206,8 +206,9 @@ def test_the_last_lines_are_the_table_and_the_statement(config, tmp_path, capsys
     assert [line.split("  ")[0] for line in lines[-6:-3]] == ["untrained", "unigram", "this run"]
     frequencies = f"validation clients of {source} (declared public)"
     assert lines[-3] == f"unigram: word frequencies of {frequencies}"
-    for word in ("epsilon", "delta", "unit = client", "adjacency", "accountant"):
+    for word in ("epsilon", "delta", "unit = client", "adjacency", "accountant = RDP"):
         assert word in lines[-1]
+    assert lines[-1].endswith("if nothing else is released from these clients")
 
 
 def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(config, tmp_path, capsys):

@@ -9,7 +9,8 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import loop
+from jaxpfl.federated import identity, release
+from jaxpfl.privacy.ledger import Ledger
 from tests.plans import flat_plan
 
 
@@ -27,7 +28,8 @@ def clients():
     )
 
 
-def algorithm(noise):
+def algorithm(noise, client=None):
+    """Epochs of three rounds."""
     plan = flat_plan(
         population=12,
         clients_per_round=4,
@@ -41,28 +43,32 @@ def algorithm(noise):
     model = jp.models.classifier_cnn((6, 6, 1), 3)
     cohort = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=4)
     return jp.algorithms.fed_avg(
-        model, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan, cohort=cohort
+        model, client=client or optax.sgd(0.1), server=optax.sgd(1.0), plan=plan, cohort=cohort
     )
+
+
+def _charged(path):
+    return [(charge.round, charge.label) for charge in Ledger.read(path).charges]
 
 
 @pytest.mark.parametrize("noise", ["tree", "banded"])
 def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path, noise):
     made = algorithm(noise)
+    plan = made.queries[0].plan
     result = jp.run(made, clients, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    kinds = [line["event"]["type"] for line in lines if "event" in line]
-    assert kinds == ["gaussian", "none", "none", "gaussian", "none", "none", "gaussian"]
-    ledger = jp.Ledger(tmp_path / "ledger.jsonl", clients.fingerprint)
-    assert ledger.spent(1e-3) == pytest.approx(made.plan.epsilon(), rel=1e-9)
-    ledger.close()
+    assert _charged(tmp_path / "ledger.jsonl") == [(1, "fed_avg"), (4, "fed_avg"), (7, "fed_avg")]
+    ledger = Ledger.read(tmp_path / "ledger.jsonl")
+    assert {repr(charge.event) for charge in ledger.charges} == {repr(plan.charge_event())}
+    assert ledger.spent(1e-3) == pytest.approx(plan.epsilon(), rel=1e-9)
     assert result.rounds == 7
-    assert result.metrics["epsilon"] == pytest.approx(made.plan.epsilon())
+    assert result.metrics["epsilon"] == pytest.approx(plan.epsilon())
 
 
 def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path):
     """TRUST 30: two epochs fit, the third does not; six rounds were run."""
     made = algorithm("tree")
-    limit = 0.5 * (made.plan.epsilon(6) + made.plan.epsilon(7))
+    plan = made.queries[0].plan
+    limit = 0.5 * (plan.epsilon(6) + plan.epsilon(7))
     with pytest.raises(jp.BudgetExhausted):
         jp.run(
             made,
@@ -74,43 +80,122 @@ def test_a_round_of_an_epoch_that_cannot_be_paid_is_not_begun(clients, tmp_path)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 6
 
 
-def test_resumed_in_an_epoch_is_the_same_run(clients, tmp_path, monkeypatch):
-    """TRUST 33: correlated noise is made again by address, not carried along."""
+class Crash(Exception):
+    pass
 
-    class Stop(Exception):
-        pass
 
-    def run(name, step=None, resume=False):
-        made = algorithm("banded")
-        if step is not None:
-            made = made._replace(step=step(made.step))
-        return jp.run(
-            made,
-            clients,
-            ledger=tmp_path / f"{name}.jsonl",
-            out=tmp_path / name,
-            reproducible_noise=True,
-            checkpoint_every=2,
-            resume=resume,
-        )
+@pytest.fixture
+def begun(clients, tmp_path, monkeypatch):
+    """Runs up to a crash within round 5, the second of its epoch; returns what goes on."""
 
-    def stopping(step):
-        calls = iter(range(100))
+    def run(noise):
+        def go_on(client=None, resume=True):
+            return jp.run(
+                algorithm(noise, client),
+                clients,
+                ledger=tmp_path / "parts.jsonl",
+                out=tmp_path / "parts",
+                reproducible_noise=True,
+                checkpoint_every=2,
+                resume=resume,
+            )
 
-        def stopped(state, cohort, keys):
-            if next(calls) == 4:
-                raise Stop
-            return step(state, cohort, keys)
+        real = release.Cohort
 
-        return stopped
+        def crashing(*arguments, round, **options):
+            if round == 5:
+                raise Crash
+            return real(*arguments, round=round, **options)
 
-    whole = run("whole")
-    with pytest.raises(Stop):
-        run("parts", step=stopping)
-    # Rounds share their noise: they must all be computed alike.
-    with monkeypatch.context() as patched:
-        patched.setattr(loop, "environment", lambda: {"devices": ["another"]})
-        with pytest.raises(InputError, match="goes on only where it began"):
-            run("parts", resume=True)
-    again = run("parts", resume=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(release, "Cohort", crashing)
+            with pytest.raises(Crash):
+                go_on(resume=False)
+        return go_on
+
+    return run
+
+
+def _elsewhere(monkeypatch, name, value):
+    changed = {**identity.environment(), name: value}
+    monkeypatch.setattr(identity, "environment", lambda: changed)
+
+
+@pytest.mark.parametrize("noise", ["tree", "banded"])
+def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeypatch, begun, noise):
+    """TRUST 33: it is made again by address; with anything else changed it is refused."""
+    go_on = begun(noise)
+    before = _charged(tmp_path / "parts.jsonl")
+    assert before == [(1, "fed_avg"), (4, "fed_avg")]
+    for name, value in (
+        ("devices", ["another"]),
+        ("flags", {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"}),
+        ("versions", {"jaxlib": "0.0.0"}),
+    ):
+        with monkeypatch.context() as patched:
+            _elsewhere(patched, name, value)
+            with pytest.raises(InputError, match="goes on only as it began"):
+                go_on()
+    with pytest.raises(InputError, match="goes on only as it began"):
+        go_on(optax.sgd(0.2))
+    assert _charged(tmp_path / "parts.jsonl") == before
+    again = go_on()
+    whole = jp.run(
+        algorithm(noise),
+        clients,
+        ledger=tmp_path / "whole.jsonl",
+        out=tmp_path / "whole",
+        reproducible_noise=True,
+        checkpoint_every=2,
+    )
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
+    assert Ledger.read(tmp_path / "parts.jsonl").charges == (
+        Ledger.read(tmp_path / "whole.jsonl").charges
+    )
+
+
+def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
+    tmp_path, monkeypatch, begun
+):
+    """TRUST 34: a second sum with the same noise would show their difference."""
+    go_on = begun("banded")
+    # Rounds 5 and 6 are released and recorded, and lost with the checkpoint after them.
+    real = release.Cohort
+    with monkeypatch.context() as patched:
+
+        def crashing(*arguments, round, **options):
+            if round == 7:
+                raise Crash
+            return real(*arguments, round=round, **options)
+
+        patched.setattr(release, "Cohort", crashing)
+        patched.setattr("jaxpfl.experiments.checkpoint.Checkpoints.save", lambda *_, **__: None)
+        with pytest.raises(Crash):
+            go_on()
+    written = (tmp_path / "parts" / "metrics.jsonl").read_text()
+
+    def one_client_less(held, chosen, *arguments, round, **options):
+        return real(held, chosen[1:], *arguments, round=round, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(release, "Cohort", one_client_less)
+        with pytest.raises(InputError, match="would give the noise away"):
+            go_on()
+    assert (tmp_path / "parts" / "metrics.jsonl").read_text() == written
+    assert go_on().rounds == 7
+
+
+def test_with_independent_noise_a_change_costs_the_whole_epoch_again(tmp_path, begun):
+    """Another client function goes on, and who takes part is drawn anew: one more Gaussian."""
+    begun("independent")(optax.sgd(0.2))
+    # Rounds 5, 6 of the second epoch, and the third: charged under another identity.
+    assert _charged(tmp_path / "parts.jsonl") == [
+        (1, "fed_avg"),
+        (4, "fed_avg"),
+        (4, "fed_avg"),
+        (7, "fed_avg"),
+    ]
+    plan = algorithm("independent").queries[0].plan
+    spent = Ledger.read(tmp_path / "parts.jsonl")
+    assert {repr(charge.event) for charge in spent.charges} == {repr(plan.charge_event())}
+    assert spent.spent(1e-3) > plan.epsilon() * 1.05

@@ -14,6 +14,7 @@ from jaxpfl.experiments.study_config import ScaledUpConfig
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.ledgers import same_but_heads
 from tests.plans import flat_plan
 
 STUDY = """\
@@ -56,9 +57,9 @@ def straight(config_path, tmp_path_factory) -> Path:
     return out
 
 
-def _public_files(out: Path) -> dict[str, bytes]:
+def _public_files(out: Path) -> dict[str, Path]:
     return {
-        str(path.relative_to(out)): path.read_bytes()
+        str(path.relative_to(out)): path
         for path in sorted(out.rglob("*"))
         if path.is_file() and "private" not in path.parts and "checkpoints" not in path.parts
     }
@@ -112,7 +113,7 @@ def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight,
     shutil.rmtree(out / "start")
     config = config_file.load(config_path, ["--run.seed", "1"])
     (out / "config.yaml").write_text(config_file.to_yaml(config))
-    with pytest.raises(InputError, match="is of run"):
+    with pytest.raises(InputError, match="the run began with another config"):
         studies.resume_study(out, shown=False)
     (out / "vocabulary.json").write_text(
         (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
@@ -122,8 +123,15 @@ def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight,
 
 
 def test_two_runs_of_a_study_never_share_their_noise(straight):
-    keys = {path.read_text() for path in straight.rglob("noise_key.json")}
-    assert len(keys) == 4
+    """Each has a secret of its own, which everything it draws follows from."""
+    charges = [
+        charge
+        for path in straight.glob("worlds/*/ledger.jsonl")
+        for charge in Ledger.read(path).charges
+    ]
+    assert len({charge.run for charge in charges}) == 4
+    assert len({charge.identity for charge in charges}) == len(charges) == 4 * 3
+    assert not list(straight.rglob("*secret*"))
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(
@@ -158,19 +166,20 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(
             crashes += 1
     studies.resume_study(out, shown=False)
     assert crashes == 3
-    found, expected = _public_files(out), _public_files(straight)
-    different = {
-        name
-        for name in found.keys() | expected.keys()
-        # TensorBoard's files are named by process and say that a run was resumed.
-        if "tensorboard" not in name and found.get(name) != expected.get(name)
-    }
-    assert not different
+    # TensorBoard's files are named by process and say that a run was resumed.
+    found, expected = (
+        {name: path for name, path in _public_files(folder).items() if "tensorboard" not in name}
+        for folder in (out, straight)
+    )
+    assert found.keys() == expected.keys()
+    for name, path in found.items():
+        assert same_but_heads(path, expected[name]), name
 
 
 def test_no_canary_outside_private_folders(straight):
     """TRUST 40."""
-    for name, content in _public_files(straight).items():
+    for name, path in _public_files(straight).items():
+        content = path.read_bytes()
         assert b"canaryid" not in content, name
         assert b"canarytext" not in content, name
     for folder in straight.rglob("private"):

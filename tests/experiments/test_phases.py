@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.data import from_clients
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.phases import Phases
 from jaxpfl.privacy.ledger import Ledger
 
@@ -15,6 +16,8 @@ MADE = {
     "texts": np.array(["ä\nb", "", "c" * 50]),
     "x": np.arange(6, dtype=np.float32).reshape(2, 3),
 }
+
+CLIENTS = from_clients({f"client {i}": {"x": np.full(2, i, np.float32)} for i in range(3)})
 
 
 def never():
@@ -101,21 +104,37 @@ def test_arrays_of_objects_are_refused_when_read(tmp_path):
 def test_a_ledger_that_lost_a_phases_charge_is_refused(tmp_path):
     """TRUST 34: a release that is found again must still be on the ledger."""
     path, event = tmp_path / "ledger.jsonl", GaussianDpEvent(2.0)
-    with Ledger(path, "population") as ledger:
+    with Ledger(path, CLIENTS) as ledger:
         keep = Phases(tmp_path / "phases", "run a", ledger)
 
         def make():
-            ledger.charge(event, "scores", run="a", round=1)
+            ledger.charge(event, "scores", run="a", round=1, identity="a")
             return MADE
 
         keep("scores", make)
         # Charges that come later do no harm.
-        ledger.charge(event, "scores", run="b", round=1)
-    with Ledger(path, "population") as ledger:
+        ledger.charge(event, "scores", run="b", round=1, identity="b")
+    with Ledger(path, CLIENTS) as ledger:
         Phases(tmp_path / "phases", "run a", ledger)("scores", never)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
     with (
-        Ledger(path, "population") as ledger,
+        Ledger(path, CLIENTS) as ledger,
         pytest.raises(CorruptFile, match="cut off or replaced"),
     ):
         Phases(tmp_path / "phases", "run a", ledger)("scores", never)
+
+
+def test_nothing_of_a_release_that_is_not_paid_for_is_written(tmp_path):
+    """TRUST 30, 34: what a phase released is confirmed first."""
+    budget = True
+
+    def confirm():
+        if budget:
+            raise BudgetExhausted("no")
+
+    keep = Phases(tmp_path, "run a", confirm=confirm)
+    with pytest.raises(BudgetExhausted):
+        keep("scores", lambda: MADE)
+    assert os.listdir(tmp_path) == []
+    budget = False
+    assert keep("scores", lambda: MADE)["texts"].tolist() == MADE["texts"].tolist()

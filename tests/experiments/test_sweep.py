@@ -1,7 +1,6 @@
 """Sweeps: a grid of runs, each with its own noise, ledger and directory; one table, one plot."""
 
 import csv
-import importlib
 import json
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import sweep as sweep_module
 from jaxpfl.experiments.sweep import gap_closed, run_sweep, summary, value_of
 from jaxpfl.experiments.sweep_config import load_sweep
+from jaxpfl.federated import door, release
 from jaxpfl.privacy.ledger import Ledger
 
 BASE = {
@@ -170,11 +170,10 @@ def test_table_and_page(finished):
 
 def test_points_share_compiled_code(finished, tmp_path):
     """TRUST: a sweep compiles once; the same sweep again traces nothing of the rounds."""
-    private_sum = importlib.import_module("jaxpfl.federated.private_sum")
     sweep, _ = finished
-    before = private_sum._accumulate._cache_size()
+    before = door._accumulate._cache_size()
     run_sweep(sweep, tmp_path / "again", shown=False)
-    assert private_sum._accumulate._cache_size() == before > 0
+    assert door._accumulate._cache_size() == before > 0
 
 
 def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
@@ -191,17 +190,15 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
 def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
     """TRUST 33: a crash within a point; the sweep is started again and ends alike."""
     sweep, _ = finished
-    from jaxpfl.privacy import plan
+    real, calls = release.Cohort, iter(range(10_000))
 
-    real, calls = plan.round_keys, iter(range(10_000))
-
-    def crashing(*arguments):
+    def crashing(*arguments, **options):
         if next(calls) == 4:
             raise RuntimeError("crash")
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(plan, "round_keys", crashing)
+        patched.setattr(release, "Cohort", crashing)
         with pytest.raises(RuntimeError, match="crash"):
             run_sweep(sweep, tmp_path / "out", shown=False)
     done = list((tmp_path / "out" / "points").glob("*/point.json"))

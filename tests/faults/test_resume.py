@@ -15,12 +15,16 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.errors import InputError
-from jaxpfl.experiments import config_file, loop
-from jaxpfl.experiments.environment import environment
-from jaxpfl.experiments.execute import resume_run, run_config
-from jaxpfl.privacy import plan
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.cli import main
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.experiments import checkpoint, config_file, loop
+from jaxpfl.experiments.config import Config
+from jaxpfl.experiments.execute import Outcome, resume_run, run_config
+from jaxpfl.experiments.tracking import MetricsFile
+from jaxpfl.federated import identity, release
+from jaxpfl.privacy.chain import Chain
+from jaxpfl.privacy.guarantee import guarantee_of
+from jaxpfl.privacy.ledger import Charge, Ledger
 
 # Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
 # saving and deleting checkpoints are such operations. Prints how many there were if it lives.
@@ -73,9 +77,25 @@ def _arrays(out: Path) -> dict[str, np.ndarray]:
     return {"round": np.array(meta["round"]), **_read_arrays(latest / "state", meta["leaves"])}
 
 
+def _charges(out: Path) -> list[Charge]:
+    return Ledger.read(out / "ledger.jsonl").charges
+
+
+def _releases(out: Path) -> list[tuple[str, str]]:
+    """Every release that the ledger recorded, by identity."""
+    lines = Chain.read(out / "ledger.jsonl").lines
+    return sorted((line["identity"], line["release"]) for line in lines if "release" in line)
+
+
 def _assert_same(out: Path, straight: Path) -> None:
-    for name in ("metrics.jsonl", "ledger.jsonl", "config.yaml", "vocabulary.json", "run.json"):
+    """Parameters, metrics, charges and releases are the same bits; the ledgers' keys differ."""
+    for name in ("metrics.jsonl", "config.yaml", "vocabulary.json", "run.json"):
         assert (out / name).read_bytes() == (straight / name).read_bytes(), name
+    assert _charges(out) == _charges(straight)
+    assert [charge.round for charge in _charges(out)] == list(range(1, 8))
+    assert _releases(out) == _releases(straight)
+    assert len(_releases(out)) == 7
+    assert not (out / "private" / "secret.json").exists()
     assert json.loads((out / "result.json").read_text()) == json.loads(
         (straight / "result.json").read_text()
     )
@@ -93,7 +113,13 @@ def _go_on(config: Path, out: Path) -> None:
     if (out / "config.yaml").exists():
         resume_run(out, shown=False)
     else:
-        run_config(config_file.load(config), out, shown=False)
+        run_config(_config(config), out, shown=False)
+
+
+def _config(path: Path, overrides: list[str] | None = None) -> Config:
+    config = config_file.load(path, overrides or [])
+    assert isinstance(config, Config)
+    return config
 
 
 def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> None:
@@ -139,127 +165,211 @@ def test_a_run_killed_twice_at_random_times_resumes(tiny_config, tmp_path, strai
     _assert_same(out, straight[0])
 
 
+class Crash(Exception):
+    """A crash at a chosen instant."""
+
+
+def _crashing(monkeypatch, owner, name: str, when, *, after: bool = False) -> None:
+    """Makes `owner.name` crash, before or after its work, where `when(*arguments)` says so."""
+    real = getattr(owner, name)
+
+    def call(*arguments, **options):
+        fatal = when(*arguments, **options)
+        if fatal and not after:
+            raise Crash
+        found = real(*arguments, **options)
+        if fatal:
+            raise Crash
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
+    with monkeypatch.context() as patched:
+        crash(patched)
+        with pytest.raises(Crash):
+            run_config(config, out, shown=False)
+    return out
+
+
+def _in_round(number: int):
+    """The instant after a round's charge, before any client's data is read."""
+    return lambda patched: _crashing(
+        patched, release, "Cohort", lambda *_, round, **__: round == number
+    )
+
+
 @pytest.fixture
 def run_to(tiny_config, tmp_path, monkeypatch):
     """Runs in this process up to a crash in the middle of round n; returns the directory."""
 
-    def run(crash: int) -> Path:
-        out = tmp_path / "run"
-        real = plan.round_keys
-
-        def crashing(train, noise, number):
-            if number == crash:
-                raise RuntimeError("crash")
-            return real(train, noise, number)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(plan, "round_keys", crashing)
-            with pytest.raises(RuntimeError, match="crash"):
-                run_config(config_file.load(tiny_config), out, shown=False)
-        return out
+    def run(number: int, overrides: list[str] | None = None) -> Path:
+        config = _config(tiny_config, overrides)
+        return _run_into(_in_round(number), config, tmp_path / "run", monkeypatch)
 
     return run
 
 
-def _ledger_lines(out: Path) -> int:
-    return len((out / "ledger.jsonl").read_text().splitlines())
+def _third(seen: list[int]):
+    return lambda *_, **__: seen.append(0) or len(seen) == 3
 
 
-def test_the_charge_is_on_the_disk_before_the_round_and_is_not_repeated(run_to, straight):
-    """TRUST 34: a round that was charged and not released is replayed without a second charge."""
-    out = run_to(4)
-    header = _ledger_lines(straight[0]) - 7
-    assert _ledger_lines(out) - header == 4
-    assert len((out / "metrics.jsonl").read_text().splitlines()) < 4 + 1
+# Rounds are recorded and written one late; the checkpoint after round 4 has that round written.
+INSTANTS = {
+    "before a charge": lambda patched: _crashing(
+        patched, Ledger, "charge", lambda *_, round, **__: round == 4
+    ),
+    "after a charge": _in_round(4),
+    "before a record": lambda patched: _crashing(patched, Ledger, "record", _third([])),
+    "after a record": lambda patched: _crashing(patched, Ledger, "record", _third([]), after=True),
+    "before metrics": lambda patched: _crashing(
+        patched, MetricsFile, "append", lambda file, round, *_: round == 4
+    ),
+    "after metrics": lambda patched: _crashing(
+        patched, MetricsFile, "append", lambda file, round, *_: round == 4, after=True
+    ),
+    "in a checkpoint": lambda patched: _crashing(
+        patched,
+        checkpoint,
+        "_write_arrays",
+        lambda directory, *_: directory.parent.name.endswith("4"),
+        after=True,
+    ),
+    "before the secret goes": lambda patched: _crashing(patched, loop, "forget", lambda _: True),
+}
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
+    tiny_config, tmp_path, monkeypatch, straight, instant
+):
+    """TRUST 33, 34: one charge a round, wherever between its charge and its checkpoint it died."""
+    out = _run_into(INSTANTS[instant], _config(tiny_config), tmp_path / "run", monkeypatch)
+    assert (out / "private" / "secret.json").exists()
     resume_run(out, shown=False)
     _assert_same(out, straight[0])
 
 
-def test_a_replayed_round_with_another_output_is_charged_again(run_to, straight, capsys):
-    """TRUST 34: where the recorded hash differs, two releases were made: both are paid."""
-    out = run_to(6)
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    record = json.loads(lines[5 if len(lines) > 5 else -1])
-    assert record["round"] == 5 or len(lines) == 5
-    # Round 4 is in the checkpoint; forge the record of a round that will be replayed.
-    (out / "metrics.jsonl").write_text("\n".join(lines[:5]) + "\n")
-    forged = {**json.loads(lines[4]), "round": 5, "output_hash": "0" * 16}
-    with open(out / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(forged) + "\n")
-    resume_run(out, shown=False)
-    assert "charged again" in capsys.readouterr().err
-    assert _ledger_lines(out) == _ledger_lines(straight[0]) + 1
-    # All but the epsilon, which contains the second release.
-    hashes = [
-        [json.loads(line).get("output_hash") for line in lines.splitlines()]
-        for lines in ((folder / "metrics.jsonl").read_text() for folder in (out, straight[0]))
-    ]
-    assert hashes[0] == hashes[1]
+def test_the_charge_is_on_the_disk_before_the_round(run_to):
+    """TRUST 34: and nothing of the round is published."""
+    out = run_to(4)
+    assert [charge.round for charge in _charges(out)] == [1, 2, 3, 4]
+    assert len((out / "metrics.jsonl").read_text().splitlines()) < 4 + 1
 
 
 def _back_to_round_4(out: Path) -> None:
-    """Without its latest checkpoint, a run has several rounds to replay."""
-    for path in (out / "checkpoints").iterdir():
-        if path.is_dir() and "6" in path.name:
-            shutil.rmtree(path)
+    """Without its latest checkpoint, a run has rounds 5 and 6 to replay."""
+    shutil.rmtree(out / "checkpoints" / "round_00000006")
 
 
-def test_every_recorded_round_that_comes_out_otherwise_is_charged_again(run_to, straight):
-    """TRUST 34: rounds 5 and 6 were released, and are released again, otherwise: two charges more.
+def _one_client_less(patched) -> None:
+    """Rounds 5 and 6 sum otherwise, as on a device that rounds otherwise: nobody can know it."""
+    real = release.Cohort
 
-    The stated epsilon contains them: it is the ledger's."""
+    def other(held, chosen, *arguments, round, **options):
+        fewer = chosen[1:] if round in (5, 6) else chosen
+        return real(held, fewer, *arguments, round=round, **options)
+
+    patched.setattr(release, "Cohort", other)
+
+
+def _watched(patched) -> dict[int, np.ndarray]:
+    """What every round releases from now on, as one vector."""
+    found: dict[int, np.ndarray] = {}
+    real = release.Releaser.release
+
+    def watching(self, query, *arguments, round, **options):
+        answer = real(self, query, *arguments, round=round, **options)
+        leaves = jax.tree.leaves(jax.device_get(answer.value))
+        found[round] = np.concatenate([leaf.ravel() for leaf in leaves])
+        return answer
+
+    patched.setattr(release.Releaser, "release", watching)
+    return found
+
+
+def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
+    tiny_config, tmp_path, monkeypatch, straight, capsys
+):
+    """TRUST 34: charged without amplification, with noise of its own; the statement contains it.
+
+    Round 5 has another sum. Round 6 starts from what it gave, so it is another release, too."""
+    config = _config(tiny_config)
+    with monkeypatch.context() as patched:
+        first = _watched(patched)
+        out = _run_into(_in_round(7), config, tmp_path / "run", patched)
+    _back_to_round_4(out)
+    with monkeypatch.context() as patched:
+        _one_client_less(patched)
+        again = _watched(patched)
+        resumed = resume_run(out, shown=False)
+    assert "without amplification" in capsys.readouterr().err
+    # Two releases with one noise would differ by that client's update alone.
+    assert sorted(again) == [5, 6, 7]
+    deviation = np.std(again[5] - first[5])
+    noise = config.privacy.noise_multiplier * config.privacy.clip_norm
+    assert deviation == pytest.approx(noise * np.sqrt(2), rel=0.1)
+    charges = _charges(out)
+    assert charges[:7] == _charges(straight[0])[:6] + charges[6:7]
+    extra = [charge for charge in charges if charge.label.endswith(" released again")]
+    assert [charge.round for charge in extra] == [5, 6]
+    for charge in extra:
+        assert type(charge.event).__name__ == "GaussianDpEvent"
+        assert charge.event.noise_multiplier == config.privacy.noise_multiplier
+    assert len(charges) == 7 + 2
+    assert len(_releases(out)) == 7
+    cost = guarantee_of(charges, config.privacy.delta).epsilon()
+    assert resumed.metrics["epsilon"] == pytest.approx(cost, rel=1e-6)
+    assert resumed.metrics["epsilon"] > _result(straight[0])["metrics"]["epsilon"]
+    assert "2 of its releases were made again" in resumed.privacy
+
+
+def _result(out: Path) -> dict:
+    return json.loads((out / "result.json").read_text())
+
+
+def test_a_replay_that_cannot_be_paid_for_publishes_nothing(run_to, straight, monkeypatch):
+    """TRUST 30, 34: no metrics, no checkpoint, no result of a release that nobody paid for."""
+    planned = guarantee_of(_charges(straight[0]), 1e-3).epsilon()
+    out = run_to(7, ["--privacy.budget_epsilon", repr(planned * 1.001)])
+    _back_to_round_4(out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
+    with monkeypatch.context() as patched:
+        _one_client_less(patched)
+        with pytest.raises(BudgetExhausted):
+            resume_run(out, shown=False)
+    after = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
+    assert after == before
+    assert not (out / "result.json").exists()
+    # The release that was paid for is still there to be made.
+    resume_run(out, shown=False)
+    assert _charges(out) == _charges(straight[0])
+
+
+def _published(path: Path) -> bool:
+    """What carries a release out of the process; a page only shows what stands in these."""
+    kept = path.name in ("metrics.jsonl", "result.json") or "checkpoints" in path.parts
+    return path.is_file() and kept
+
+
+def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeypatch):
+    """TRUST 34: rounds 5 and 6 are replayed by another version: other cohorts, other charges."""
     out = run_to(7)
     _back_to_round_4(out)
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines()[:5]
-    for number in (5, 6):
-        forged = {**json.loads(lines[4]), "round": number, "output_hash": f"{number}" * 16}
-        lines.append(json.dumps(forged))
-    path.write_text("\n".join(lines) + "\n")
+    real = identity.environment()
+    monkeypatch.setattr(identity, "environment", lambda: {**real, "versions": {"jaxlib": "0.0.0"}})
     resumed = resume_run(out, shown=False)
-    assert _ledger_lines(out) == _ledger_lines(straight[0]) + 2
-    # The metrics tell of the charges; all else is as in a run without them.
-    ledger = Ledger.read(out / "ledger.jsonl")
-    settings = json.loads((out / "run.json").read_text())["plan"]
-    spent = ledger.spent(settings["delta"], settings["accountant"])
-    assert resumed.metrics["epsilon"] == pytest.approx(spent, rel=1e-6)
-    assert "of which 2 made again after a crash" in resumed.privacy
-    result = json.loads((straight[0] / "result.json").read_text())
-    assert resumed.metrics["epsilon"] > result["metrics"]["epsilon"]
-
-
-def test_a_line_that_differs_in_its_evaluation_alone_is_no_second_release(run_to, straight):
-    """TRUST 34: what is compared is the release; later lines stay, to be compared too."""
-    out = run_to(7)
-    _back_to_round_4(out)
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines()[:5]
-    same = (straight[0] / "metrics.jsonl").read_text().splitlines()
-    other = {**json.loads(same[5]), "evaluation": {"accuracy": 0.0}}
-    forged = {**json.loads(same[6]), "output_hash": "6" * 16}
-    path.write_text("\n".join([*lines, json.dumps(other), json.dumps(forged)]) + "\n")
-    resume_run(out, shown=False)
-    assert _ledger_lines(out) == _ledger_lines(straight[0]) + 1
-
-
-def test_noise_is_another_where_the_computation_may_round_otherwise(run_to, monkeypatch):
-    """TRUST 34: two releases with the same noise would show the difference of their sums.
-
-    Rounds 5 and 6 are replayed by another version: the noise is new, and both are charged."""
-    out = run_to(7)
-    _back_to_round_4(out)
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    recorded = len(lines) - 1
-    assert recorded >= 5
-    elsewhere = {**environment(), "jaxlib": "0.0.0"}
-    monkeypatch.setattr(loop, "environment", lambda: elsewhere)
-    resume_run(out, shown=False)
-    again = (out / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(again[4])["output_hash"] == json.loads(lines[4])["output_hash"]
-    assert json.loads(again[5])["output_hash"] != json.loads(lines[5])["output_hash"]
-    charges = Ledger.read(out / "ledger.jsonl").charges
-    made_again = [charge for charge in charges if "released again" in charge.label]
-    assert len(made_again) == recorded - 4
+    charges, once = _charges(out), _charges(straight[0])
+    assert [charge.round for charge in charges] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
+    # Fresh cohorts: amplified like any other round.
+    assert {repr(charge.event) for charge in charges} == {repr(once[0].event)}
+    assert len(set(_releases(out)) - set(_releases(straight[0]))) == 3
+    lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (out, straight[0])]
+    assert lines[0][:5] == lines[1][:5]
+    assert lines[0][5] != lines[1][5]
+    cost = guarantee_of(charges, 1e-3).epsilon()
+    assert resumed.metrics["epsilon"] == pytest.approx(cost, rel=1e-6)
 
 
 def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):
@@ -291,7 +401,8 @@ def test_a_tampered_ledger_blocks_the_resume(run_to, damage):
     path = out / "ledger.jsonl"
     lines = path.read_text().splitlines()
     if damage == "edit":
-        lines[-2], edits = re.subn(r'("round": ?)\d+', r"\g<1>99", lines[-2])
+        charge = max(number for number, line in enumerate(lines) if '"round"' in line)
+        lines[charge], edits = re.subn(r'("round": ?)\d+', r"\g<1>9", lines[charge])
         assert edits == 1
     elif damage == "delete":
         del lines[2]
@@ -304,56 +415,103 @@ def test_a_tampered_ledger_blocks_the_resume(run_to, damage):
         resume_run(out, shown=False)
 
 
-def test_a_changed_config_or_noise_key_blocks_the_resume(run_to):
+def test_what_a_run_is_cannot_change(run_to, straight):
+    """Another seed, plan or config, a secret that is gone or replaced: one sentence each."""
     out = run_to(4)
-    config = out / "config.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("seed: 0", "seed: 1"))
-    with pytest.raises(InputError, match="not the one this run began with"):
-        resume_run(out, shown=False)
+    config, secret = out / "config.yaml", out / "private" / "secret.json"
+    text, words = config.read_text(), secret.read_text()
+    for old, new, what in (
+        ("seed: 0", "seed: 1", "config|seed"),
+        ("noise_multiplier: 1.0", "noise_multiplier: 2.0", "config|queries"),
+        ("rounds: 7", "rounds: 9", "config|queries"),
+        ("reproducible_noise: true", "reproducible_noise: false", "config"),
+    ):
+        assert old in text
+        config.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=f"the run began with another ({what})"):
+            resume_run(out, shown=False)
     config.write_text(text)
-    (out / "private" / "noise_key.json").unlink()
-    config.write_text(text.replace("reproducible_noise: true", "reproducible_noise: false"))
-    with pytest.raises(InputError, match="not the one this run began with"):
+    secret.unlink()
+    with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
         resume_run(out, shown=False)
-
-
-def test_a_finished_run_resumes_to_itself(straight, tmp_path):
-    import shutil
-
-    out = tmp_path / "run"
-    shutil.copytree(straight[0], out)
+    secret.write_text(json.dumps({"words": [1, 2, 3, 4]}))
+    with pytest.raises(InputError, match="one of them was replaced"):
+        resume_run(out, shown=False)
+    for rubbish in ("{}", '{"words": [1, 2]}', '{"words": [1, 2, 3, -4]}', '{"words": "four"}'):
+        secret.write_text(rubbish)
+        with pytest.raises(CorruptFile, match="no secret"):
+            resume_run(out, shown=False)
+    secret.write_text(words)
     resume_run(out, shown=False)
     _assert_same(out, straight[0])
 
 
-def test_os_noise_differs_between_runs_and_resumes_to_the_same_bits(
-    tiny_config, tmp_path, monkeypatch
-):
+@pytest.fixture
+def ended(straight, tmp_path) -> Path:
+    """A copy of the finished run, whose secret is gone."""
+    out = tmp_path / "run"
+    shutil.copytree(straight[0], out)
+    assert not (out / "private" / "secret.json").exists()
+    return out
+
+
+def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, capsys):
+    found = resume_run(ended, shown=False)
+    _assert_same(ended, straight[0])
+    assert main(["resume", str(ended), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["privacy"] == found.privacy
+    _assert_same(ended, straight[0])
+
+
+def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
+    """TRUST 35: without the secret nothing can be made again, and nothing is invented."""
+    (ended / "checkpoints" / "round_00000007" / "meta.json").write_text("{}")
+    with pytest.raises(CorruptFile, match="secret was deleted"):
+        resume_run(ended, shown=False)
+    shutil.rmtree(ended / "checkpoints")
+    with pytest.raises(CorruptFile, match="secret was deleted"):
+        resume_run(ended, shown=False)
+
+
+def test_the_stamp_is_read_back_and_never_computed_again(run_to, monkeypatch):
+    """TRUST 11: what began as NOT PRIVATE stays so, whatever the code thinks of it later."""
+    out = run_to(4)
+    monkeypatch.setattr(loop, "REPRODUCIBLE", "")
+    resumed = resume_run(out, shown=False)
+    assert resumed.privacy.startswith("NOT PRIVATE")
+    assert not resumed.private
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["private"] is False for line in lines)
+
+
+def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_path):
     """TRUST 21: the noise never follows the seed unless asked for."""
-    config = config_file.load(tiny_config, ["--run.reproducible_noise", "False"])
-    first = run_config(config, tmp_path / "first", shown=False)
-    second = run_config(config, tmp_path / "second", shown=False)
-    assert first.metrics["output_hash"] != second.metrics["output_hash"]
-    assert "NOT PRIVATE" not in first.privacy
+    config = _config(tiny_config, ["--run.reproducible_noise", "False", "--training.rounds", "1"])
+    found: list[Outcome] = []
+    for name in ("first", "second"):
+        found.append(run_config(config, tmp_path / name, shown=False))
+    releases = [_releases(tmp_path / name)[0][1] for name in ("first", "second")]
+    assert releases[0] != releases[1]
+    assert all("NOT PRIVATE" not in each.privacy for each in found)
     assert jax.device_count() == 2
 
 
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = plan.round_keys
+    real = release.Cohort
 
-    def signalling(train, noise, number):
-        if number == 3:
+    def signalling(*arguments, round, **options):
+        if round == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return real(train, noise, number)
+        return real(*arguments, round=round, **options)
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(plan, "round_keys", signalling)
+        patched.setattr(release, "Cohort", signalling)
         with pytest.raises(loop.Interrupted, match="after round 3") as caught:
-            run_config(config_file.load(tiny_config), out, shown=False)
+            run_config(_config(tiny_config), out, shown=False)
     assert caught.value.number == signal.SIGTERM
     assert (out / "checkpoints" / "round_00000003").is_dir()
+    assert (out / "private" / "secret.json").exists()
     resume_run(out, shown=False)
     _assert_same(out, straight[0])

@@ -8,21 +8,45 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
-from jaxpfl.experiments import checkpoint, config_file, files, loop
+from jaxpfl.experiments import checkpoint, config_file, files
+from jaxpfl.experiments.config import Config
 from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.execute import resume_run, run_config
+from jaxpfl.federated import release
+from jaxpfl.privacy.chain import Chain
+
+
+def _config(path: Path, overrides: list[str] | None = None) -> Config:
+    config = config_file.load(path, overrides or [])
+    assert isinstance(config, Config)
+    return config
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_config, tmp_path_factory) -> Path:
+def drawn() -> list[bytes]:
+    """What the finished run drew from the operating system: its secrets, among other things."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_config, tmp_path_factory, drawn) -> Path:
     """A finished run with the one without privacy beside it, as a user makes it."""
     out = tmp_path_factory.mktemp("finished") / "run"
     overrides = ["--run.also_without_privacy", "True", "--run.reproducible_noise", "False"]
-    run_config(config_file.load(tiny_config, overrides), out, shown=False)
+    real = os.urandom
+
+    def watching(size):
+        drawn.append(real(size))
+        return drawn[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "urandom", watching)
+        run_config(_config(tiny_config, overrides), out, shown=False)
     return out
 
 
@@ -30,16 +54,22 @@ def _public_files(out: Path) -> list[Path]:
     return [p for p in out.rglob("*") if p.is_file() and "private" not in p.parts]
 
 
-def test_no_canary_leaves_the_private_folder(finished):
-    """TRUST 40: client ids and texts never appear outside private/."""
+def test_no_canary_leaves_the_private_folder(finished, drawn):
+    """TRUST 40: client ids, texts and secrets never appear outside private/."""
+    canaries = {b"canaryid", b"canarytext"}
+    for secret in drawn:
+        if len(secret) == 16:
+            canaries |= {str(word).encode() for word in np.frombuffer(secret, np.uint32)}
+            canaries.add(secret.hex().encode())
+    # Two runs' secrets, at least.
+    assert len(canaries) >= 2 + 2 * (4 + 1)
+    keys = [path.read_bytes() for path in finished.rglob("private/*.key")]
+    assert len(keys) == 2
+    canaries |= {key.lower() for key in keys} | {key.hex().encode() for key in keys}
     for path in _public_files(finished):
         content = path.read_bytes().lower()
-        for canary in (b"canaryid", b"canarytext"):
+        for canary in canaries:
             assert canary not in content, path
-    key = (finished / "private" / "noise_key.json").read_text()
-    for word in json.loads(key)["words"]:
-        for path in _public_files(finished):
-            assert str(word).encode() not in path.read_bytes(), path
 
 
 def test_true_cohort_sizes_stay_in_the_private_folder(finished):
@@ -49,16 +79,37 @@ def test_true_cohort_sizes_stay_in_the_private_folder(finished):
     for line in (finished / "metrics.jsonl").read_text().splitlines():
         record = json.loads(line)
         assert record.keys() <= {
-            "round", "clip_norm", "update_norm", "output_hash", "epsilon", "evaluation",
+            "round", "clip_norm", "update_norm", "epsilon", "evaluation",
             "sentences", "private",
         }  # fmt: skip
 
 
 def test_the_private_folder_is_its_owners_only(finished):
-    """TRUST 40: mode 0700, the key 0600."""
-    private = finished / "private"
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    assert stat.S_IMODE((private / "noise_key.json").stat().st_mode) == 0o600
+    """TRUST 40: mode 0700, the ledger's key 0600; a finished run has no secret any more."""
+    for private in (finished / "private", finished / "non_private" / "private"):
+        assert stat.S_IMODE(private.stat().st_mode) == 0o700
+        assert stat.S_IMODE((private / "ledger.jsonl.key").stat().st_mode) == 0o600
+        assert sorted(path.name for path in private.iterdir()) == [
+            "ledger.jsonl.key",
+            "rounds.jsonl",
+        ]
+
+
+def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny_config, tmp_path):
+    """TRUST 40: mode 0600; on the disk before its first use, deleted at the end."""
+    out, seen = tmp_path / "run", []
+    real = release.Cohort
+    path = out / "private" / "secret.json"
+
+    def looking(*arguments, **options):
+        seen.append(stat.S_IMODE(path.stat().st_mode))
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(release, "Cohort", looking)
+        run_config(_config(tiny_config, ["--training.rounds", "2"]), out, shown=False)
+    assert seen == [0o600] * 2
+    assert not path.exists()
 
 
 def test_a_run_without_privacy_says_so_everywhere(finished):
@@ -80,9 +131,7 @@ def test_a_run_without_privacy_says_so_everywhere(finished):
 def test_reproducible_noise_says_that_it_is_not_private(tiny_config, tmp_path):
     """TRUST 21: a reproducible-noise run must be asked for and says that it is not private."""
     out = tmp_path / "run"
-    outcome = run_config(
-        config_file.load(tiny_config, ["--training.rounds", "1"]), out, shown=False
-    )
+    outcome = run_config(_config(tiny_config, ["--training.rounds", "1"]), out, shown=False)
     assert outcome.privacy.startswith("NOT PRIVATE")
     assert not outcome.private
     assert "NOT PRIVATE" in (out / "report.html").read_text()
@@ -141,7 +190,7 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
     assert other.stdout.readline() == "held\n"
     os.utime(out / "run.lock", (0, 0))
     with pytest.raises(RunLocked, match="another process"):
-        run_config(config_file.load(tiny_config), out, shown=False)
+        run_config(_config(tiny_config), out, shown=False)
     assert [path.name for path in out.iterdir()] == ["run.lock"]
     other.kill()
     other.communicate()
@@ -151,25 +200,30 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
 
 def test_a_run_is_not_overwritten(tiny_config, finished):
     with pytest.raises(InputError, match="resume"):
-        run_config(config_file.load(tiny_config), finished, shown=False)
+        run_config(_config(tiny_config), finished, shown=False)
 
 
 def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
     """TRUST 37: no time-based seeds, counters never time."""
-    config = config_file.load(tiny_config, ["--training.rounds", "2"])
+    config = _config(tiny_config, ["--training.rounds", "2"])
     run_config(config, tmp_path / "a", shown=False)
     with monkeypatch.context() as patched:
         patched.setattr("time.time", lambda: 0.0)
         run_config(config, tmp_path / "b", shown=False)
-    for name in ("metrics.jsonl", "ledger.jsonl", "run.json"):
+    for name in ("metrics.jsonl", "run.json", "result.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    # The ledgers have keys of their own, and charges and releases of one run.
+    first, second = (Chain.read(tmp_path / name / "ledger.jsonl").lines[1:] for name in "ab")
+    assert first == second
+    assert len(first) == 2 * 2
 
 
 def _cost_of(config_path: Path, rounds: int) -> float:
     from jaxpfl.experiments.build import build
 
+    plan = build(_config(config_path)).algorithm.queries[0].plan
     # A budget is kept by the exact accountant, whichever one the plan's statement names.
-    return build(config_file.load(config_path)).algorithm.plan.epsilon(rounds, "pld")
+    return plan.epsilon(rounds, "pld")
 
 
 def _rounds(out: Path) -> list[int]:
@@ -179,15 +233,15 @@ def _rounds(out: Path) -> list[int]:
 def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch):
     """TRUST 30: exit code 3, the round that does not fit is neither sampled nor released."""
     sampled = []
-    real = loop.Cohort
+    real = release.Cohort
 
     def watching(*arguments, **options):
         sampled.append(options["round"])
         return real(*arguments, **options)
 
-    monkeypatch.setattr(loop, "Cohort", watching)
+    monkeypatch.setattr(release, "Cohort", watching)
     limit = (_cost_of(tiny_config, 3) + _cost_of(tiny_config, 4)) / 2
-    config = config_file.load(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
+    config = _config(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
     out = tmp_path / "run"
     with pytest.raises(BudgetExhausted) as caught:
         run_config(config, out, shown=False)
