@@ -411,15 +411,15 @@ def test_the_same_data_under_other_ids_are_the_source(path):
 
 
 def test_a_third_source_is_compared_with_all_that_joined(path):
-    """Half of the clients change, twice: nobody of the first source is left."""
+    """Many clients change, twice: nobody of the first source is left."""
     names = [hashlib.sha256(f"row {k}".encode()).hexdigest() for k in range(60)]
     Ledger(path, people(names[:40], seed=1)).close()
     with pytest.raises(InputError, match="another population"):
-        Ledger(path, people(names[40:], seed=2))
+        Ledger(path, people(names[40:55], seed=2))
     with pytest.warns(SameClientsWarning):
-        Ledger(path, people(names[20:], seed=3)).close()
+        Ledger(path, people(names[15:55], seed=3)).close()
     with pytest.warns(SameClientsWarning):
-        Ledger(path, people(names[40:], seed=2)).close()
+        Ledger(path, people(names[40:55], seed=2)).close()
 
 
 @pytest.mark.parametrize(
