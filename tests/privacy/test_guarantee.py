@@ -24,8 +24,8 @@ def test_a_guarantee_of_charges_is_that_of_their_composition():
     """TRUST 29: charges of a run in a ledger, in any order; forgetting one shows."""
     plan = flat_plan(**FIELDS)
     other = dp_accounting.GaussianDpEvent(5.0)
-    charges = [Charge("run", "a", n, plan.charge_event()) for n in range(1, 11)]
-    charges.insert(3, Charge("run", "b", 1, other))
+    charges = [Charge("run", "a", n, plan.charge_event(), f"a {n}") for n in range(1, 11)]
+    charges.insert(3, Charge("run", "b", 1, other, "b"))
     found = guarantee_of(charges, plan.delta)
     expected = accounting.epsilon(
         dp_accounting.ComposedDpEvent([other, plan.event()]), 1e-5, "pld", "add_or_remove_one"
@@ -36,7 +36,9 @@ def test_a_guarantee_of_charges_is_that_of_their_composition():
     )
     assert found.confirmed_epsilon() == pytest.approx(expected, rel=1e-3)
     assert guarantee_of([], 1e-5).epsilon() == guarantee_of([], 1e-5).confirmed_epsilon() == 0.0
-    without = guarantee_of([*charges, Charge("run", "c", 1, dp_accounting.NonPrivateDpEvent())], 0)
+    without = guarantee_of(
+        [*charges, Charge("run", "c", 1, dp_accounting.NonPrivateDpEvent(), "c")], 0
+    )
     assert without.epsilon() == without.confirmed_epsilon() == math.inf
     assert without.statement() == "NOT PRIVATE: no noise, epsilon = infinity, unit = client"
 
