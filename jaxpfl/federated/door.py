@@ -210,8 +210,7 @@ def _release(
     Args:
       shared: noise of unit scale that several rounds share; None: a draw of this release alone.
     """
-    everywhere = NamedSharding(engine.mesh, PartitionSpec())
-    sums = jax.lax.with_sharding_constraint(sums, everywhere)
+    sums = jax.lax.with_sharding_constraint(sums, NamedSharding(engine.mesh, PartitionSpec()))
     total = engine.accumulator.total(sums.contributions)
     below = jnp.sum(sums.below)
     # Not the sums alone: one noise at two scales would give the noise away.
@@ -229,8 +228,6 @@ def _release(
             noise = jax.tree.map(lambda leaf: leaf * value_std, shared)
         below = below + gaussian_noise_like(below_key, below, below_std)
     value = engine.accumulator.released(total, noise, clip_norm)
-    # A server that found it dealt to devices would add up in another order than a resumed one.
-    value = jax.lax.with_sharding_constraint(value, everywhere)
     # As good as any other output of threefry, and used for nothing else.
     return value, below, jax.random.key_data(name_key)
 
