@@ -1,8 +1,10 @@
 """The documents are true: links lead somewhere, examples run, notebooks hold no outputs."""
 
 import ast
+import doctest
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import nbclient
@@ -14,6 +16,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A generator, its adapters and their tuning are many programs to compile.
 SLOW = ("popri.ipynb",)
+# `>>>` and what it prints; other Python is in blocks of "python".
+SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
+# `folder/test_file.py`: `test_one`, `test_two`
+TEST = re.compile(r"`(\w+)/(test_\w+)\.py`: ((?:`test_\w+`(?:, )?)+)")
 
 
 def _name(path: Path) -> str:
@@ -33,10 +39,84 @@ def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
 
     for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("jp."):
+            dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if re.fullmatch(r"jp(\.\w+)+", dotted):
                 found = jaxpfl
-                for name in ast.unparse(node).split(".")[1:]:
+                for name in dotted.split(".")[1:]:
                     found = getattr(found, name)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text("utf-8")])
+def test_sessions_print_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text("utf-8")
+    # In place, so that a failure names the page's own line.
+    lines = ["\n" * text.count("\n", 0, text.index("```pycon"))]
+    for block in SESSION.finditer(text):
+        lines += ["\n" * (text.count("\n", 0, block.start(1)) - "".join(lines).count("\n"))]
+        lines += [block[1]]
+    session = doctest.DocTestParser().get_doctest("".join(lines), {}, _name(page), str(page), 0)
+    report: list[str] = []
+    failed, tried = doctest.DocTestRunner().run(session, out=report.append)
+    assert tried and not failed, "".join(report)
+
+
+@pytest.mark.parametrize(("heading", "most"), [("One number", 12), ("A new algorithm", 30)])
+def test_a_first_session_is_as_short_as_was_promised(heading: str, most: int):
+    section = (ROOT / "docs" / "getting_started.md").read_text("utf-8").split(f"## {heading}\n")[1]
+    first = SESSION.search(section)
+    assert first is not None
+    lines = [line for line in first[1].splitlines() if line[4:].strip()]
+    # All of it is the user's: what it prints is shown in other blocks.
+    assert all(line.startswith((">>> ", "... ")) for line in lines)
+    assert 0 < len(lines) <= most
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With fewer clients, words and rounds than on the page."""
+    example = re.search(r"```python\n(.*?)```", PAGES[0].read_text("utf-8"), re.DOTALL)
+    assert example is not None
+    code = example[1]
+    for shown, small in {
+        '"docstrings:jax,scipy,pandas"': '"docstrings:scipy"',
+        "4_000": "300",
+        "clients_per_round=200": "clients_per_round=20",
+        "rounds=60": "rounds=2",
+        "len(vocabulary)": "len(vocabulary), embedding=8, hidden=8, projection=8",
+    }.items():
+        assert shown in code
+        code = code.replace(shown, small)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(textwrap.dedent(code), names)
+    assert "epsilon = 8" in names["result"].privacy
+    assert names["result"].metrics["evaluation"]["count"] > 0
+    assert names["result"].metrics["sentences"]
+
+
+def _test_names(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    page = (ROOT / "docs" / "threat_model.md").read_text("utf-8")
+    named = [
+        (f"{folder}/{file}.py", test)
+        for folder, file, tests in TEST.findall(page)
+        for test in re.findall(r"test_\w+", tests)
+    ]
+    missing = [
+        f"{file}: {test}"
+        for file, test in named
+        if not (ROOT / "tests" / file).exists() or test not in _test_names(ROOT / "tests" / file)
+    ]
+    assert not missing, missing
+    # None is written in a way that is not looked at.
+    assert len(named) == len(re.findall(r"`test_\w+`", page)) > 20
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)

@@ -1,6 +1,7 @@
 """What holds for the package as a whole: imports, layers, files, forbidden things."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -170,6 +171,71 @@ def test_nothing_unpickles_or_evaluates_what_a_file_says():
 def test_unsafe_loading_is_found(source: str):
     """TRUST 39: the check above can fail."""
     assert _unsafe_loading(source)
+
+
+RELEASE, DOOR = "federated/release.py", "federated/door.py"
+# What only the release does, and what it is made of: a pattern of what is called, and where.
+CALLS = {
+    "charge": (r"\.charge$", {RELEASE}),
+    "record": (r"\.record$", {RELEASE}),
+    "sample a cohort": (r"plan\.sample$", {RELEASE}),
+    "pack a cohort": (r"(^|\.)Cohort$", {RELEASE}),
+    "open the door": (r"(^|\.)Door$", {RELEASE}),
+    "make shared noise": (r"(^|\.)NoiseStream$", {RELEASE}),
+    "draw noise": (
+        r"(^|mechanisms\.)(gaussian_noise_like|weighted_noise_like|standard_normal)$",
+        # In scores: what is added to a release for comparisons, a function of the release.
+        {DOOR, "privacy/correlated_noise.py", "privacy/mechanisms.py", "federated/scores.py"},
+    ),
+}
+IMPORTS = {"federated.door": {RELEASE}, "federated.checksum": {DOOR}}
+
+
+def _acts(source: str) -> set[str]:
+    """Which of `CALLS` and `IMPORTS` a module does."""
+    tree = ast.parse(source)
+    names = [name.removeprefix("jaxpfl.") for _, name in _imports(tree)]
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = {
+        act for act, (pattern, _) in CALLS.items() if any(re.search(pattern, c) for c in calls)
+    }
+    return found | {
+        module
+        for module in IMPORTS
+        if any(name == module or name.startswith(f"{module}.") for name in names)
+    }
+
+
+def test_one_place_charges_and_one_draws_noise_for_clients_sums():
+    """Nothing goes around the release: who charges, records, packs cohorts, opens the door."""
+    expected = {act: where for act, (_, where) in CALLS.items()} | IMPORTS
+    done: dict[str, set[str]] = {act: set() for act in expected}
+    for path in _modules():
+        for act in _acts(path.read_text("utf-8")):
+            done[act].add(path.relative_to(PACKAGE).as_posix())
+    assert done == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "act"),
+    [
+        ("ledger.charge(event, 'label', run=run)", "charge"),
+        ("def f(self):\n    self._ledger.record(identity, name)", "record"),
+        ("chosen = self.plan.sample(seed, round)", "sample a cohort"),
+        ("cohort = Cohort(clients, chosen, spec, seed=0, round=0)", "pack a cohort"),
+        ("cohort = data.Cohort(clients, chosen, spec, seed=0, round=0)", "pack a cohort"),
+        ("Door(query, shapes)(broadcast, buckets, clip_norm, keys)", "open the door"),
+        ("stream = correlated_noise.NoiseStream(kind, 3, key, like)", "make shared noise"),
+        ("noise = gaussian_noise_like(key, tree, std)", "draw noise"),
+        ("def f():\n    return mechanisms.standard_normal(key, shape)", "draw noise"),
+        ("from jaxpfl.federated.door import Door", "federated.door"),
+        ("from jaxpfl.federated import door", "federated.door"),
+        ("import jaxpfl.federated.door", "federated.door"),
+    ],
+)
+def test_a_way_around_the_release_is_found(source: str, act: str):
+    """The test above can fail."""
+    assert act in _acts(source)
 
 
 def test_constraints_pin_every_requirement_exactly_and_name_no_registry():

@@ -107,12 +107,11 @@ def release(clients, plan):
     """One release on a ledger of its own."""
     from jaxpfl.algorithms.fred import private_moments
     from jaxpfl.privacy import Ledger
-    from jaxpfl.privacy.keys import noise_root
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        with Ledger(path, clients.fingerprint, unit=plan.unit) as ledger:
-            return private_moments(clients, plan, ledger=ledger, noise_key=noise_root())
+        with Ledger(path, clients, unit=plan.unit) as ledger:
+            return private_moments(clients, plan, ledger=ledger)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@
 The paper's round: 10 clients of 6 batches of 32 images of 28 x 28, then 6 generator steps. In one
 process, by turns:
 
-    a  the full round of `fed_avg_gan`, packing included
-    b  a plain round on the same cohort: the critic's training through the door, and the server step
+    a  the full round of `fed_avg_gan` through its releaser: charge, packing, training, noise
+    b  a plain round on the same cohort: the critic's release, and the server step
     c  the generator's steps alone
-    d  the critic's round in plain JAX on stacked data: no door, no padding, no checks
+    d  the critic's round in plain JAX on stacked data: no ledger, no padding, no checks
 
 `a / (b + c)` is what the algorithm adds to its parts.
 """
@@ -17,6 +17,8 @@ process, by turns:
 import dataclasses
 import functools
 import itertools
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import tyro
@@ -42,24 +44,24 @@ def _sgd(learning_rate: float):
     return optax.sgd(learning_rate)
 
 
-def programs(width: float, clients: int):
+def programs(width: float, clients: int, folder: Path):
     """Functions that run one round, or a part of it, each: name -> function."""
     import jax
     import jax.numpy as jnp
 
     import jaxpfl as jp
+    from jaxpfl.algorithms.base import releaser_of
     from jaxpfl.algorithms.fed_avg import server_step
-    from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
-    from jaxpfl.federated import private_sum
+    from jaxpfl.algorithms.fed_avg_gan import train_generator
+    from jaxpfl.federated import Secret
     from jaxpfl.models import GAN
-    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 
     gan = GAN(SHAPE, width=width)
     plan = jp.Plan(
-        rounds=100,
+        rounds=100_000,
         clip=jp.Clip(CLIP_NORM),
         noise=jp.Noise(NOISE),
-        participation=jp.Poisson(100 * clients, clients),
+        participation=jp.Poisson(clients, clients),
         delta=1e-5,
         accountant="rdp",
     )
@@ -76,61 +78,48 @@ def programs(width: float, clients: int):
     data = jp.data.from_clients(
         {f"client {i}": {"image": image.reshape(-1, *SHAPE)} for i, image in enumerate(stacked)}
     )
-    roots, rounds = (training_root(0), noise_root(reproducible_seed=0)), itertools.count()
-    like = jax.eval_shape(gan.init, jax.random.key(0))
-    door = private_sum(CriticTraining(gan, _sgd(CRITIC_RATE)), plan, like["critic"])
-    full, plain, alone = (algorithm.init(roots[0]) for _ in range(3))
-
-    def packed(index):
-        return jp.data.prefetch(
-            jp.data.Cohort(
-                data,
-                np.arange(clients),
-                algorithm.cohort,
-                seed=0,
-                round=index,
-                shards=algorithm.shards,
-            )
-        )
+    ledger = jp.Ledger(folder / f"{width}.jsonl", data)
+    for_full, for_plain = (
+        releaser_of(algorithm, data, ledger, Secret.reproducible(0), run=run)
+        for run in ("full", "plain")
+    )
+    key, rounds = jax.random.key(0), itertools.count(1)
+    full, plain, alone = (algorithm.init(key) for _ in range(3))
+    (update,) = algorithm.queries
 
     def full_round():
         nonlocal full
-        index = next(rounds)
-        with packed(index) as buckets:
-            full, _ = algorithm.step(full, buckets, round_keys(*roots, index))
+        full, _ = for_full.step(algorithm.step, full, next(rounds))
         return full
 
     def plain_round():
         nonlocal plain
-        index = next(rounds)
         broadcast = {"generator": plain.generator, "critic": plain.critic}
-        with packed(index) as buckets:
-            release, door_state = door(broadcast, buckets, plain.door, round_keys(*roots, index))
-        critic, server, *_ = server_step(
-            _sgd(1.0), plain.critic, plain.server, release, plan.denominator
+        found = for_plain.release(update, broadcast, round=next(rounds))
+        critic, server, _ = server_step(
+            _sgd(1.0), plain.critic, plain.server, found.value, plan.denominator
         )
-        plain = plain._replace(critic=critic, server=server, door=door_state)
+        plain = plain._replace(critic=critic, server=server)
         return plain
 
     def generator_alone():
         nonlocal alone
-        generator, optimizer, counted, *_ = train_generator(
+        generator, optimizer, *_ = train_generator(
             gan,
             _sgd(GENERATOR_RATE),
             BATCH,
             alone.generator,
             alone.generator_optimizer,
             alone.critic,
-            alone.rounds,
-            np.int32(1),
             np.int32(6),
-            round_keys(*roots, next(rounds)).train,
+            alone.draws,
+            np.uint32(next(rounds)),
         )
-        alone = alone._replace(generator=generator, generator_optimizer=optimizer, rounds=counted)
+        alone = alone._replace(generator=generator, generator_optimizer=optimizer)
         return alone
 
     by_hand, everyone = handwritten(gan), jnp.ones(BATCH, bool)
-    params, image = gan.init(roots[0]), jnp.asarray(stacked)
+    params, image = gan.init(key), jnp.asarray(stacked)
 
     def handwritten_round():
         return by_hand(params, image, everyone, jax.random.key(next(rounds)))
@@ -196,7 +185,9 @@ def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(config.devices)
     rows = []
     for width in config.widths:
-        seconds = harness.interleaved(programs(width, config.clients), config.repeats)
+        with tempfile.TemporaryDirectory() as folder:
+            run = programs(width, config.clients, Path(folder))
+            seconds = harness.interleaved(run, config.repeats)
         full, plain, generator, by_hand = seconds.values()
         for name, taken in seconds.items():
             rows.append({"width": width, "cohort": config.clients, "what": name, "seconds": taken})

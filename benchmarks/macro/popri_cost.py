@@ -35,6 +35,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
+from jaxpfl.algorithms import Scorer
 from jaxpfl.algorithms.fed_avg import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
@@ -44,6 +45,8 @@ from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.local_training import LocalTraining
+from jaxpfl.federated.query import Query
+from jaxpfl.federated.release import Released, Secret
 from jaxpfl.federated.scores import (
     LinearScores,
     NearestVotes,
@@ -52,8 +55,8 @@ from jaxpfl.federated.scores import (
     unit_rows,
 )
 from jaxpfl.privacy.clipping import clip_contribution
-from jaxpfl.privacy.keys import noise_root
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.plan import Plan
 
 STUDY = pathlib.Path(__file__).parents[2] / "configs" / "popri_small.yaml"
 COLUMNS = ["what", "floats down", "floats up", "client s", "own texts s", "server s"]
@@ -78,7 +81,7 @@ class Config:
 
 
 class Phases:
-    """A `popri.Keep` that keeps nothing but times."""
+    """A `rounds_of_text.Keep` that keeps nothing but times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -94,32 +97,76 @@ class Phases:
         return min(self.seconds[f"round {round} {what}"] for round in range(2, 2 + rounds))
 
 
-class Server:
-    """A `popri.Scorer` without clients: it does the server's part, and draws what they would send.
+@dataclasses.dataclass(frozen=True)
+class TimedScorer(Scorer):
+    """Times the server's part of a release.
 
     Attributes:
-      candidates_KxJxD: of the last release.
+      candidates: of all releases, [prompts, responses, d].
+      seconds: of all releases.
     """
 
-    def __init__(self, votes: bool) -> None:
-        self.votes = votes
-        self.candidates_KxJxD = np.zeros((0, 0, 0), np.float32)
-        self.seconds: list[float] = []
-        self._rng = np.random.default_rng(0)
+    candidates: list[Any] = dataclasses.field(default_factory=list, compare=False)
+    seconds: list[float] = dataclasses.field(default_factory=list, compare=False)
 
-    def release(self, candidates_KxJxD: Any, *, round: int) -> np.ndarray:
-        del round
-        self.candidates_KxJxD = candidates_KxJxD
+    def release(self, release: Any, candidates_KxJxD: Any, round: int) -> np.ndarray:
+        self.candidates.append(candidates_KxJxD)
         began = time.perf_counter()
-        if self.votes:
-            scores_KxJ = self._rng.exponential(size=candidates_KxJxD.shape[:2])
-        else:
-            space = score_space(jnp.asarray(candidates_KxJxD), "prompt")
-            drawn_D = self._rng.standard_normal(candidates_KxJxD.shape[2], np.float32)
-            scores_KxJ = space.scores(jnp.asarray(drawn_D))
-        found = np.asarray(scores_KxJ, np.float32)
+        found = super().release(release, candidates_KxJxD, round)
         self.seconds.append(time.perf_counter() - began)
         return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer(CorpusWriter):
+    """A method's public side, with clients that send noise.
+
+    Attributes:
+      timed: how their scores are asked for.
+    """
+
+    timed: TimedScorer | None = None
+
+    def scorer(self, plan: Plan) -> Scorer:
+        del plan  # it has one
+        assert self.timed is not None
+        return self.timed
+
+
+class Server:
+    """One method's rounds without clients: the server's part, over draws of what they would send.
+
+    Args:
+      study: with stand-ins.
+      method: "popri" or "private_evolution".
+    """
+
+    def __init__(self, study: SyntheticTextConfig, method: str) -> None:
+        plan = Plan.without_privacy(
+            population=1, clients_per_round=1, rounds=study.training.rounds, clip_norm=1.0
+        )
+        config = dataclasses.replace(study, method=method)
+        kind = "per_prompt" if method == "popri" else "nn_histogram"
+        self.timed = TimedScorer(plan, kind)
+        self.writer = Writer(config, timed=self.timed)
+        self.keep = Phases()
+        self._plan, self._rng = plan, np.random.default_rng(0)
+
+    def run(self, on_round: Callable[[Any], None] = lambda found: None) -> None:
+        """All rounds; times are left in `keep` and `timed`."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.writer.tuned(pathlib.Path(folder), self.keep, self._plan, self._ask, on_round)
+
+    def _ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
+        return step(state, self._release, round)
+
+    def _release(self, query: Query, broadcast: Any) -> Released:
+        """Stands for `federated.Release`."""
+        if isinstance(query.client_fn, NearestVotes):
+            drawn = self._rng.exponential(size=len(broadcast)).astype(np.float32)
+        else:
+            drawn = self._rng.standard_normal(len(broadcast), np.float32)
+        return Released(jnp.asarray(drawn), jnp.float32(1))
 
 
 def main(config: Config) -> list[dict[str, Any]]:
@@ -256,7 +303,7 @@ def fed_avg(
     )
     # The step writes into what it is given.
     state: list[Any] = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
-    key, denominator = noise_root(), jnp.float32(training.clients_per_round)
+    key, denominator = Secret().key("noise", ""), jnp.float32(training.clients_per_round)
 
     def server() -> None:
         noise = gaussian_noise_like(key, params, jnp.float32(1e-3))
@@ -274,12 +321,11 @@ def evolution(
     study: SyntheticTextConfig, config: Config, texts: list[str], clients: dict[str, ClientStep]
 ) -> dict[str, Any]:
     what, settings = "PE, PE+SFT", study.evolution
-    writer = CorpusWriter(dataclasses.replace(study, method="private_evolution"))
-    keep, server = Phases(), Server(votes=True)
-    with tempfile.TemporaryDirectory() as folder:
-        writer.tuned(pathlib.Path(folder), keep, server)
-    rows_NxD = np.asarray(writer.function(texts[: settings.max_texts]))
-    unit_MxD = unit_rows(jnp.asarray(server.candidates_KxJxD[:, 0]))
+    server = Server(study, "private_evolution")
+    server.run()
+    keep = server.keep
+    rows_NxD = np.asarray(server.writer.function(texts[: settings.max_texts]))
+    unit_MxD = unit_rows(jnp.asarray(server.timed.candidates[-1][:, 0]))
     clients[what] = votes(rows_NxD, unit_MxD)
     return {
         "what": what,
@@ -297,22 +343,21 @@ def popri(
     study: SyntheticTextConfig, config: Config, texts: list[str], clients: dict[str, ClientStep]
 ) -> dict[str, Any]:
     what, settings = "POPri", study.popri
-    writer = CorpusWriter(dataclasses.replace(study, method="popri"))
-    keep, server, lengths = Phases(), Server(votes=False), []
+    server, lengths = Server(study, "popri"), []
+    keep, writer = server.keep, server.writer
 
-    def told(written: Any) -> None:
+    def count(written: Any) -> None:
         drawn = [text for row in written.responses for text in row]
         lengths.extend(map(len, writer.public.tokeniser.encode(drawn)))
 
-    with tempfile.TemporaryDirectory() as folder:
-        writer.tuned(pathlib.Path(folder), keep, server, told)
+    server.run(count)
     rows_NxD = np.asarray(writer.function(texts))
-    clients[what] = coordinates(rows_NxD, server.candidates_KxJxD)
+    clients[what] = coordinates(rows_NxD, server.timed.candidates[-1])
     scoring = keep.best("scores", config.rounds)
     phases = {
         "responses s": keep.best("responses", config.rounds),
-        "embeddings s": scoring - min(server.seconds[1:]),
-        "scores s": min(server.seconds[1:]),
+        "embeddings s": scoring - min(server.timed.seconds[1:]),
+        "scores s": min(server.timed.seconds[1:]),
         "tuning s": keep.best("adapters", config.rounds),
     }
     return {

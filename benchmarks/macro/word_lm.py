@@ -5,11 +5,12 @@
 
 The word model of Augenstein et al. 2020 (10,000 tokens, embedding 96, hidden 670, projection 96,
 tied: 1.4 M parameters), sequences of 20, batches of 16, 4 batches a client, 20 clients a round.
-Ours is everything a run does in a round: packing on the prefetch thread, local training, clipping,
-summing, noise, server step. The handwritten rounds write the model's equations down in plain JAX
-and scan over clients whose data already lies on the device, on one device and dealt over all.
-PYTHON is the interpreter (or its environment's folder) of an installation of PyTorch: a loop over
-the clients in a process of its own, the programs taking turns.
+Ours is everything a run does in a round, through its releaser: the charge on the disk, the draw of
+everyone, packing on the prefetch thread, local training, clipping, summing, noise, server step. The
+handwritten rounds write the model's equations down in plain JAX and scan over clients whose data
+already lies on the device, on one device and dealt over all. PYTHON is the interpreter (or its
+environment's folder) of an installation of PyTorch: a loop over the clients in a process of its
+own, the programs taking turns.
 
 All three start from the same parameters; the benchmark ends if their first losses, or the norms of
 their sums of clipped changes, differ. GFLOP/s count the matrix products alone.
@@ -46,7 +47,7 @@ class Config:
 
 
 class PyTorch:
-    """The loop in another interpreter, told line by line to run a round."""
+    """The loop in another interpreter, which runs a round for every line that it reads."""
 
     def __init__(self, python: pathlib.Path, arrays: dict[str, Any]):
         if python.is_dir():
@@ -162,10 +163,15 @@ def _norm(tree: Any) -> Any:
     return optax.tree.norm(tree)
 
 
-def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) -> Callable[[], Any]:
+def ours(
+    params: Any, tokens: np.ndarray, mesh: Any, chunk: int, ledger: pathlib.Path, *, noisy: bool
+) -> Callable[[], Any]:
     """Returns a function that runs one round of the library and returns the step's metrics."""
+    import jax
+
     import jaxpfl as jp
-    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+    from jaxpfl.algorithms.base import releaser_of
+    from jaxpfl.federated import Execution, Secret
 
     clients = len(tokens)
     data = jp.data.from_clients(
@@ -175,10 +181,10 @@ def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) ->
         }
     )
     plan = jp.Plan(
-        rounds=100,
+        rounds=100_000,
         clip=jp.Clip(CLIP_NORM),
         noise=jp.Noise(NOISE) if noisy else None,
-        participation=jp.Poisson(100 * clients, clients),
+        participation=jp.Poisson(clients, clients),
         delta=1e-7 if noisy else 0.0,
     )
     algorithm = jp.algorithms.fed_avg(
@@ -187,22 +193,17 @@ def ours(params: Any, tokens: np.ndarray, mesh: Any, chunk: int, noisy: bool) ->
         server=_sgd(1.0),
         plan=plan,
         cohort=jp.CohortSpec(batch_size=BATCH, max_examples=STEPS * BATCH),
-        mesh=mesh,
-        chunk=chunk or None,
+        execution=Execution(mesh, chunk or None),
         start=params,
     )
-    roots = training_root(0), noise_root(reproducible_seed=0)
-    state, everyone = algorithm.init(roots[0]), np.arange(clients)
-    rounds = itertools.count()
+    releaser = releaser_of(
+        algorithm, data, jp.Ledger(ledger, data), Secret.reproducible(0), run="benchmark"
+    )
+    state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
 
     def one_round():
         nonlocal state
-        index = next(rounds)
-        cohort = jp.data.Cohort(
-            data, everyone, algorithm.cohort, seed=0, round=index, shards=algorithm.shards
-        )
-        with jp.data.prefetch(cohort) as buckets:
-            state, metrics = algorithm.step(state, buckets, round_keys(*roots, index))
+        state, metrics = releaser.step(algorithm.step, state, next(rounds))
         return state, metrics
 
     return one_round
@@ -221,6 +222,11 @@ def check(name: str, found: float, expected: float, tolerance: float) -> None:
 
 
 def main(config: Config) -> list[dict]:
+    with tempfile.TemporaryDirectory() as folder:
+        return _measured(config, pathlib.Path(folder))
+
+
+def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
     harness.use_cpu_devices(config.devices)
     import jax
     import jax.numpy as jnp
@@ -241,11 +247,13 @@ def main(config: Config) -> list[dict]:
     first = model.loss(params, {"tokens": tokens[0, 0]}, jnp.ones(BATCH, bool))[0]
     everything = client_mesh()
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
-    quiet = ours(params, tokens, everything, 0, noisy=False)()[1]
+    quiet = ours(params, tokens, everything, 0, folder / "quiet.jsonl", noisy=False)()[1]
     norm = float(quiet["update_norm"]) * config.clients
 
     runs: dict[str, Callable[[], Any]] = {
-        f"jaxpfl, chunk {chunk or 'default'}": ours(params, tokens, everything, chunk, noisy=True)
+        f"jaxpfl, chunk {chunk or 'default'}": ours(
+            params, tokens, everything, chunk, folder / f"{chunk}.jsonl", noisy=True
+        )
         for chunk in config.chunks
     }
     if config.handwritten:

@@ -3,10 +3,10 @@
     python -m benchmarks.micro.aggregate
     python -m benchmarks.micro.aggregate --clients 1000 --coordinates 1000000
 
-Runs the door itself (`federated.private_sum`) with a client function that returns its stored
-update, and compares with what the memory allows, measured in the same run: a plain read and a
-plain copy of the same array. Clipping needs each update twice (its norm, then its share of the
-sum), so the door's rate counts two reads; a second read that finds the update still in cache
+Runs the door itself (`federated.door`: no ledger, no packing) with a client function that returns
+its stored update, and compares with what the memory allows, measured in the same run: a plain read
+and a plain copy of the same array. Clipping needs each update twice (its norm, then its share of
+the sum), so the door's rate counts two reads; a second read that finds the update still in cache
 can exceed the memory's rate. `naive` is the three-line JAX program (norms, scale, sum, normal).
 """
 
@@ -35,8 +35,8 @@ def main(config: Config) -> list[dict]:
 
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import FixedPoint, client_mesh, private_sum
-    from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, Secret, client_mesh
+    from jaxpfl.federated.door import Door, Keys
 
     mesh = client_mesh()
     clients = config.clients // mesh.size * mesh.size
@@ -63,20 +63,16 @@ def main(config: Config) -> list[dict]:
         participation=jp.Poisson(100 * clients, clients),
         delta=1e-6,
     )
-    keys = round_keys(training_root(0), noise_root(reproducible_seed=0), 0)
+    secret = Secret.reproducible(0)
+    keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
     shape = jax.ShapeDtypeStruct((config.coordinates,), jnp.float32)
 
     def door(chunk, accumulator=None):
-        share = clients // mesh.size
-        opened = private_sum(
-            stored_update,
-            plan,
-            shape,
-            mesh=mesh,
-            chunk=chunk or share,
-            accumulator=accumulator,
-        )
-        return lambda: opened(None, (bucket,), opened.init(), keys)[0]
+        chunk = chunk or clients // mesh.size
+        execution = Execution(mesh, chunk, accumulator or Compensated())
+        query = Query("update", stored_update, plan, jp.CohortSpec(1, 1), execution=execution)
+        opened, clip_norm = Door(query, shape), jnp.float32(plan.clip_norm)
+        return lambda: opened(None, (bucket,), clip_norm, keys).value
 
     @jax.jit
     def naive(updates_CxD, key):

@@ -9,9 +9,9 @@ One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 
                            mean over the texts, centred per prompt, scaled, added; then noise
     loop over means        the same with the mean taken first: cosines with one vector a client
     all means at once      the same for all clients in one matrix [clients, candidates]
-    release                `CandidateScores.release`, whole: hashed, charged to the ledger on the
-                           disk, sampled, packed, summed, noised, expanded
-    release, scores only   the same without hashing and charging the candidates
+    release                `Scorer.release`, whole: identified, charged to the ledger on the disk,
+                           sampled, packed, summed, noised, expanded, recorded
+    release, scores only   the same round made again, which is charged nothing
 
     votes                  `release` of the nearest-neighbour histogram of the clients' texts
 
@@ -100,14 +100,12 @@ def resident_mb(field: str) -> float:
 def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     """The programs over one set of clients and candidates."""
     harness.use_cpu_devices(config.devices)
-    import jax.numpy as jnp
-
     from jaxpfl import Clip, Noise, Plan, Poisson
-    from jaxpfl.algorithms.candidate_scores import CandidateScores
+    from jaxpfl.algorithms import Scorer
     from jaxpfl.data import Population
+    from jaxpfl.federated import Releaser, Secret
     from jaxpfl.federated.scores import mean_embeddings
     from jaxpfl.privacy import Ledger
-    from jaxpfl.privacy.keys import noise_root
 
     rng = np.random.default_rng(0)
     shape = (config.prompts, config.responses, config.dimension)
@@ -126,7 +124,7 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     means_CxD = mean_embeddings(texts_NxD, offsets)
     units_NxD = texts_NxD / np.linalg.norm(texts_NxD, axis=1, keepdims=True)
     units_CxTxD = units_NxD.reshape(config.clients, config.texts, -1)
-    rounds = iter(range(1, plan.rounds))
+    rounds = iter(range(2, plan.rounds))
 
     def unit_candidates() -> np.ndarray:
         return candidates_KxJxD / np.linalg.norm(candidates_KxJxD, axis=2, keepdims=True)
@@ -151,29 +149,31 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
-        with Ledger(path, clients.fingerprint) as ledger:
-            key = noise_root()
-            linear = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
-            free = CandidateScores(clients, plan, ledger=ledger, noise_key=key)
-            secrets = free._charge(candidates_KxJxD, jnp.zeros(1), 1)
-            free._charge = lambda candidates, broadcast, round: secrets
-            votes = CandidateScores(
-                clients,
-                plan,
-                ledger=ledger,
-                noise_key=key,
-                kind="nn_histogram",
-                max_texts=config.texts,
-            )
+        linear = Scorer(plan)
+        votes = Scorer(plan, kind="nn_histogram", max_texts=config.texts)
+        queries = (linear.query, votes.query)
+        with (
+            Ledger(path, clients) as ledger,
+            Releaser(clients, ledger, Secret(), run="benchmark", queries=queries) as releaser,
+        ):
+
+            def scored(scorer: Scorer, round: int) -> np.ndarray:
+                def step(state, release, round):
+                    return scorer.release(release, candidates_KxJxD, round), {}
+
+                scores_KxJ, _ = releaser.step(step, None, round)
+                releaser.confirm()
+                return scores_KxJ
+
             yield {
                 "loop, numpy": lambda: loop(
                     lambda units, i: (units @ units_CxTxD[i].T).mean(axis=1)
                 ),
                 "loop over means": lambda: loop(lambda all, i: all @ means_CxD[i]),
                 "all means at once": at_once,
-                "release": lambda: linear.release(candidates_KxJxD, round=next(rounds)),
-                "release, scores only": lambda: free.release(candidates_KxJxD, round=next(rounds)),
-                "votes": lambda: votes.release(candidates_KxJxD, round=next(rounds)),
+                "release": lambda: scored(linear, next(rounds)),
+                "release, scores only": lambda: scored(linear, 1),
+                "votes": lambda: scored(votes, next(rounds)),
             }
 
 

@@ -69,7 +69,6 @@ def both_statements(
       accountant: None = PLD where it has support, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
-
     def of(charges: Sequence[Charge]) -> Guarantee:
         events = (charge.event for charge in charges)
         return Guarantee.of_events(events, delta, ledger.unit, accountant)

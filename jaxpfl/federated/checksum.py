@@ -39,41 +39,53 @@ def bound_to_bits(key: jax.Array, secrets_W: jax.Array, tree: PyTree, mesh: Mesh
 
 
 def checksum(secrets_W: jax.Array, tree: PyTree, mesh: Mesh) -> jax.Array:
-    """Returns uint32 [4]: for each secret a sum over all words of all leaves."""
-    lane_L = jax.lax.iota(jnp.uint32, _LANES)
-    secret_WxL = _mixed(_mixed(lane_L)[None, :] + secrets_W[:, None])
+    """Returns uint32 [4]: for each secret a sum over all words of all leaves.
+
+    It is the same for all meshes.
+    """
+    lane_WxL = _secret_of(jax.lax.iota(jnp.uint32, _LANES)[None, :], secrets_W[:, None])
     total_W = jnp.zeros(WORDS, jnp.uint32)
-    for number, leaf in enumerate(jax.tree.leaves(tree)):
-        # Mixed before the next leaf is added: leaves cannot change places.
-        total_W = _mixed(total_W ^ jnp.uint32(number + 1)) + _leaf(secret_WxL, leaf, mesh)
+    for leaf in jax.tree.leaves(tree):
+        # Mixed before the next leaf is added: leaves cannot change places. With their sizes: the
+        # zeros that fill up a leaf's last block are none of its own.
+        total_W = _mixed(total_W ^ jnp.uint32(leaf.size + 1))
+        total_W = total_W + _leaf(secrets_W, lane_WxL, leaf, mesh)
     return total_W
 
 
-def _leaf(secret_WxL: jax.Array, leaf: jax.Array, mesh: Mesh) -> jax.Array:
+def _leaf(secrets_W: jax.Array, lane_WxL: jax.Array, leaf: jax.Array, mesh: Mesh) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1)
-    devices = mesh.size
-    lanes = min(_LANES, -(-bits.shape[0] // devices))
+    devices, lanes = mesh.size, min(_LANES, bits.shape[0])
     if not lanes:
         return jnp.zeros(WORDS, jnp.uint32)
-    blocks = -(-bits.shape[0] // (lanes * devices))
-    # Zeros at the end: the leaf's shape is fixed, so they hide no difference.
-    bits = jnp.pad(bits, (0, devices * blocks * lanes - bits.shape[0]))
-    bits_DxBxL = bits.reshape(devices, blocks, lanes)
+    blocks = -(-bits.shape[0] // lanes)
+    share = -(-blocks // devices)
+    bits = jnp.pad(bits, (0, devices * share * lanes - bits.shape[0]))
+    bits_DxBxL = bits.reshape(devices, share, lanes)
     if devices > 1:
         spec = PartitionSpec(mesh.axis_names[0])
         bits_DxBxL = jax.lax.with_sharding_constraint(bits_DxBxL, NamedSharding(mesh, spec))
-    first_D = jax.lax.iota(jnp.uint32, devices) * jnp.uint32(blocks)
-    secret_WxL = secret_WxL[:, :lanes]
+    first_D = jax.lax.iota(jnp.uint32, devices) * jnp.uint32(share)
+    lane_WxL = lane_WxL[:, :lanes]
 
-    def add(block, total_DxWxL):
-        bits_DxL = jax.lax.dynamic_index_in_dim(bits_DxBxL, block, 1, keepdims=False)
-        place_D = (first_D + block.astype(jnp.uint32)) * jnp.uint32(0x9E3779B1)
-        word = (bits_DxL[:, None, :] ^ secret_WxL[None]) + place_D[:, None, None]
-        return total_DxWxL + _mixed(word)
+    def add(index, total_DxWxL):
+        bits_DxL = jax.lax.dynamic_index_in_dim(bits_DxBxL, index, 1, keepdims=False)
+        block_D = first_D + index.astype(jnp.uint32)
+        # Counted from the other end: no block shares its number with a lane.
+        block_DxW = _secret_of(~block_D[:, None], secrets_W[None, :])
+        word = (bits_DxL[:, None, :] ^ lane_WxL[None]) + block_DxW[:, :, None]
+        # Nothing of the blocks that only make the devices' shares equal.
+        counts_D = jnp.where(block_D < blocks, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
+        return total_DxWxL + (_mixed(word) & counts_D[:, None, None])
 
     zeros = jnp.zeros((devices, WORDS, lanes), jnp.uint32)
-    total_DxWxL = jax.lax.fori_loop(jnp.int32(0), jnp.int32(blocks), add, zeros)
+    total_DxWxL = jax.lax.fori_loop(jnp.int32(0), jnp.int32(share), add, zeros)
     return jnp.sum(total_DxWxL, axis=(0, 2), dtype=jnp.uint32)
+
+
+def _secret_of(number: jax.Array, secrets: jax.Array) -> jax.Array:
+    """A secret word for each number of a lane or block, uint32."""
+    return _mixed(_mixed(number) + secrets)
 
 
 def _mixed(word: jax.Array) -> jax.Array:

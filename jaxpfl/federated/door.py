@@ -210,8 +210,9 @@ def _release(
     Args:
       shared: noise of unit scale that several rounds share; None: a draw of this release alone.
     """
-    sums = jax.lax.with_sharding_constraint(sums, NamedSharding(engine.mesh, PartitionSpec()))
-    total = engine.accumulator.total(sums.contributions)
+    # Each device joins and noises a share of the coordinates; the result is everyone's.
+    contributions = jax.tree.map(partial(_in_shares, engine.mesh, 1), sums.contributions)
+    total = engine.accumulator.total(contributions)
     below = jnp.sum(sums.below)
     # Not the sums alone: one noise at two scales would give the noise away.
     scales = (below, clip_norm, value_std, below_std)
@@ -223,11 +224,13 @@ def _release(
         if shared is None:
             like = _like(total)
             noise = gaussian_noise_like(value_key, like, value_std)
-            noise = _drawn_in_shares(noise, engine.mesh)
         else:
             noise = jax.tree.map(lambda leaf: leaf * value_std, shared)
+        noise = jax.tree.map(partial(_in_shares, engine.mesh, 0), noise)
         below = below + gaussian_noise_like(below_key, below, below_std)
     value = engine.accumulator.released(total, noise, clip_norm)
+    # A server that found it dealt to devices would add up in another order than a resumed one.
+    value = jax.lax.with_sharding_constraint(value, NamedSharding(engine.mesh, PartitionSpec()))
     # As good as any other output of threefry, and used for nothing else.
     return value, below, jax.random.key_data(name_key)
 
@@ -237,16 +240,11 @@ def _like(total: PyTree) -> PyTree:
     return jax.tree.map(lambda pair: pair.high, total, is_leaf=lambda x: isinstance(x, Pair))
 
 
-def _drawn_in_shares(noise: PyTree, mesh: Mesh) -> PyTree:
-    """Lets each device draw a share of the noise; its values do not depend on who draws them."""
-
-    def share(leaf):
-        even = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
-        spec = PartitionSpec(CLIENTS) if even else PartitionSpec()
-        leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, PartitionSpec()))
-
-    return jax.tree.map(share, noise)
+def _in_shares(mesh: Mesh, axis: int, leaf: jax.Array) -> jax.Array:
+    """Gives each device its part of an axis, if that can be dealt evenly; the values stay."""
+    even = leaf.ndim > axis and leaf.shape[axis] % mesh.size == 0
+    spec = PartitionSpec(*[None] * axis, CLIENTS) if even else PartitionSpec()
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -197,7 +197,8 @@ class Releaser:
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
 
     Raises:
-      InputError: a query's plan is of another population, or the ledger of another unit.
+      InputError: the ledger is of other clients or of another unit, or a query's plan of another
+        population.
     """
 
     def __init__(
@@ -222,6 +223,11 @@ class Releaser:
         self._observe = observe
         self._asked: dict[Any, _Asked] = {}
         self._pending: list[_Pending] = []
+        if not ledger.covers(population):
+            raise InputError(
+                f"{ledger.path}: is the ledger of another population: what these clients release "
+                "must be charged where their other releases are"
+            )
         for query in self._queries or ():
             self._check(query)
 
@@ -266,12 +272,11 @@ class Releaser:
             not fit the budget.
         """
         plan = query.plan
-        plan.check_round(round)
+        number = plan.charge_number(round)
         asked = self._prepared(query, broadcast)
         clip = self._clip_norm(query, clip_norm)
         label = self._label(query)
         started = f"{asked.described} {self.run} {query.label}"
-        number = plan.charge_number(round)
         self._require_same_noise(query, started, number, round)
         self.ledger.charge(
             plan.charge_event(),

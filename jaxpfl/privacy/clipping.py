@@ -38,11 +38,6 @@ SMALLEST_CLIP_NORM = 1e-12
 LARGEST_CLIP_NORM = 1e12
 
 
-def global_norm(tree: PyTree) -> jax.Array:
-    """Returns the L2 norm over all leaves, a float32 scalar."""
-    return jnp.sqrt(_pairwise_sum([_square_sum(leaf) for leaf in jax.tree.leaves(tree)]))
-
-
 def clip_factors(
     contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
 ) -> tuple[PyTree, jax.Array, jax.Array]:

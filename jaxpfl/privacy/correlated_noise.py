@@ -26,23 +26,22 @@ matrix factorization", Algorithm 9). `NoiseStream` keeps them.
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.privacy.keys import term_keys
+from jaxpfl.privacy.gaussian import Correlation
+from jaxpfl.privacy.keys import require_noise_key
 from jaxpfl.privacy.mechanisms import standard_normal, weighted_noise_like
 
 PyTree = Any
-Noise = Literal["independent", "tree", "banded"]
-NOISES = ("independent", "tree", "banded")
 
 
 class Terms(NamedTuple):
-    """One round's noise: the sum of weights times standard normals, each known by its address.
+    """One round's noise in a tree: weights times standard normals, each known by its address.
 
     Attributes:
       addresses: int64 [H, 3].
@@ -64,7 +63,7 @@ class NoiseStream:
     waits for the device.
     """
 
-    def __init__(self, kind: Noise, rounds_per_epoch: int, root_key: jax.Array, like: PyTree):
+    def __init__(self, kind: Correlation, rounds_per_epoch: int, root_key: jax.Array, like: PyTree):
         """Starts before round 1.
 
         Args:
@@ -78,8 +77,8 @@ class NoiseStream:
         """
         self._kind = checks.one_of("kind", kind, ("tree", "banded"))
         self._rounds_per_epoch = checks.positive_int("rounds_per_epoch", rounds_per_epoch)
+        require_noise_key(root_key)
         self._root = root_key
-        self._keys = term_keys(root_key, np.zeros((1, 0), np.int64))  # checks the key, too
         leaves, self._structure = jax.tree.flatten(like)
         self._shapes = tuple(tuple(leaf.shape) for leaf in leaves)
         self._start()
@@ -106,26 +105,35 @@ class NoiseStream:
                 self._start()
             weights = band_weights(self._rounds_per_epoch).astype(np.float32)
             span = jnp.int32(self._round + 1), jnp.int32(round)
-            leaves, self._ring = _advance(self._keys[0], *span, weights, self._ring, self._shapes)
+            leaves, self._ring = _advance(self._root, *span, weights, self._ring, self._shapes)
             self._round = round
         return jax.tree.unflatten(self._structure, leaves)
 
     def _of_tree(self, round: int) -> list[jax.Array]:
-        made = terms("tree", round, self._rounds_per_epoch)
+        made = tree_terms(round, self._rounds_per_epoch)
         # As many in every round, so that one program serves all; what is added has weight zero.
-        spare = most_terms("tree", round, self._rounds_per_epoch) - len(made.weights)
-        keys_H = term_keys(self._root, np.pad(made.addresses, ((0, spare), (0, 0))))
+        spare = self._rounds_per_epoch.bit_length() + 1 - len(made.weights)
+        addresses_Hx3 = np.pad(made.addresses, ((0, spare), (0, 0))).astype(np.uint32)
         weights_H = np.pad(made.weights, (0, spare)).astype(np.float32)
-        return _weighted(keys_H, weights_H, self._shapes)
+        return _weighted(self._root, addresses_Hx3, weights_H, self._shapes)
 
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
 @partial(jax.jit, static_argnames=("shapes",))
-def _weighted(keys_H: jax.Array, weights_H: jax.Array, shapes: Shapes) -> list[jax.Array]:
+def _weighted(
+    root: jax.Array, addresses_Hx3: jax.Array, weights_H: jax.Array, shapes: Shapes
+) -> list[jax.Array]:
+    """The weighted sum of the draws at these addresses."""
+
+    def key_of(address_3):
+        return jax.lax.fori_loop(
+            0, 3, lambda part, key: jax.random.fold_in(key, address_3[part]), root
+        )
+
     like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return weighted_noise_like(keys_H, weights_H, like, jnp.float32(1))
+    return weighted_noise_like(jax.vmap(key_of)(addresses_Hx3), weights_H, like)
 
 
 @partial(jax.jit, static_argnames=("shapes",), donate_argnames=("ring_BxP",))
@@ -168,28 +176,8 @@ def _advance(
     return leaves, ring_BxP
 
 
-def terms(noise: Noise, round: int, rounds_per_epoch: int) -> Terms:
-    """The terms of round 1, 2, ...; "independent" has one.
-
-    Raises:
-      InputError: a round before the first, which would have no noise.
-    """
-    checks.positive_int("round", round)
-    if noise == "tree":
-        return _tree(round, rounds_per_epoch)
-    if noise == "banded":
-        return _banded(round, rounds_per_epoch)
-    return Terms(np.array([[round, 0, 0]]), np.ones(1))
-
-
-def most_terms(noise: Noise, rounds: int, rounds_per_epoch: int) -> int:
-    """The largest number of terms that a round has."""
-    if noise == "tree":
-        return rounds_per_epoch.bit_length() + 1
-    return rounds if noise == "banded" else 1
-
-
-def _tree(round: int, rounds_per_epoch: int) -> Terms:
+def tree_terms(round: int, rounds_per_epoch: int) -> Terms:
+    """The terms of round 1, 2, ...; at most bit_length(rounds_per_epoch) + 1."""
     epoch, place = divmod(round - 1, rounds_per_epoch)
     before, now = _nodes(place), _nodes(place + 1)
     # What both prefixes contain cancels.
@@ -210,14 +198,6 @@ def _nodes(count: int) -> list[tuple[int, int]]:
     return found
 
 
-def _banded(round: int, bands: int) -> Terms:
-    coefficients = square_root(bands)
-    inverse = inverse_series(coefficients / np.linalg.norm(coefficients), round)
-    earlier = np.arange(1, round + 1)
-    addresses = np.stack([earlier, np.zeros_like(earlier), np.zeros_like(earlier)], axis=1)
-    return Terms(addresses, inverse[round - earlier])
-
-
 def band_weights(bands: int) -> np.ndarray:
     """1 / c_0, then c_k / c_0 for k = 1, ..., bands - 1; float64."""
     coefficients = square_root(bands)
@@ -230,15 +210,3 @@ def square_root(count: int) -> np.ndarray:
     """The first coefficients of (1 - x)^(-1/2): the square root of the prefix sums' matrix."""
     steps = np.arange(1, count)
     return np.cumprod(np.concatenate([[1.0], (2 * steps - 1) / (2 * steps)]))
-
-
-def inverse_series(coefficients: np.ndarray, count: int) -> np.ndarray:
-    """The first coefficients of 1 / (the power series): a Toeplitz matrix's inverse."""
-    found = np.zeros(count)
-    for place in range(count):
-        reach = min(place, len(coefficients) - 1)
-        total = float(place == 0)
-        if reach:
-            total -= coefficients[1 : reach + 1] @ found[place - reach : place][::-1]
-        found[place] = total / coefficients[0]
-    return found

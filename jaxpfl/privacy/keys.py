@@ -1,19 +1,41 @@
-"""Where randomness comes from: addressed typed keys, and noise keys nobody can guess.
+"""Where randomness comes from: two roots, and a table of every purpose that is drawn for.
 
-Every draw of a run is a function of (root key, round, purpose), so that any round can be
-computed again alone. There are two roots. The TRAINING root follows a seed: the config's
-initialises models, a secret one drives what clients do. The NOISE root is 128 bits of the operating
-system's entropy: whoever knows it can take the noise off a release, so it must not follow a
-seed that is written in a config, and it is kept only in a run's private folder.
+Every draw of a run is a function of (root, purpose, address), so that any round can be computed
+again alone. The SECRET root is a run's `federated.Secret`: 128 bits of the operating system's
+entropy, kept only in the run's private folder. Whoever knows it can take the noise off a release.
+What follows from it is an HMAC-SHA256 of a purpose and a text, and no purpose tells of another:
 
-`jax.random.key(seed)` with x64 off keeps 32 bits of its seed; noise keys are therefore wrapped
-from four words. Their implementation is pinned to threefry4x32, whose key has 128 bits.
+| purpose      | text                      | is                                                    |
+|--------------|---------------------------|-------------------------------------------------------|
+| run          | the label, or nothing     | the run's name in ledgers; public                     |
+| charge       | identity, charge's number | what a charge is known by in the ledger; public       |
+| record       | identity, round           | what a release is recorded as in the ledger; public   |
+| again        | record, release's name    | what a second release is charged as; public           |
+| cohort       | identity, round           | who takes part, and the order of their examples       |
+| train        | identity, round           | the key of what clients draw, each folds in its place |
+| noise        | identity, round           | the key of the noise, before it is bound to the sum   |
+| checksum     | identity, round           | the secrets of the checksum that binds it             |
+| shared noise | identity                  | the key of noise that several rounds share            |
+
+The identity is that of all that a query's answers follow from (`federated.identity`), with the run
+and the query's label. In epochs a cohort follows from the identity alone.
+
+The PUBLIC root is `training_root` of a config's seed; nobody's protection rests on it:
+
+| address  | is                                                                               |
+|----------|----------------------------------------------------------------------------------|
+| 2^32 - 1 | the start of an algorithm's state; folded in again, the generator's images there |
+| 2^32 - 2 | sentences that are looked at while a model trains                                |
+| 2^32 - 4 | images that are looked at in GAN inversion                                       |
+| 2^32 - 5 | sentences that are looked at for words outside the vocabulary                    |
+| 2^32 - 6 | words that are looked at there                                                   |
+
+`jax.random.key(seed)` with x64 off keeps 32 bits of its seed; keys are therefore wrapped from four
+words. Their implementation is pinned to threefry4x32, whose key has 128 bits.
 """
 
 import hashlib
-import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,94 +47,11 @@ from jaxpfl.errors import InputError
 NOISE_IMPLEMENTATION = "threefry4x32"
 
 
-class RoundKeys(NamedTuple):
-    """The typed keys of one round.
-
-    Attributes:
-      train: for clients' training.
-      noise: for the mechanism's noise, where rounds are independent.
-      terms: typed keys [H] of the draws that make up correlated noise, and their float32 weights
-        [H] (see `privacy.correlated_noise`); None where rounds are independent.
-      made_for: the plan's `noise_name`.
-    """
-
-    train: jax.Array
-    noise: jax.Array
-    terms: tuple[jax.Array, jax.Array] | None = None
-    made_for: str = "independent"
-
-
-def noise_root(reproducible_seed: int | None = None) -> jax.Array:
-    """Returns a noise root key, by default from the operating system's entropy.
-
-    Args:
-      reproducible_seed: draws the key from this seed instead, for tests. Noise that can be drawn
-        again protects nobody: such a run must be labelled NOT PRIVATE.
-    """
-    if reproducible_seed is None:
-        words = os.urandom(16)
-    else:
-        seed = checks.non_negative_int("reproducible_seed", reproducible_seed)
-        words = hashlib.sha256(f"jaxpfl reproducible noise {seed}".encode()).digest()[:16]
-    return key_from_words(np.frombuffer(words, np.uint32).tolist())
-
-
 def training_root(seed: int) -> jax.Array:
-    """Returns the training root key of a seed."""
+    """Returns the public root key of a seed, a whole number of any size."""
     seed = checks.non_negative_int("seed", seed)
     words = hashlib.sha256(f"jaxpfl training {seed}".encode()).digest()[:16]
     return key_from_words(np.frombuffer(words, np.uint32).tolist())
-
-
-def round_keys(training_root: jax.Array, noise_root: jax.Array, round: int) -> RoundKeys:
-    """Returns the keys of round `round` (0 <= round < 2^32 - 1), independent between rounds."""
-    require_noise_key(noise_root)
-    if not checks.non_negative_int("round", round) < 2**32 - 1:
-        raise InputError(f"round must be below 2^32 - 1, found {round}")
-    number = jnp.uint32(round)
-    return RoundKeys(
-        jax.random.fold_in(training_root, number), jax.random.fold_in(noise_root, number)
-    )
-
-
-def term_keys(noise_root: jax.Array, addresses_Hx3: np.ndarray) -> jax.Array:
-    """Returns the typed keys [H] of draws that several rounds share, by their addresses."""
-    require_noise_key(noise_root)
-    # Apart from the rounds' own keys, whatever the addresses are.
-    root = jax.random.fold_in(noise_root, jnp.uint32(2**32 - 1))
-
-    def one(address_3):
-        key = root
-        for part in address_3:
-            key = jax.random.fold_in(key, part)
-        return key
-
-    return jax.vmap(one)(jnp.asarray(addresses_Hx3, jnp.uint32))
-
-
-def bound_to(noise_root: jax.Array, identity: bytes) -> jax.Array:
-    """Returns the key of one query alone, a function of root and identity.
-
-    Were one key used for two queries of equal shape, the difference of the releases would be free
-    of noise.
-
-    Args:
-      identity: a hash of all that the query's answer follows from besides the noise; at least 16
-        bytes, of which the first 16 are used. PRIVATE where it is of private data.
-    """
-    require_noise_key(noise_root)
-    if len(identity) < 16:
-        raise InputError(f"identity must have at least 16 bytes, found {len(identity)}")
-    key = noise_root
-    for word in np.frombuffer(identity[:16], np.uint32):
-        key = jax.random.fold_in(key, jnp.uint32(word))
-    return key
-
-
-def key_to_words(key: jax.Array) -> list[int]:
-    """Returns a typed threefry4x32 key as four ints, for a private file."""
-    require_noise_key(key)
-    return [int(word) for word in np.asarray(jax.random.key_data(key))]
 
 
 def key_from_words(words: Sequence[int]) -> jax.Array:
@@ -129,8 +68,7 @@ def require_noise_key(key: jax.Array) -> None:
     """Refuses what noise must not be drawn from: raw integers, rbg, or any other implementation."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise InputError(
-            "noise needs a typed JAX key (privacy.noise_root()), found "
-            f"{type(key).__name__} without a key type"
+            f"noise needs a typed JAX key, found {type(key).__name__} without a key type"
         )
     found = str(jax.random.key_impl(key))
     if found != NOISE_IMPLEMENTATION:

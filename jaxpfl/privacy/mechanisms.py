@@ -37,10 +37,8 @@ def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) ->
     return jax.tree.unflatten(structure, [leaf * std for leaf in drawn])
 
 
-def weighted_noise_like(
-    keys_H: jax.Array, weights_H: jax.Array, tree: PyTree, std: jax.Array | float
-) -> PyTree:
-    """Returns std times the weighted sum of H independent draws, for each coordinate of `tree`.
+def weighted_noise_like(keys_H: jax.Array, weights_H: jax.Array, tree: PyTree) -> PyTree:
+    """Returns the weighted sum of H independent draws of N(0, 1), for each coordinate of `tree`.
 
     What correlated noise is made of: a draw that several rounds share has the same key in each.
 
@@ -48,15 +46,13 @@ def weighted_noise_like(
       keys_H: typed threefry4x32 keys.
       weights_H: float32; memory does not grow with H.
     """
-    require_noise_key(keys_H)
 
     def add(index, total):
         drawn = gaussian_noise_like(keys_H[index], tree, weights_H[index])
         return jax.tree.map(jnp.add, total, drawn)
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), tree)
-    total = jax.lax.fori_loop(0, weights_H.shape[0], add, zeros)
-    return jax.tree.map(lambda leaf: leaf * std, total)
+    return jax.lax.fori_loop(0, weights_H.shape[0], add, zeros)
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

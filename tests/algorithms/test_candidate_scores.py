@@ -2,19 +2,15 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms import candidate_scores
-from jaxpfl.algorithms.candidate_scores import LABEL, CandidateScores
+from jaxpfl.algorithms import Scorer, candidate_scores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import client_mesh
-from jaxpfl.federated.environment import environment
+from jaxpfl.federated import Execution, client_mesh, identity
 from jaxpfl.privacy import Budget, Ledger, Plan
-from jaxpfl.privacy.keys import noise_root
+from tests.algorithms.asking import OTHER, asked, asking
 from tests.data.populations import SECRET
 from tests.plans import flat_plan
 
@@ -55,24 +51,14 @@ def silent(population: int = 40, **changes) -> Plan:
     return Plan.without_privacy(**{**settings, **changes})
 
 
-@pytest.fixture
-def opened(tmp_path):
-    """Makes releasers, each with a ledger of its own unless given one."""
-    ledgers = []
-
-    def make(population=None, chosen=None, *, ledger=None, key=None, **settings):
-        population = clients() if population is None else population
-        if ledger is None:
-            path = tmp_path / f"{len(ledgers)}.jsonl"
-            ledger = Ledger(path, population.fingerprint, budget=settings.pop("budget", None))
-            ledgers.append(ledger)
-        key = noise_root(0) if key is None else key
-        chosen = plan(len(population)) if chosen is None else chosen
-        return CandidateScores(population, chosen, ledger=ledger, noise_key=key, **settings)
-
-    yield make
-    for ledger in ledgers:
-        ledger.close()
+def released(chosen, embeddings, folder, clients_=None, *, round=1, **settings) -> np.ndarray:
+    """One round's scores, float32 [prompts, responses]; on a ledger of their own by default."""
+    population = clients() if clients_ is None else clients_
+    settings.setdefault("ledger", f"{len(list(folder.glob('*.jsonl')))}.jsonl")
+    algorithm = candidate_scores(embeddings, chosen)
+    with asking(algorithm, population, folder, **settings) as releaser:
+        state, _ = releaser.step(algorithm.step, algorithm.init(None), round)
+        return np.asarray(state.sum_KxJ)
 
 
 def looped(population, embeddings, kind, clip=1.0):
@@ -97,25 +83,34 @@ def looped(population, embeddings, kind, clip=1.0):
 
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_noise_the_release_is_the_definitions(opened, kind, clip_norm):
-    population, embeddings = clients(), candidates()
-    released = opened(population, silent(clip_norm=clip_norm), kind=kind).release(
-        embeddings, round=1
-    )
-    assert released.shape == (4, 3) and released.dtype == np.float32
-    expected = looped(population, np.float64(embeddings), kind, clip_norm)
-    np.testing.assert_allclose(released, expected, rtol=1e-4, atol=1e-4 * clip_norm)
+def test_without_noise_the_release_is_the_definitions(tmp_path, kind, clip_norm):
+    embeddings = candidates()
+    found = released(Scorer(silent(clip_norm=clip_norm), kind), embeddings, tmp_path)
+    assert found.shape == (4, 3) and found.dtype == np.float32
+    expected = looped(clients(), np.float64(embeddings), kind, clip_norm)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * clip_norm)
+
+
+def test_scores_of_rounds_are_added_up(tmp_path):
+    """Every round asks another cohort: a round without noise, and then all three."""
+    population = clients(200)
+    chosen = Scorer(silent(200, clients_per_round=100, rounds=3))
+    embeddings = candidates()
+    parts = [released(chosen, embeddings, tmp_path, population, round=r) for r in (1, 2, 3)]
+    found = asked(candidate_scores(embeddings, chosen), population, tmp_path)
+    np.testing.assert_allclose(found.state.sum_KxJ, sum(parts), rtol=1e-5, atol=1e-5)
+    assert np.abs(parts[0] - parts[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
-def test_the_noise_is_the_plans(opened, kind):
+def test_the_noise_is_the_plans(tmp_path, kind):
     """Noise of z S on what is released, and under "every_score" on every score."""
     embeddings = candidates(prompts=200, responses=5)
     deviations = {}
     for noise in ("projected", "every_score"):
         chosen = plan(noise_multiplier=50.0, clip_norm=2.0)
-        noisy = opened(chosen=chosen, kind=kind, noise=noise).release(embeddings, round=1)
-        exact = opened(chosen=silent(clip_norm=2.0), kind=kind).release(embeddings, round=1)
+        noisy = released(Scorer(chosen, kind, noise), embeddings, tmp_path)
+        exact = released(Scorer(silent(clip_norm=2.0), kind), embeddings, tmp_path)
         deviations[noise] = (noisy - exact).std()
     # Over 1,000 scores; projected noise has but 5 independent entries.
     assert deviations["every_score"] == pytest.approx(100.0, rel=0.1)
@@ -126,71 +121,86 @@ def test_the_noise_is_the_plans(opened, kind):
         assert expected / 3 < deviations["projected"] < expected * 3
 
 
+@pytest.mark.parametrize("noise", ["projected", "every_score"])
 @pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
-def test_the_same_release_again_is_the_same_and_costs_nothing(opened, tmp_path, kind):
-    """A run that was killed and resumed, in a new process with the ledger on the disk."""
-    population, embeddings = clients(), candidates()
-    path = tmp_path / "resumed.jsonl"
-    chosen = plan(clients_per_round=20)
-    found = []
-    for _ in range(2):
-        with Ledger(path, population.fingerprint) as ledger:
-            scores = opened(population, chosen, ledger=ledger, kind=kind)
-            found.append(scores.release(embeddings, round=3))
-            assert len(ledger) == 1
-    np.testing.assert_array_equal(*found)
+def test_the_same_release_again_is_the_same_and_costs_nothing(tmp_path, kind, noise):
+    """A run that was killed and resumed: a new ledger object, a new scorer, one secret."""
+    found = [
+        asked(
+            candidate_scores(candidates(), Scorer(plan(clients_per_round=20), kind, noise)),
+            clients(),
+            tmp_path,
+            rounds=2,
+        )
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(found[0].state.sum_KxJ, found[1].state.sum_KxJ)
+    assert len(found[1].ledger) == 2
 
 
-def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(opened, tmp_path):
-    """Else the difference of two releases would be free of noise."""
+def test_whatever_differs_the_release_is_charged_and_its_noise_is_independent(tmp_path):
+    """Else the difference of two releases would be free of noise: all kinds, on one ledger.
+
+    Other candidates are another broadcast to the same cohort: they too come out otherwise.
+    """
     population, embeddings = clients(), candidates()
     empty = population.with_columns({"embedding": np.zeros((population.num_examples, DIM), "f4")})
     quiet = plan(clients_per_round=20)
     loud = plan(clients_per_round=20, noise_multiplier=4.0)
     other = embeddings.copy()
-    other[3, 2, 4] += 1e-6
+    other[3, 2, 4] += 1e-2
     noises = []
-    with Ledger(tmp_path / "all.jsonl", population.fingerprint) as ledger:
-        for settings, shown, round in (
-            (dict(), embeddings, 1),
-            (dict(), embeddings, 2),
-            (dict(), other, 1),
-            (dict(kind="zscore"), embeddings, 1),
-            (dict(noise="every_score"), embeddings, 1),
-            (dict(run="another"), embeddings, 1),
-            (dict(key=noise_root(1)), embeddings, 1),
-            (dict(chosen=loud), embeddings, 1),
-            (dict(population=empty), embeddings, 1),
-        ):
-            made = {"population": population, "chosen": quiet, **settings}
-            scores = opened(made.pop("population"), made.pop("chosen"), ledger=ledger, **made)
-            noises.append(scores.release(shown, round=round).ravel())
-        assert len(ledger) == len(noises)
+    for chosen, shown, settings in (
+        (Scorer(quiet), embeddings, dict()),
+        (Scorer(quiet), embeddings, dict(round=2)),
+        (Scorer(quiet), other, dict()),
+        (Scorer(quiet, kind="zscore"), embeddings, dict()),
+        (Scorer(quiet, kind="cosine"), embeddings, dict()),
+        (Scorer(quiet), embeddings, dict(run="another")),
+        (Scorer(quiet), embeddings, dict(secret=OTHER)),
+        (Scorer(loud), embeddings, dict()),
+        (Scorer(quiet), embeddings, dict(clients_=empty)),
+        (Scorer(quiet, execution=Execution(client_mesh(1), 4)), embeddings, dict()),
+    ):
+        found = released(chosen, shown, tmp_path, **{"ledger": "all.jsonl", **settings})
+        noises.append(found.ravel())
     for i, first in enumerate(noises):
         for second in noises[:i]:
             assert np.abs(first - second).max() > 0.5
+    charges = Ledger.read(tmp_path / "all.jsonl").charges
+    # Of the scores of other candidates in one round, and of another kind that clips alike, the
+    # cohort is the same: each is charged as a second release on it.
+    assert len(charges) == len(noises)
 
 
-def test_cohorts_of_rounds_and_of_other_candidates_are_drawn_anew(opened):
-    """The accountant composes independent samples: no two releases may share one."""
-    population = clients(200)
-    chosen = silent(200, clients_per_round=100)
-    scores = opened(population, chosen, kind="nn_histogram", max_texts=1)
-    embeddings = candidates()
-    turned = embeddings[:, :, ::-1].copy()
-    counts = [
-        scores.release(shown, round=round).sum()
-        for shown in (embeddings, turned)
-        for round in (1, 2, 3)
+def test_several_sets_of_candidates_in_a_round_cost_a_release_each(tmp_path):
+    """TRUST 29, 31: none of them is free, and none costs less than a round."""
+    chosen = Scorer(plan(clients_per_round=20))
+    found = []
+    for seed in range(3):
+        shown = candidates(seed=seed)
+        found.append(released(chosen, shown, tmp_path, ledger="one.jsonl", round=1))
+    ledger = Ledger.read(tmp_path / "one.jsonl")
+    assert len(ledger) == 3
+    assert ledger.spent(3e-6) >= chosen.plan.epsilon(3) * (1 - 1e-6)
+    assert chosen.plan.epsilon(1) < 0.9 * chosen.plan.epsilon(3)
+
+
+def test_cohorts_of_rounds_are_drawn_anew(tmp_path):
+    """The accountant composes independent samples: no two rounds may share one."""
+    chosen = Scorer(silent(200, clients_per_round=100), kind="nn_histogram", max_texts=1)
+    cohorts = [
+        released(chosen, candidates(), tmp_path, clients(200), round=round).sum()
+        for round in range(1, 7)
     ]
-    assert len(set(counts)) > 3
+    assert len(set(cohorts)) > 3
 
 
 @pytest.mark.parametrize(
     ("per_round", "z", "epsilon"),
     [(10_000, 3.35, 6.50), (10_000, 19.3, 0.919), (1_000, 0.82, 5.92), (500, 1.6, 0.826)],
 )
-def test_twenty_rounds_cost_what_the_papers_table_says_by_pld(opened, per_round, z, epsilon):
+def test_twenty_rounds_cost_what_the_papers_table_says_by_pld(tmp_path, per_round, z, epsilon):
     """SPEC D.1, N = 10,000: one event a round, no round free and none charged twice."""
     population = Population(
         {"embedding": np.ones((1, 2), np.float32)},
@@ -198,141 +208,127 @@ def test_twenty_rounds_cost_what_the_papers_table_says_by_pld(opened, per_round,
         [str(k) for k in range(10_000)],
     )
     chosen = plan(10_000, clients_per_round=per_round, noise_multiplier=z)
-    scores = opened(population, chosen)
-    shown = np.ones((1, 2, 2), np.float32)
-    rounds = 20 if per_round < 1_000 else 3
-    for round in range(1, rounds + 1):
-        scores.release(shown + round, round=round)
-    for round in range(rounds + 1, 21):
-        # What a release charges, without its work.
-        scores.ledger.charge(chosen.round_event(), LABEL, run="the others", round=round)
-    assert len(scores.ledger) == 20
-    assert scores.ledger.spent(3e-6) == pytest.approx(epsilon, rel=2e-3)
-    assert chosen.epsilon() == pytest.approx(scores.ledger.spent(3e-6), rel=1e-6)
-    with pytest.raises(InputError, match=r"1 \.\. 20"):
-        scores.release(shown, round=21)
-    assert len(scores.ledger) == 20
+    algorithm = candidate_scores(np.ones((1, 2, 2), np.float32), Scorer(chosen))
+    with asking(algorithm, population, tmp_path) as releaser:
+        ledger, state = releaser.ledger, algorithm.init(None)
+        for round in range(1, 4):
+            state, _ = releaser.step(algorithm.step, state, round)
+        assert len(ledger) == 3
+        for round in range(4, 21):
+            # What a release charges, without its work.
+            event = chosen.charge_event()
+            ledger.charge(event, "others", run="others", round=round, identity=str(round))
+        assert ledger.spent(3e-6) == pytest.approx(epsilon, rel=2e-3)
+        assert chosen.epsilon() == pytest.approx(ledger.spent(3e-6), rel=1e-6)
+        with pytest.raises(InputError, match=r"1 \.\. 20"):
+            releaser.step(algorithm.step, state, 21)
+        assert len(ledger) == 20
 
 
-def test_what_exceeds_the_budget_is_not_released(opened, monkeypatch):
+def test_what_exceeds_the_budget_is_not_released(tmp_path, monkeypatch):
     """TRUST 30: stopped before the cohort is drawn."""
-    population = clients()
     chosen = plan(noise_multiplier=2.0)
     budget = Budget(epsilon=chosen.epsilon(1) * 1.01, delta=3e-6)
-    scores = opened(population, chosen, budget=budget)
-    scores.release(candidates(), round=1)
-    monkeypatch.setattr(Plan, "sample", lambda *_: pytest.fail("a cohort was drawn"))
-    with pytest.raises(BudgetExhausted):
-        scores.release(candidates(), round=2)
-    assert len(scores.ledger) == 1
+    algorithm = candidate_scores(candidates(), Scorer(chosen))
+    with asking(algorithm, clients(), tmp_path, budget=budget) as releaser:
+        state, _ = releaser.step(algorithm.step, algorithm.init(None), 1)
+        monkeypatch.setattr(Plan, "sample", lambda *_: pytest.fail("a cohort was drawn"))
+        with pytest.raises(BudgetExhausted):
+            releaser.step(algorithm.step, state, 2)
+        assert len(releaser.ledger) == 1
 
 
-def test_an_empty_round_is_noise_and_is_charged(opened, monkeypatch):
+def test_an_empty_round_is_noise_and_is_charged(tmp_path, monkeypatch):
     """TRUST 1, 24."""
     monkeypatch.setattr(Plan, "sample", lambda *_: np.zeros(0, np.int64))
-    empty = opened(chosen=plan(clients_per_round=1))
-    found = [empty.release(candidates(), round=round) for round in range(1, 4)]
+    chosen = Scorer(plan(clients_per_round=1))
+    found = [
+        released(chosen, candidates(), tmp_path, ledger="one.jsonl", round=round)
+        for round in range(1, 4)
+    ]
     assert np.isfinite(found).all() and np.all(np.std(found, axis=0) > 0)
-    assert len(empty.ledger) == 3
+    assert len(Ledger.read(tmp_path / "one.jsonl")) == 3
 
 
-def test_devices_change_only_rounding_and_are_charged_for_it(opened, tmp_path):
+def test_devices_change_only_rounding_and_are_charged_for_it(tmp_path):
     """TRUST 22, 34: what another layout releases is not the same to the bit."""
-    population = clients()
-    with Ledger(tmp_path / "devices.jsonl", population.fingerprint) as ledger:
-        one, two = (
-            opened(population, silent(), ledger=ledger, mesh=client_mesh(devices))
-            for devices in (1, 2)
+    found = [
+        released(
+            Scorer(silent(), execution=Execution(client_mesh(devices))),
+            candidates(),
+            tmp_path,
+            ledger="one.jsonl",
         )
-        np.testing.assert_allclose(
-            one.release(candidates(), round=1),
-            two.release(candidates(), round=1),
-            rtol=1e-5,
-            atol=1e-5,
-        )
-        assert len(ledger) == 2
+        for devices in (1, 2)
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
+    assert len(Ledger.read(tmp_path / "one.jsonl")) == 2
 
 
-def test_where_it_could_round_otherwise_noise_is_independent_and_charged(
-    opened, tmp_path, monkeypatch
-):
+def test_where_it_could_round_otherwise_noise_is_independent_and_charged(tmp_path, monkeypatch):
     """Else the difference of two releases, resumed after an upgrade, would be free of noise."""
-    population, chosen = clients(), plan(clients_per_round=20)
-    here, found = environment(), []
-    others = ({}, {"jax": "0.0.0"}, {"jaxlib": "0.0.0"}, {"processor": "?"}, {"devices": ["?"]}, {})
-    with Ledger(tmp_path / "where.jsonl", population.fingerprint) as ledger:
-        for changed in others:
-            monkeypatch.setattr(candidate_scores, "environment", lambda c=changed: here | c)
-            scores = opened(population, chosen, ledger=ledger)
-            found.append(scores.release(candidates(), round=1).ravel())
-        assert len(ledger) == len(others) - 1
+    here, found = identity.environment(), []
+    others = ({}, {"versions": {"jax": "0.0.0"}}, {"processor": "?"}, {"flags": "-O0"}, {})
+    for changed in others:
+        monkeypatch.setattr(identity, "environment", lambda c=changed: here | c)
+        chosen = Scorer(plan(clients_per_round=20))
+        found.append(released(chosen, candidates(), tmp_path, ledger="one.jsonl").ravel())
+    assert len(Ledger.read(tmp_path / "one.jsonl")) == len(others) - 1
     np.testing.assert_array_equal(found[0], found[-1])
     for i, first in enumerate(found[:-1]):
         for second in found[:i]:
             assert np.abs(first - second).max() > 0.5
 
 
-@pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
-def test_what_clients_get_rounded_otherwise_is_another_release(opened, tmp_path, monkeypatch, kind):
-    """By another version of this library, say: nothing else of the release changes."""
-    population, chosen = clients(), plan(clients_per_round=20)
-    name = "unit_rows" if kind == "nn_histogram" else "score_space"
-    before, found = getattr(candidate_scores, name), []
-
-    def otherwise(*given):
-        made = before(*given)
-        if kind == "nn_histogram":
-            return jnp.nextafter(made, jnp.float32(2))
-        return made._replace(factor_DxD=jnp.nextafter(made.factor_DxD, jnp.float32(2)))
-
-    with Ledger(tmp_path / "rounding.jsonl", population.fingerprint) as ledger:
-        for function in (before, otherwise, before):
-            monkeypatch.setattr(candidate_scores, name, function)
-            scores = opened(population, chosen, ledger=ledger, kind=kind)
-            found.append(scores.release(candidates(), round=1).ravel())
-        assert len(ledger) == 2
-    np.testing.assert_array_equal(found[0], found[2])
-    assert np.abs(found[0] - found[1]).max() > 0.5
-
-
-def test_several_sets_of_candidates_in_a_round_cost_a_round_each(opened):
-    """The plan counts a round once; what all have cost is the ledger's to say."""
-    chosen = plan(clients_per_round=20)
-    scores = opened(chosen=chosen)
-    for seed in range(3):
-        scores.release(candidates(seed=seed), round=1)
-    assert scores.ledger.spent(chosen.delta) == pytest.approx(chosen.epsilon(3))
-    assert chosen.epsilon(1) < 0.9 * chosen.epsilon(3)
-
-
-def test_duplicate_candidates_get_equal_scores(opened):
+def test_duplicate_candidates_get_equal_scores(tmp_path):
     """SPEC C.3: each text has its own place, and equal ones equal scores but for noise."""
     embeddings = candidates()
     embeddings[2] = embeddings[0]
     for kind in LINEAR:
-        released = opened(chosen=silent(), kind=kind).release(embeddings, round=1)
-        np.testing.assert_allclose(released[2], released[0], rtol=1e-5, atol=1e-6)
-        assert np.abs(released[0, 0] - released[0, 1]) > 1e-2
+        found = released(Scorer(silent(), kind), embeddings, tmp_path)
+        np.testing.assert_allclose(found[2], found[0], rtol=1e-5, atol=1e-6)
+        assert np.abs(found[0, 0] - found[0, 1]) > 1e-2
 
 
-def test_a_client_of_many_texts_votes_with_a_capped_subset(opened):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_client_with_an_embedding_that_is_not_finite_counts_as_zero(tmp_path, kind, bad):
+    """TRUST 2: the whole client and nobody else."""
+    population = clients()
+    rows = population.columns["embedding"].copy()
+    first, last = population.offsets[5:7]
+    rows[first, 2] = bad
+    found = released(
+        Scorer(silent(), kind), candidates(), tmp_path, population.with_columns({"embedding": rows})
+    )
+    rest = [f"{k}" for k in range(40) if k != 5]
+    held = from_clients(
+        {name: {"embedding": population.examples(int(name))["embedding"]} for name in rest}
+    )
+    np.testing.assert_allclose(
+        found, looped(held, np.float64(candidates()), kind), rtol=1e-4, atol=1e-4
+    )
+    assert last - first == 5
+
+
+def test_a_client_of_many_texts_votes_with_a_capped_subset(tmp_path):
     population = from_clients(
         {"a": {"embedding": np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)}}
     )
-    chosen = silent(1, clip_norm=8.0)
-    scores = opened(population, chosen, kind="nn_histogram", max_texts=8)
-    rounds = [scores.release(candidates(), round=round) for round in (1, 2)]
+    chosen = Scorer(silent(1, clip_norm=8.0), kind="nn_histogram", max_texts=8)
+    rounds = [released(chosen, candidates(), tmp_path, population, round=round) for round in (1, 2)]
     assert [votes.sum() for votes in rounds] == [8, 8]
     assert np.any(rounds[0] != rounds[1])
 
 
+@pytest.mark.parametrize("kind", ["per_prompt", "nn_histogram"])
 @pytest.mark.parametrize(
     ("embeddings", "message"),
     [
-        (np.ones((4, 3, DIM + 1), np.float32), r"\[prompts, responses, 5\]"),
-        (np.ones((4, DIM), np.float32), r"\[prompts, responses, 5\]"),
+        (np.ones((4, 3, DIM + 1), np.float32), "6 dimensions, the clients' have 5"),
+        (np.ones((4, DIM), np.float32), r"\[prompts, responses, d\]"),
         (np.ones((4, 3, DIM), np.int32), "int32"),
-        (np.ones((4, 1, DIM), np.float32), "at least 2"),
+        (np.ones((1, 1, DIM), np.float32), "at least 2"),
         (np.ones((0, 3, DIM), np.float32), "at least 2"),
         (np.full((4, 3, DIM), np.nan), "prompt 0, response 0"),
         (
@@ -342,53 +338,54 @@ def test_a_client_of_many_texts_votes_with_a_capped_subset(opened):
     ],
 )
 def test_candidates_that_cannot_be_scored_are_refused_before_the_charge(
-    opened, embeddings, message
+    tmp_path, kind, embeddings, message
 ):
-    scores = opened()
     with pytest.raises(InputError, match=message):
-        scores.release(embeddings, round=1)
-    assert len(scores.ledger) == 0
+        released(Scorer(plan(), kind), embeddings, tmp_path)
+    assert len(Ledger.read(tmp_path / "0.jsonl")) == 0
 
 
-def test_what_does_not_fit_together_is_refused(opened, tmp_path):
-    """TRUST 7, 13: and no message tells of a client."""
+def test_prompts_of_one_response_rank_nothing_within_themselves(tmp_path):
+    """By prompt; over all candidates they can be ranked."""
+    alone = np.ones((4, 1, DIM), np.float32)
+    with pytest.raises(InputError, match="at least 2"):
+        released(Scorer(plan()), alone, tmp_path)
+    assert released(Scorer(plan(), kind="cosine"), alone, tmp_path).shape == (4, 1)
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path):
+    """TRUST 7, 13: and no message says anything of a client."""
     population = clients()
-    texts = from_clients({"a": {"text": ["x"]}})
+    texts = from_clients({f"{SECRET} {k}": {"text": ["x"]} for k in range(40)})
     whole = population.with_columns({"embedding": np.ones((population.num_examples, 2), np.int32)})
     flat = population.with_columns({"embedding": np.ones(population.num_examples, np.float32)})
-    with (
-        Ledger(tmp_path / "other", clients(3).fingerprint) as other,
-        Ledger(tmp_path / "unit", population.fingerprint, unit="example") as by_example,
+    for message, settings in (
+        ("column 'embedding'", dict(clients_=texts)),
+        ("floats", dict(clients_=whole)),
+        ("column 'embedding'", dict(clients_=flat)),
+        ("population of 50", dict(chosen=plan(50))),
     ):
-        for message, settings in (
-            ("column 'embedding'", dict(population=texts)),
-            ("floats", dict(population=whole)),
-            ("column 'embedding'", dict(population=flat)),
-            ("population of 50", dict(chosen=plan(50))),
-            ("each client", dict(chosen=plan(unit="example"))),
-            ("each example", dict(ledger=by_example)),
-            ("another population", dict(ledger=other)),
-            ("kind must be one of", dict(kind="rank")),
-            ("noise must be one of", dict(noise="none")),
-            ("max_texts", dict(max_texts=0)),
-        ):
-            with pytest.raises(InputError, match=message) as raised:
-                opened(settings.pop("population", population), **settings)
-            assert SECRET not in str(raised.value)
-    scores = opened()
+        chosen = Scorer(settings.pop("chosen", plan()))
+        with pytest.raises(InputError, match=message) as raised:
+            released(chosen, candidates(), tmp_path, **settings)
+        assert SECRET not in str(raised.value)
+    for message, settings in (
+        ("each client", dict(plan=plan(unit="example"))),
+        ("found epochs", dict(plan=plan(sampling="epochs"))),
+        ("kind must be one of", dict(kind="rank")),
+        ("noise must be one of", dict(noise="none")),
+        ("max_texts", dict(max_texts=0)),
+    ):
+        with pytest.raises(InputError, match=message):
+            Scorer(**{"plan": plan(), **settings})
     for round in (0, -1, 1.0, True):
         with pytest.raises(InputError, match="round"):
-            scores.release(candidates(), round=round)
+            released(Scorer(plan()), candidates(), tmp_path, round=round)
 
 
-def test_what_a_client_sends_does_not_grow_with_the_candidates(opened):
+def test_what_a_client_sends_does_not_grow_with_the_candidates():
     """Against the 7 million and 18,000 numbers of SPEC C.2."""
-    linear, votes = opened(), opened(kind="nn_histogram")
-    assert linear.floats_per_client(4, 3) == linear.floats_per_client(1_800, 10) == (15, DIM)
-    assert votes.floats_per_client(1_800, 10) == (18_000 * DIM, 18_000)
-
-
-def test_the_released_key_is_no_plain_seed(opened):
-    """TRUST 20: noise from typed keys of the pinned implementation alone."""
-    with pytest.raises(InputError, match="noise needs"):
-        opened(key=jax.random.key(0)).release(candidates(), round=1)
+    linear, votes = Scorer(plan()), Scorer(plan(), kind="nn_histogram")
+    assert linear.floats_per_client(4, 3, DIM) == (15, DIM)
+    assert linear.floats_per_client(1_800, 10, DIM) == (15, DIM)
+    assert votes.floats_per_client(1_800, 10, DIM) == (18_000 * DIM, 18_000)

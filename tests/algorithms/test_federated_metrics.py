@@ -5,19 +5,21 @@ import itertools
 import json
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms import federated_metrics
-from jaxpfl.algorithms.federated_metrics import ClientMetrics, Metrics, MetricsPlan, release
+from jaxpfl.algorithms.federated_metrics import (
+    Metrics,
+    MetricsPlan,
+    federated_metrics,
+    release,
+    with_metrics,
+)
 from jaxpfl.data import Population, from_clients
-from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import private_sum
-from jaxpfl.privacy import Budget, Clip, Ledger, accounting
-from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from jaxpfl.federated import Secret
+from jaxpfl.privacy import Budget, Clip, Ledger, Plan, accounting
+from tests.algorithms.asking import SAME, asked
 from tests.data.populations import SECRET
 
 WRONG_NUMBERS = [-0.1, 0, float("nan"), float("inf"), "0.5", True]
@@ -35,11 +37,10 @@ def clients(count: int = 40, seed: int = 0) -> tuple[Population, np.ndarray]:
     return population, rng.uniform(size=population.num_examples) < 0.7
 
 
-def measured(population, correct, plan, folder, *, key=None, **settings) -> Metrics:
+def measured(population, correct, plan, folder, **settings) -> Metrics:
     path = folder / f"{len(list(folder.iterdir()))}.jsonl"
-    with Ledger(path, population.fingerprint) as ledger:
-        key = noise_root() if key is None else key
-        return release(population, plan, correct=correct, ledger=ledger, noise_key=key, **settings)
+    with Ledger(path, population) as ledger:
+        return release(population, plan, correct=correct, ledger=ledger, **settings)
 
 
 def looped(population, correct, plan, numbers):
@@ -111,26 +112,27 @@ def test_without_noise_percentiles_are_within_a_bin_of_the_exact_ones(tmp_path, 
 # What one client can do.
 
 
-def noiseless_sum(population, correct, numbers, share) -> np.ndarray:
+def noiseless_sum(population, correct, share, folder) -> np.ndarray:
     """What the server would see without noise, clipping switched off, as one vector."""
-    edges, slices = (0.0, 0.5, 0.8, 1.0), 3
-    weights = (math.sqrt(share), math.sqrt(1 - share))
-    held = population.with_columns({"correct": correct, "slice": numbers})
-    fn = ClientMetrics(edges, slices, weights)
-    shapes = {"histogram": (3,), "correct": (3,), "incorrect": (3,)}
-    like = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    plan = MetricsPlan.without_privacy(len(population)).plan()
-    door = private_sum(fn, dataclasses.replace(plan, clip=Clip(1e6)), like)
-    spec = CohortSpec(batch_size=8, max_examples=64, clients_per_bucket=2 * door.shards)
-    everyone = np.arange(len(population))
-    cohort = Cohort(held, everyone, spec, seed=0, round=0, shards=door.shards)
-    keys = round_keys(training_root(0), noise_root(0), 0)
-    total, _ = door((), cohort, door.init(), keys)
-    return np.concatenate([np.float64(total[name]) for name in shapes])
+    edges, slices = (0.0, 0.5, 0.8, 1.0), ("a", "b", "c")
+    settings = dict(edges=edges, slices=slices, histogram_share=share)
+    plan = MetricsPlan.without_privacy(len(population), **settings)
+    algorithm = federated_metrics(plan)
+    (query,) = algorithm.queries
+    wide = dataclasses.replace(query, plan=dataclasses.replace(query.plan, clip=Clip(1e6)))
+
+    def step(state, release, round):
+        return release(wide).value, {}
+
+    held = with_metrics(population, correct, "label")
+    name = f"{len(list(folder.iterdir()))}.jsonl"
+    total = asked(algorithm._replace(step=step, queries=(wide,)), held, folder, ledger=name).state
+    parts = ("histogram", "correct", "incorrect")
+    return np.concatenate([np.float64(total[name]) for name in parts])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.8, 1.0])
-def test_one_client_moves_the_sum_by_at_most_one(share):
+def test_one_client_moves_the_sum_by_at_most_one(share, tmp_path):
     """TRUST 16: clients that are all right, all wrong, of one slice, of many, and large."""
     rng = np.random.default_rng(2)
     kinds = [
@@ -148,7 +150,7 @@ def test_one_client_moves_the_sum_by_at_most_one(share):
             {f"{i}": {"label": numbers} for i, (_, numbers) in enumerate(parts)}
         )
         correct = np.concatenate([part[0] for part in parts])
-        return noiseless_sum(population, correct, population.columns["label"], share)
+        return noiseless_sum(population, correct, share, tmp_path)
 
     others = [3, 0, 2]
     without = total(others)
@@ -180,36 +182,35 @@ def test_calibrated_plans_cost_what_was_asked_for(target):
     assert epsilon * (1 - 1e-3) < plan.epsilon() <= epsilon
     by_event = accounting.epsilon(plan.event(), delta, "pld", "add_or_remove_one")
     assert by_event == pytest.approx(plan.epsilon(), rel=1e-6)
-    told = plan.statement()
-    assert f"delta = {delta:g}" in told and "add or remove one client" in told
+    statement = plan.statement()
+    assert f"delta = {delta:g}" in statement and "add or remove one client" in statement
     assert "NOT PRIVATE" in MetricsPlan.without_privacy(5).statement()
     json.dumps(plan.to_dict())
 
 
-def test_the_charge_is_on_the_disk_before_the_door_opens(tmp_path, monkeypatch):
+def test_the_charge_is_on_the_disk_before_clients_are_drawn(tmp_path, monkeypatch):
     """TRUST 34"""
     population, correct = clients()
     path = tmp_path / "ledger.jsonl"
 
-    def door(*_, **__):
-        raise RuntimeError(f"{len(path.read_text().splitlines())} lines")
+    def sample(*_):
+        raise RuntimeError(f"{len(Ledger.read(path))} charges")
 
-    monkeypatch.setattr(federated_metrics, "private_sum", door)
+    monkeypatch.setattr(Plan, "sample", sample)
     plan = MetricsPlan.calibrated(1.0, 1e-5, 40)
-    with Ledger(path, population.fingerprint) as ledger, pytest.raises(RuntimeError, match="2 lin"):
-        release(population, plan, correct=correct, ledger=ledger, noise_key=noise_root())
+    with Ledger(path, population) as ledger, pytest.raises(RuntimeError, match="1 charges"):
+        release(population, plan, correct=correct, ledger=ledger)
 
 
 def test_a_release_beyond_the_budget_touches_no_data(tmp_path, monkeypatch):
     """TRUST 30"""
     population, correct = clients()
-    opened = pytest.fail
-    monkeypatch.setattr(federated_metrics, "private_sum", lambda *_, **__: opened("door"))
+    monkeypatch.setattr(Plan, "sample", lambda *_: pytest.fail("clients were drawn"))
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, population.fingerprint, budget=Budget(0.5, 1e-5)) as ledger:
+    with Ledger(path, population, budget=Budget(0.5, 1e-5)) as ledger:
         plan = MetricsPlan.calibrated(1.0, 1e-5, 40)
         with pytest.raises(BudgetExhausted):
-            release(population, plan, correct=correct, ledger=ledger, noise_key=noise_root())
+            release(population, plan, correct=correct, ledger=ledger)
         assert len(ledger) == 0
 
 
@@ -232,13 +233,13 @@ def test_a_replay_is_the_same_release_and_anything_else_is_charged(tmp_path):
         dict(seed=1),
     ]
     draws = []
-    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", population) as ledger:
         for change in changes:
             each = {**base, **change}
             settings = dict(correct=each["data"], slice_column=each["slice_column"])
             found = release(
                 population, each["plan"], ledger=ledger, run=each["run"],
-                noise_key=noise_root(each["seed"]), **settings,
+                secret=Secret.reproducible(each["seed"]), **settings,
             )  # fmt: skip
             numbers = population.columns["label"] * (each["slice_column"] is not None)
             _, right, _ = looped(population, each["data"], each["plan"], numbers)
@@ -310,7 +311,7 @@ def test_private_percentiles_are_near_the_exact_ones(tmp_path):
     population = from_clients({f"{k}": {"x": np.zeros(40)} for k in range(2_000)})
     correct = (np.arange(40)[None, :] < hits[:, None]).reshape(-1)
     plan = MetricsPlan.calibrated(1.0, 1e-5, 2_000)
-    found = measured(population, correct, plan, tmp_path, key=noise_root(0))
+    found = measured(population, correct, plan, tmp_path, secret=SAME)
     assert found.accuracy() == pytest.approx(hits.mean() / 40, abs=0.02)
     for percent in (25, 50, 75):
         exact = np.percentile(hits / 40, percent)
@@ -378,7 +379,7 @@ def test_plans_that_make_no_sense_are_refused(changes, message):
         MetricsPlan(**{**settings, **changes})
 
 
-def test_other_clients_and_other_columns_are_refused_and_no_value_is_told(tmp_path):
+def test_other_clients_and_other_columns_are_refused_and_no_value_is_shown(tmp_path):
     """TRUST 7, 31"""
     population, correct = clients()
     plan = MetricsPlan.calibrated(1.0, 1e-5, 40)
@@ -391,11 +392,13 @@ def test_other_clients_and_other_columns_are_refused_and_no_value_is_told(tmp_pa
         with pytest.raises(InputError, match=message) as raised:
             measured(data, hits, each, tmp_path, slice_column=column)
         assert SECRET not in str(raised.value)
-    for settings, message in [
-        (dict(population="0" * 64), "another population"),
-        (dict(population=population.fingerprint, unit="example"), "each example"),
+    rows = np.arange(100, 140, dtype=np.int32)
+    others = from_clients({f"{k}": {"label": np.full(3, k)} for k in rows})
+    for held, settings, message in [
+        (others, {}, "another population"),
+        (population, dict(unit="example"), "each example"),
     ]:
-        with Ledger(tmp_path / f"{message}.jsonl", **settings) as ledger:
+        with Ledger(tmp_path / f"{message}.jsonl", held, **settings) as ledger:
             with pytest.raises(InputError, match=message):
-                release(population, plan, correct=correct, ledger=ledger, noise_key=noise_root())
+                release(population, plan, correct=correct, ledger=ledger)
             assert len(ledger) == 0

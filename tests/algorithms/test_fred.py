@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from jaxpfl.algorithms import fred
-from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, private_moments, score
+from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, fred, private_moments, score
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.data.population import from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.privacy import Budget, Ledger, accounting
+from jaxpfl.federated import Secret
+from jaxpfl.federated.moments import from_half
+from jaxpfl.privacy import Budget, Ledger, Plan, accounting
 from jaxpfl.privacy.confirmation import gaussian_epsilon
-from jaxpfl.privacy.keys import noise_root
+from tests.algorithms.asking import SAME, asked, asking
 from tests.plans import flat_plan
 
 DIM = 5
@@ -34,11 +35,10 @@ def clients(count=40, dimension=DIM, seed=0, scale=0.5):
     return from_clients(held)
 
 
-def query(population, plan, tmp_path, key=None, **settings):
+def query(population, plan, tmp_path, secret=None, **settings):
     name = f"{abs(hash((plan, population.fingerprint)))}.jsonl"
-    with Ledger(tmp_path / name, population.fingerprint, unit=plan.unit) as ledger:
-        key = noise_root() if key is None else key
-        return private_moments(population, plan, ledger=ledger, noise_key=key, **settings)
+    with Ledger(tmp_path / name, population, unit=plan.unit) as ledger:
+        return private_moments(population, plan, ledger=ledger, secret=secret, **settings)
 
 
 def plan_of(**changes):
@@ -114,75 +114,130 @@ def test_all_releases_of_a_population_compose_to_one_epsilon(tmp_path):
         population=40, clients_per_round=10, rounds=5, clip_norm=1.0, noise_multiplier=2.0,
         delta=1e-5,
     )  # fmt: skip
-    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
-        private_moments(population, plan, ledger=ledger, noise_key=noise_root())
+    with Ledger(tmp_path / "ledger.jsonl", population) as ledger:
+        private_moments(population, plan, ledger=ledger)
         alone = ledger.spent(1e-5)
         assert alone == pytest.approx(plan.epsilon(), rel=1e-6)
+        assert [charge.label for charge in ledger.charges] == [
+            "fred count",
+            "fred sum",
+            "fred second",
+        ]
         for round in range(1, 6):
-            ledger.charge(training.round_event(), "fed_avg", run="a", round=round)
+            event = training.charge_event()
+            ledger.charge(event, "fed_avg", run="a", round=round, identity=str(round))
         both = dp_accounting.ComposedDpEvent([plan.event(), training.event()])
         expected = accounting.epsilon(both, 1e-5, "pld", "add_or_remove_one")
         assert ledger.spent(1e-5) == pytest.approx(expected, rel=1e-6)
         assert ledger.spent(1e-5) > max(alone, training.epsilon()) * 1.01
 
 
-def test_a_query_beyond_the_budget_touches_no_data(tmp_path, monkeypatch):
-    """TRUST 30: refused by the ledger before the door is opened."""
+@pytest.mark.parametrize("mode", ["exact", "declared", "paper"])
+def test_the_ledger_is_charged_what_the_plan_says_it_really_costs(tmp_path, mode):
+    """In the mode "paper": the realised epsilon and not the claimed one."""
     population = clients()
-    monkeypatch.setattr(fred, "private_sum", lambda *_, **__: pytest.fail("the door was opened"))
+    examples = population.num_examples
+    plan = {
+        "exact": plan_of(delta=1e-3),
+        "declared": plan_of(delta=1e-3, population=40),
+        "paper": FredPlan.paper(epsilon=0.3, delta=1e-3, population=examples, clients=40),
+    }[mode]
+    with Ledger(tmp_path / "ledger.jsonl", population, unit=plan.unit) as ledger:
+        found = private_moments(population, plan, ledger=ledger)
+        labels = ["fred count", "fred sum", "fred second"]
+        assert [charge.label for charge in ledger.charges] == labels[mode != "exact" :]
+        assert ledger.spent(1e-3) == pytest.approx(plan.epsilon(), rel=1e-4)
+    if mode == "paper":
+        assert ledger.spent(1e-3) > 5 * 0.6
+    # As declared, to the last digit.
+    assert (found.moments.count == {"declared": 40, "paper": examples}.get(mode)) == (
+        mode != "exact"
+    )
+
+
+def test_a_query_beyond_the_budget_touches_no_data(tmp_path, monkeypatch):
+    """TRUST 30: refused as a whole, before anybody is drawn."""
+    population = clients()
+    monkeypatch.setattr(Plan, "sample", lambda *_: pytest.fail("clients were drawn"))
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, population.fingerprint, budget=Budget(0.5, 2e-6)) as ledger:
+    with Ledger(path, population, budget=Budget(0.5, 2e-6)) as ledger:
         with pytest.raises(BudgetExhausted):
-            private_moments(population, plan_of(), ledger=ledger, noise_key=noise_root())
+            private_moments(population, plan_of(), ledger=ledger)
         assert len(ledger) == 0
 
 
-def test_the_charge_is_on_the_disk_before_the_door_opens(tmp_path, monkeypatch):
+def test_the_charge_is_on_the_disk_before_clients_are_drawn(tmp_path, monkeypatch):
     """TRUST 34."""
     population, path = clients(), tmp_path / "ledger.jsonl"
 
-    def door(*_, **__):
-        raise RuntimeError(f"{len(path.read_text().splitlines())} lines")
+    def sample(*_):
+        raise RuntimeError(f"{len(Ledger.read(path))} charges")
 
-    monkeypatch.setattr(fred, "private_sum", door)
-    with Ledger(path, population.fingerprint) as ledger, pytest.raises(RuntimeError, match="2 lin"):
-        private_moments(population, plan_of(), ledger=ledger, noise_key=noise_root())
+    monkeypatch.setattr(Plan, "sample", sample)
+    with Ledger(path, population) as ledger, pytest.raises(RuntimeError, match="1 charges"):
+        private_moments(population, plan_of(), ledger=ledger)
 
 
-def test_the_same_key_makes_the_same_release_at_no_further_cost(tmp_path):
+def test_a_query_that_broke_off_between_its_releases_goes_on_at_no_further_cost(tmp_path):
+    """The covariance alone is left: count and mean are made again, to the bit."""
+    population = clients()
+    algorithm = fred(plan_of(), units=40, dimension=DIM)
+
+    def crashing(state, release, round):
+        def asked_but_the_last(query, broadcast):
+            if query.label == "second":
+                raise RuntimeError("crash")
+            return release(query, broadcast)
+
+        return algorithm.step(state, asked_but_the_last, round)
+
+    with pytest.raises(RuntimeError, match="crash"):
+        asked(algorithm._replace(step=crashing), population, tmp_path)
+    resumed = asked(algorithm, population, tmp_path)
+    assert len(resumed.ledger) == 3
+    straight = asked(algorithm, population, tmp_path, ledger="straight.jsonl")
+    for one, other in zip(resumed.state, straight.state, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_same_secret_makes_the_same_release_at_no_further_cost(tmp_path):
     population, plan = clients(), plan_of()
-    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
-        key = noise_root()
+    with Ledger(tmp_path / "ledger.jsonl", population) as ledger:
         settings = dict(ledger=ledger, run="one")
-        first = private_moments(population, plan, noise_key=key, **settings)
-        again = private_moments(population, plan, noise_key=key, **settings)
-        assert len(ledger) == 1
-        other = private_moments(population, plan, noise_key=noise_root(), ledger=ledger, run="two")
-        assert len(ledger) == 2
+        first = private_moments(population, plan, secret=SAME, **settings)
+        again = private_moments(population, plan, secret=SAME, **settings)
+        assert len(ledger) == 3
+        # None is a new one.
+        other = private_moments(population, plan, **settings)
+        assert len(ledger) == 6
     np.testing.assert_array_equal(first.moments.covariance_DxD, again.moments.covariance_DxD)
     assert first.moments.count == again.moments.count
     assert not np.array_equal(first.moments.mean_D, other.moments.mean_D)
 
 
 def test_a_query_that_differs_in_anything_has_its_own_noise_and_its_own_charge(tmp_path):
-    """With one key and equal noise, the difference of two releases would be free of noise."""
-    population, plan, key = clients(), plan_of(), noise_root(0)
-    other = population.with_columns({"embedding": population.columns["embedding"] * 0.9})
+    """TRUST 31: with equal noise, the difference of two releases would be free of noise."""
+    zero = from_clients({f"{i}": {"embedding": np.zeros((2, DIM), "f4")} for i in range(40)})
+    moved = zero.with_columns({"embedding": zero.columns["embedding"] + np.float32(1e-7)})
+    plan = plan_of()
     cheaper = dataclasses.replace(plan, multipliers=tuple(2 * z for z in plan.multipliers))
-    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
-        draws = []
-        for data, each, run, with_key in (
-            (population, plan, "run", key),
-            (other, plan, "run", key),
-            (population, cheaper, "run", key),
-            (population, dataclasses.replace(plan, clip_norm=0.9), "run", key),
-            (population, plan, "again", key),
-            (population, plan, "run", noise_root()),
-        ):
-            found = private_moments(data, each, ledger=ledger, noise_key=with_key, run=run)
-            draws.append((found.moments.count - 35) / each.multipliers[0])  # 34 or 35 hold examples
-        assert len(ledger) == 6
-    assert np.abs(np.subtract.outer(draws, draws))[np.triu_indices(6, 1)].min() > 1e-6
+    draws, labels = [], []
+    for data, each, settings in (
+        (zero, plan, {}),
+        (moved, plan, {}),
+        (zero, cheaper, {}),
+        (zero, dataclasses.replace(plan, clip_norm=0.9), {}),
+        (zero, plan, dict(run="again")),
+        (zero, plan, dict(secret=Secret())),
+    ):
+        found = asked(fred(each, units=40, dimension=DIM), data, tmp_path, **settings)
+        draws.append(found.state.sum_D / (each.multipliers[1] * each.clip_norm))
+        labels = [charge.label for charge in found.ledger.charges]
+    assert labels.count("fred sum") == labels.count("fred second") == len(draws)
+    for i, first in enumerate(draws):
+        for second in draws[:i]:
+            # Of std 1 in each of five coordinates; the sums themselves are 1e-6.
+            assert np.abs(first - second).max() > 0.01
 
 
 def test_which_examples_of_a_client_are_used_is_secret(tmp_path):
@@ -192,7 +247,8 @@ def test_which_examples_of_a_client_are_used_is_secret(tmp_path):
          for i in range(5)}
     )  # fmt: skip
     exact = FredPlan.without_privacy(max_examples=2, clip_norm=10.0)
-    means = [query(population, exact, tmp_path, noise_root(k)).moments.mean_D for k in (0, 0, 1)]
+    secrets = [Secret.reproducible(k) for k in (0, 0, 1)]
+    means = [query(population, exact, tmp_path, secret).moments.mean_D for secret in secrets]
     np.testing.assert_array_equal(means[0], means[1])
     assert not np.allclose(means[0], means[2])
 
@@ -251,11 +307,14 @@ def test_the_noise_is_that_of_the_plan(tmp_path):
         {f"{i}": {"embedding": np.zeros((1, dimension), np.float32)} for i in range(30)}
     )
     plan = plan_of(epsilon=8.0, delta=1e-5, clip_norm=0.5, population=30)
-    shot = fred._Query(population, plan, 30, noise_root())
+    algorithm = fred(plan, units=30, dimension=dimension)
     centre = np.zeros(dimension, np.float32)
-    mean = np.asarray(shot.release(1, "sum", (dimension,), centre))
-    half = shot.release(2, "second", fred.half_shape(dimension), centre)
-    matrix = fred.from_half(half, dimension)
+    with asking(algorithm, population, tmp_path) as releaser:
+        mean, half = (
+            np.asarray(releaser.release(query, centre, round=1).value)
+            for query in algorithm.queries
+        )
+    matrix = from_half(half, dimension)
     z = plan.multipliers[1]
     off = matrix[np.triu_indices(dimension, 1)]
     for values, std, tolerance in (
@@ -275,14 +334,15 @@ def test_the_noise_is_that_of_the_plan(tmp_path):
 
 def test_count_mean_and_covariance_get_noise_of_their_own(tmp_path):
     """TRUST 22: no value is shared between releases."""
-    population, plan = clients(dimension=6), plan_of(epsilon=5.0, delta=1e-5)
-    shot = fred._Query(population, plan, 40, noise_root())
-    centre = np.zeros(6, np.float32)
-    draws = [np.asarray(shot.release(i, "sum", (6,), centre)) for i in range(3)]
-    assert len({float(x) for draw in draws for x in draw}) == 18
+    empty = from_clients({f"{i}": {"embedding": np.zeros((0, 6), np.float32)} for i in range(40)})
+    algorithm = fred(plan_of(), units=40, dimension=6)
+    state = asked(algorithm, empty, tmp_path).state
+    draws = np.concatenate([np.ravel(part) for part in state])
+    draws = draws / np.abs(draws).max()
+    assert len(set(draws.tolist())) == len(draws) - 3  # of the half, three entries are padding
 
 
-def test_a_released_covariance_is_positive_and_its_bias_is_told(tmp_path):
+def test_a_released_covariance_is_positive_and_its_bias_is_stated(tmp_path):
     """The corrected distance is nearer to the truth, where the noise rules the covariance."""
     population = clients(count=1_000, dimension=24, scale=0.2)
     plan = plan_of(epsilon=3.0, delta=1e-5)
@@ -293,7 +353,7 @@ def test_a_released_covariance_is_positive_and_its_bias_is_told(tmp_path):
     assert score(exact, candidate)[0].corrected == pytest.approx(truth)
     errors = []
     for trial in range(6):
-        found = query(population, plan, tmp_path, noise_root(trial), run=f"trial {trial}")
+        found = query(population, plan, tmp_path, Secret.reproducible(trial), run=f"trial {trial}")
         assert np.linalg.eigvalsh(found.moments.covariance_DxD).min() >= -1e-9
         assert found.noise.trace_bias > 0
         assert np.linalg.norm(found.moments.mean_D) <= 1 + 1e-9
@@ -386,20 +446,21 @@ def test_units_are_not_mixed_in_a_ledger(tmp_path):
     population = clients()
     path = tmp_path / "ledger.jsonl"
     with (
-        Ledger(path, population.fingerprint) as ledger,
-        pytest.raises(InputError, match="protects each client, the plan each example"),
+        Ledger(path, population) as ledger,
+        pytest.raises(InputError, match="protects each client, query 'count' each example"),
     ):
-        private_moments(population, plan_of(unit="example"), ledger=ledger, noise_key=noise_root())
+        private_moments(population, plan_of(unit="example"), ledger=ledger)
     with pytest.raises(InputError, match="protects each client, this run each example"):
-        Ledger(path, population.fingerprint, unit="example")
+        Ledger(path, population, unit="example")
     assert Ledger.read(path).unit == "client"
 
 
 def test_a_ledger_of_other_clients_is_not_charged(tmp_path):
     """TRUST 29: a release must be charged where its clients' other releases are."""
-    with Ledger(tmp_path / "ledger.jsonl", clients(seed=1).fingerprint) as ledger:
+    others = from_clients({f"{i}": {"embedding": np.eye(DIM)[i % 5 :]} for i in range(40)})
+    with Ledger(tmp_path / "ledger.jsonl", others) as ledger:
         with pytest.raises(InputError, match="another population"):
-            private_moments(clients(), plan_of(), ledger=ledger, noise_key=noise_root())
+            private_moments(clients(), plan_of(), ledger=ledger)
         assert len(ledger) == 0
 
 
@@ -408,7 +469,7 @@ def test_a_query_without_privacy_says_so(tmp_path):
     assert plan.epsilon() == plan.mu == math.inf
     assert plan.statement().startswith("NOT PRIVATE")
     population = clients()
-    with Ledger(tmp_path / "ledger.jsonl", population.fingerprint) as ledger:
-        private_moments(population, plan, ledger=ledger, noise_key=noise_root())
+    with Ledger(tmp_path / "ledger.jsonl", population) as ledger:
+        private_moments(population, plan, ledger=ledger)
         assert not ledger.summary(1e-5)["private"]
     json.dumps(plan.to_dict())

@@ -1,5 +1,6 @@
 """POPri's loop: what each phase makes of what went before, and that it works where it must."""
 
+import importlib
 import json
 import math
 from types import SimpleNamespace
@@ -10,15 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms import popri as module
-from jaxpfl.algorithms.candidate_scores import CandidateScores
-from jaxpfl.algorithms.popri import (
-    PopriSettings,
-    popri,
-    preference_pairs,
-    respond,
-    synthesise,
-)
+from jaxpfl.algorithms import PopriSettings, Scorer, candidate_scores, popri, run_rounds
+from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise, with_adapters
+from jaxpfl.algorithms.rounds_of_text import Hooks
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.adamw import Training
@@ -27,8 +22,7 @@ from jaxpfl.models import lora
 from jaxpfl.models.lora import LoRA
 from jaxpfl.models.transformer import Decoder
 from jaxpfl.models.transformer_config import DecoderConfig
-from jaxpfl.privacy import Ledger, Plan
-from jaxpfl.privacy.keys import noise_root
+from jaxpfl.privacy import Plan
 from jaxpfl.privacy.sampling import fixed_size
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.few_shot import DOCUMENTS, POPRI, FewShot
@@ -37,8 +31,11 @@ from jaxpfl.text.language_model import LanguageModel
 from jaxpfl.text.preference import PreferenceSettings, log_probabilities, tune
 from jaxpfl.text.ranking import preferences
 from jaxpfl.text.tokeniser import packed, utf8_bytes
+from tests.algorithms.asking import asked, asking
 from tests.plans import flat_plan
 
+# Its name in the package is the algorithm's.
+module = importlib.import_module("jaxpfl.algorithms.popri")
 NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
 FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
 SETTINGS = PopriSettings(
@@ -89,14 +86,14 @@ def generator() -> LanguageModel:
 class Letters:
     """Scores by a public rule: the share of a candidate that is of the first embedding axis."""
 
-    def __init__(self, sign: float = 1.0):
-        self.sign = sign
+    def __init__(self):
         self.candidates: list[np.ndarray] = []
+        self.query = None
 
-    def release(self, candidates_KxJxD, *, round):
+    def release(self, release, candidates_KxJxD, round):
         assert round == len(self.candidates) + 1
         self.candidates.append(np.asarray(candidates_KxJxD))
-        return (self.sign * candidates_KxJxD[..., 0]).astype(np.float32)
+        return candidates_KxJxD[..., 0].astype(np.float32)
 
 
 class Counts:
@@ -112,7 +109,7 @@ class Recorded:
     """Keeps the phases, and what `tune` was given."""
 
     def __init__(self, monkeypatch):
-        self.phases, self.tuned, self.told = {}, [], []
+        self.phases, self.tuned, self.rounds = {}, [], []
         monkeypatch.setattr(module, "tune", self.tune)
 
     def tune(self, model, params, pairs, settings, **rest):
@@ -128,21 +125,27 @@ class Recorded:
         return self.phases[name]
 
 
-def run(generator, rounds=3, scorer=None, seed=0, settings=SETTINGS, **rest):
+def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, **hooks):
+    """The tuned model, of rounds that ask nobody."""
     scorer = Letters() if scorer is None else scorer
-    samples = NEAR + FAR
-    return popri(generator, samples, scorer, Counts(), settings, rounds=rounds, seed=seed, **rest)
+    algorithm = popri(
+        generator, samples, scorer, Counts(), SETTINGS, seed=seed, hooks=Hooks(**hooks)
+    )
+    state = algorithm.init(jax.random.key(0))
+    for round in range(1, rounds + 1):
+        state, _ = algorithm.step(state, None, round)
+    return with_adapters(generator, SETTINGS, algorithm.params(state))
 
 
 def test_the_loop_is_algorithm_1(generator, monkeypatch):
     recorded, scorer = Recorded(monkeypatch), Letters()
     public = jax.tree.map(np.array, generator.params)
-    final = run(generator, scorer=scorer, keep=recorded.keep, told=recorded.told.append)
+    final = run(generator, scorer=scorer, keep=recorded.keep, on_round=recorded.rounds.append)
     parts = ("responses", "scores", "adapters")
     assert [*recorded.phases] == [f"round {r} {part}" for r in (1, 2, 3) for part in parts]
-    prompts = [written.prompts for written in recorded.told]
+    prompts = [written.prompts for written in recorded.rounds]
     assert len({tuple(found) for found in prompts}) == 3
-    for number, written in enumerate(recorded.told, 1):
+    for number, written in enumerate(recorded.rounds, 1):
         assert written.round == number
         assert [len(row) for row in written.responses] == [4] * 16
         texts_KxJ = recorded.phases[f"round {number} responses"]["texts"]
@@ -196,8 +199,8 @@ def test_the_reference_is_the_public_model_in_every_round(generator, monkeypatch
     """Before the first step policy and reference agree in round 1 and never after; with the last
     round's model as reference they would in every round."""
     recorded = Recorded(monkeypatch)
-    run(generator, rounds=2, keep=recorded.keep, told=recorded.told.append)
-    first, second = (written.record["margin"][0] for written in recorded.told)
+    run(generator, rounds=2, keep=recorded.keep, on_round=recorded.rounds.append)
+    first, second = (written.record["margin"][0] for written in recorded.rounds)
     assert first == pytest.approx(0, abs=1e-6)
     assert abs(second) > 1e-3
     model, _, pairs, rest, _, found = recorded.tuned[1]
@@ -324,9 +327,9 @@ def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
     """All responses alike: nothing is learned, and the next round goes on."""
     alike = [["ab"] * 4] * 16, np.ones((16, 4), bool)
     monkeypatch.setattr(module, "respond", lambda *_: alike)
-    told = []
-    final = run(generator, rounds=2, told=told.append)
-    assert [written.pairs for written in told] == [0, 0]
+    shown = []
+    final = run(generator, rounds=2, on_round=shown.append)
+    assert [written.pairs for written in shown] == [0, 0]
     start, _ = lora.attach(
         generator.model, generator.params, SETTINGS.lora, module._key(0, "adapters")
     )
@@ -337,7 +340,7 @@ def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
 
 
 class Raw:
-    """Stands in for a model: every response is what it was told to write."""
+    """Stands in for a model: it writes the responses that it is given."""
 
     tokeniser = utf8_bytes()
 
@@ -436,20 +439,20 @@ def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flip
         delta=1e-3,
     )
 
-    class Flipped(CandidateScores):
-        def release(self, candidates_KxJxD, *, round):
-            return -super().release(candidates_KxJxD, round=round)
+    class Flipped(Scorer):
+        def release(self, release, candidates_KxJxD, round):
+            return -super().release(release, candidates_KxJxD, round)
 
     share = {"before": like_clients(generator)}
-    for kind in (CandidateScores, Flipped):
-        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", clients.fingerprint)
-        scorer = kind(clients, plan, ledger=ledger, noise_key=noise_root(0))
-        tuned = popri(generator, NEAR + FAR, scorer, hashed, SETTINGS, rounds=4, seed=0)
-        ledger.close()
+    for kind in (Scorer, Flipped):
+        algorithm = popri(generator, NEAR + FAR, kind(plan), hashed, SETTINGS)
+        found = asked(algorithm, clients, tmp_path, ledger=f"{kind.__name__}.jsonl")
+        tuned = with_adapters(generator, SETTINGS, algorithm.params(found.state))
         share[kind.__name__] = like_clients(tuned)
-        assert len(ledger) == 4
+        assert [charge.label for charge in found.ledger.charges] == ["popri"] * 4
+        assert all(public["pairs"] > 0 and "margin" in public for public in found.metrics)
     assert 0.3 < share["before"] < 0.7
-    assert share["CandidateScores"] > share["before"] + 0.2
+    assert share["Scorer"] > share["before"] + 0.2
     assert share["Flipped"] < share["before"] - 0.2
 
 
@@ -460,7 +463,7 @@ def like_clients(writer) -> float:
     return ours / (ours + others)
 
 
-def scorer_of(clients, tmp_path, **changes):
+def plan_of(clients, **changes) -> Plan:
     settings: dict[str, Any] = dict(
         population=len(clients),
         clients_per_round=10,
@@ -469,40 +472,38 @@ def scorer_of(clients, tmp_path, **changes):
         noise_multiplier=1.0,
         delta=1e-3,
     )
-    plan = flat_plan(**{**settings, **changes})
-    ledger = Ledger(tmp_path / "ledger.jsonl", clients.fingerprint)
-    return CandidateScores(clients, plan, ledger=ledger, noise_key=noise_root(0))
+    return flat_plan(**{**settings, **changes})
 
 
 def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, monkeypatch):
     """SPEC C.3: 31 rounds run while 20 are accounted. Here two are, and a third is refused before
     it is charged; the loop without the check gives the cost of three rounds for two's."""
-    scorer = scorer_of(near_clients(hashed), tmp_path)
+    clients = near_clients(hashed)
+    plan = plan_of(clients)
     written = [["ab", "yz", "zz", "ay"]] * 16, np.ones((16, 4), bool)
     monkeypatch.setattr(module, "respond", lambda *_: written)
     monkeypatch.setattr(module, "preference_pairs", lambda *_: None)
-    with pytest.raises(InputError, match=r"round must lie in 1 \.\. 2, the plan's, found 3"):
-        popri(generator, NEAR, scorer, hashed, SETTINGS, rounds=3, seed=0)
-    assert len(scorer.ledger) == 2
-    plan = scorer.plan
-    assert scorer.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
-    faulty: dict[str, Any] = dict(
-        clients_per_round=10, clip_norm=1.0, noise_multiplier=1.0, delta=1e-3
-    )
-    assert plan.epsilon() < flat_plan(population=40, rounds=3, **faulty).epsilon()
+    algorithm = popri(generator, NEAR, Scorer(plan), hashed, SETTINGS)
+    with asking(algorithm, clients, tmp_path) as releaser:
+        state = run_rounds(algorithm, releaser, jax.random.key(0))
+        assert len(releaser.ledger) == 2
+        with pytest.raises(InputError, match=r"round must lie in 1 \.\. 2, the plan's, found 3"):
+            releaser.step(algorithm.step, state, 3)
+        assert len(releaser.ledger) == 2
+        assert releaser.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
+    assert plan.epsilon() < plan_of(clients, rounds=3).epsilon()
 
 
-def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed, tmp_path):
+def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed):
     """TRUST 13: every release draws its own cohort, so nobody takes part once an epoch."""
-    with pytest.raises(InputError, match="found 'epochs'"):
-        scorer_of(near_clients(hashed), tmp_path, sampling="epochs")
+    with pytest.raises(InputError, match="found epochs"):
+        Scorer(plan_of(near_clients(hashed), sampling="epochs"))
 
 
 def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
     """SPEC C.3: clients drawn by an unseeded sample of fixed size, under Poisson's accounting.
     The faulty sampler has one size in every round; ours varies and follows a secret key."""
     clients = near_clients(hashed, 200)
-    scorer = scorer_of(clients, tmp_path, rounds=12)
     drawn = []
     sample = Plan.sample
 
@@ -511,9 +512,8 @@ def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
         return drawn[-1][1]
 
     monkeypatch.setattr(Plan, "sample", sampled)
-    candidates = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
-    for round in range(1, 13):
-        scorer.release(candidates, round=round)
+    shown = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
+    asked(candidate_scores(shown, Scorer(plan_of(clients, rounds=12))), clients, tmp_path)
     sizes = [len(found) for _, found in drawn]
     assert len(set(sizes)) > 3
     assert len({len(fixed_size(200, 10, 0, round)) for round in range(1, 13)}) == 1
@@ -542,7 +542,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     assert preferences(scores, 2).chosen_K.tolist() == [1]
 
 
-def test_scores_that_are_all_alike_are_finite(generator, hashed, tmp_path):
+def test_scores_that_are_all_alike_are_finite(hashed, tmp_path):
     """SPEC C.3: std = 0 gives NaN. Responses that are all one text score zero and noise."""
     clients = near_clients(hashed)
     plan = Plan.without_privacy(population=40, clients_per_round=40, rounds=1, clip_norm=1.0)
@@ -552,11 +552,9 @@ def test_scores_that_are_all_alike_are_finite(generator, hashed, tmp_path):
         faulty = (scores - scores.mean()) / scores.std()
     assert np.isnan(faulty).all()
     for kind in ("zscore", "per_prompt"):
-        ledger = Ledger(tmp_path / f"{kind}.jsonl", clients.fingerprint)
-        scorer = CandidateScores(clients, plan, ledger=ledger, noise_key=noise_root(), kind=kind)
-        found = scorer.release(alike, round=1)
-        ledger.close()
-        np.testing.assert_array_equal(found, np.zeros((3, 4)))
+        algorithm = candidate_scores(alike, Scorer(plan, kind))
+        found = asked(algorithm, clients, tmp_path, ledger=f"{kind}.jsonl")
+        np.testing.assert_array_equal(found.state.sum_KxJ, np.zeros((3, 4)))
 
 
 @pytest.mark.parametrize(
@@ -581,7 +579,7 @@ def test_a_generator_with_adapters_and_too_few_samples_are_refused(generator):
         run(generator.replaced(model, params))
     scorer = Letters()
     with pytest.raises(InputError, match="1 different samples"):
-        popri(generator, [], scorer, Counts(), SETTINGS, rounds=1, seed=0)
+        run(generator, rounds=1, scorer=scorer, samples=[])
     assert not scorer.candidates
 
 

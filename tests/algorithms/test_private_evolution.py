@@ -4,17 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.candidate_scores import CandidateScores
-from jaxpfl.algorithms.private_evolution import (
-    EvolutionSettings,
-    private_evolution,
-    select,
-)
+from jaxpfl.algorithms import EvolutionSettings, Scorer, candidate_scores, private_evolution
+from jaxpfl.algorithms.private_evolution import select, selected_texts
+from jaxpfl.algorithms.rounds_of_text import Hooks
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Ledger, Plan
-from jaxpfl.privacy.keys import noise_root
+from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
+from tests.algorithms.asking import asked
 from tests.plans import flat_plan
 
 LETTERS = "abyz"
@@ -45,38 +42,55 @@ class Append:
 class Votes:
     """Votes by a public rule, and what was voted on."""
 
+    kind = "nn_histogram"
+
     def __init__(self, *votes):
         self.votes, self.seen = list(votes), []
+        rounds = max(1, len(votes))
+        self.plan = Plan.without_privacy(
+            population=1, clients_per_round=1, rounds=rounds, clip_norm=1.0
+        )
+        self.query = Scorer(self.plan, kind="nn_histogram").query
 
-    def release(self, candidates_KxJxD, *, round):
+    def release(self, release, candidates_KxJxD, round):
         assert candidates_KxJxD.shape[1] == 1
         self.seen.append(candidates_KxJxD[:, 0])
         return np.array(self.votes[round - 1], np.float32)[:, None]
+
+
+def evolved(texts, vary, votes, settings, seed=0, **hooks):
+    """The texts selected in the last round, of rounds that ask nobody."""
+    algorithm = private_evolution(
+        texts, vary, votes, Onehot(), settings, seed=seed, hooks=Hooks(**hooks)
+    )
+    state = algorithm.init(jax.random.key(0))
+    for round in range(1, algorithm.rounds + 1):
+        state, public = algorithm.step(state, None, round)
+        assert public["votes"] == sum(votes.votes[round - 1])
+    return selected_texts(state)
 
 
 def test_the_pre_text_form():
     """Lookahead mean, votes over the threshold in proportion, one variation of each drawn text."""
     settings = EvolutionSettings("pre_text", population=4, threshold=2.0, lookahead=3)
     votes = Votes([2, 9, 0, 1], [0, 5, 0, 0])
-    vary, told, phases = Append(), [], {}
+    vary, shown, phases = Append(), [], {}
 
     def keep(name, make):
         phases[name] = make()
         return phases[name]
 
     start = ["a", "b", "y", "z"]
-    final = private_evolution(
-        start, vary, votes, Onehot(), settings, rounds=2, seed=0, keep=keep, told=told.append
-    )
+    final = evolved(start, vary, votes, settings, keep=keep, on_round=shown.append)
     assert list(phases) == ["round 1 votes", "round 1 texts", "round 2 votes"]
     # Three variations ahead of each vote, one after the first: in the last round none.
     assert vary.calls[:3] == [start] * 3
     # Only the second text is over the threshold: a vote of exactly the threshold counts as none.
-    assert told[0].selected == ["b"] * 4
+    assert shown[0].selected == ["b"] * 4
     assert vary.calls[3] == ["b"] * 4
-    assert vary.calls[4:] == [told[1].texts] * 3
-    assert final == told[1].selected == [told[1].texts[1]] * 4
-    assert [evolved.round for evolved in told] == [1, 2]
+    assert vary.calls[4:] == [shown[1].texts] * 3
+    assert final == shown[1].selected == [shown[1].texts[1]] * 4
+    assert [each.round for each in shown] == [1, 2]
     # What is voted on is the mean of the three variations' embeddings, not the text's own.
     seen = votes.seen[0]
     assert seen.shape == (4, 4)
@@ -96,10 +110,7 @@ def _key(purpose, round):
 def test_without_lookahead_the_texts_themselves_are_voted_on():
     vary, votes = Append(), Votes([1, 0])
     settings = EvolutionSettings("pre_text", population=2, lookahead=0)
-    assert private_evolution(["a", "z"], vary, votes, Onehot(), settings, rounds=1, seed=0) == [
-        "a",
-        "a",
-    ]
+    assert evolved(["a", "z"], vary, votes, settings) == ["a", "a"]
     np.testing.assert_allclose(votes.seen[0], Onehot()(["a", "z"]))
     assert not vary.calls
 
@@ -108,20 +119,18 @@ def test_the_aug_pe_form():
     """The texts of most votes, each kept and varied; the noise's negative votes rank last."""
     settings = EvolutionSettings("aug_pe", population=6, variations=2, lookahead=4)
     votes = Votes([1, -3, 8, 0, 8, -9], [0, 0, 0, 0, 0, 1])
-    vary, told = Append(), []
+    vary, shown = Append(), []
     start = ["a", "b", "y", "z", "ab", "yz"]
-    final = private_evolution(
-        start, vary, votes, Onehot(), settings, rounds=2, seed=0, told=told.append
-    )
+    final = evolved(start, vary, votes, settings, on_round=shown.append)
     # Equal votes rank by place.
-    assert told[0].selected == ["y", "ab"]
+    assert shown[0].selected == ["y", "ab"]
     assert vary.calls == [["y", "y", "ab", "ab"]]
-    assert told[1].texts[:2] == ["y", "ab"]
+    assert shown[1].texts[:2] == ["y", "ab"]
     assert [
-        text[: len(kept)] for text, kept in zip(told[1].texts[2:], vary.calls[0], strict=True)
+        text[: len(kept)] for text, kept in zip(shown[1].texts[2:], vary.calls[0], strict=True)
     ] == (vary.calls[0])
     np.testing.assert_allclose(votes.seen[0], Onehot()(start))
-    assert final == [told[1].texts[5], told[1].texts[0]]
+    assert final == [shown[1].texts[5], shown[1].texts[0]]
 
 
 def test_selection_is_in_proportion_to_votes_above_the_threshold():
@@ -151,9 +160,7 @@ def test_a_run_is_a_function_of_its_seed_and_its_votes():
 
     def run(seed, last):
         votes = Votes([1, 2, 3, 4], [4, 3, 2, last])
-        return private_evolution(
-            list("abyz"), Append(), votes, Onehot(), settings, rounds=2, seed=seed
-        )
+        return evolved(list("abyz"), Append(), votes, settings, seed=seed)
 
     assert run(0, 1) == run(0, 1)
     assert len({tuple(run(seed, 1)) for seed in range(6)}) > 1
@@ -163,7 +170,9 @@ def test_the_number_of_texts_and_settings_are_checked():
     settings = EvolutionSettings("pre_text", population=4)
     votes = Votes()
     with pytest.raises(InputError, match="population = 4 texts, found 3"):
-        private_evolution(list("abc"), Append(), votes, Onehot(), settings, rounds=1, seed=0)
+        private_evolution(list("abc"), Append(), votes, Onehot(), settings)
+    with pytest.raises(InputError, match="kind 'nn_histogram', found 'per_prompt'"):
+        private_evolution(list("abyz"), Append(), Scorer(votes.plan), Onehot(), settings)
     for wrong, message in (
         ({"form": "other"}, "form"),
         ({"form": "aug_pe", "population": 7, "variations": 2}, r"multiple of 1 \+ variations = 3"),
@@ -218,53 +227,36 @@ def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_p
     settings = EvolutionSettings(form, population=16, threshold=1.0, lookahead=2, variations=3)
     start = [*NEAR, *FAR, *["ab yz ab", "yz ab zy", "ba zy ba", "zy ba yz"]] + FAR
 
-    class Flipped(CandidateScores):
-        def release(self, candidates_KxJxD, *, round):
-            return -super().release(candidates_KxJxD, round=round)
+    class Flipped(Scorer):
+        def release(self, release, candidates_KxJxD, round):
+            return -super().release(release, candidates_KxJxD, round)
 
     share = {}
-    for kind in (CandidateScores, Flipped):
-        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", population.fingerprint)
-        scorer = kind(
-            population,
-            plan,
-            ledger=ledger,
-            noise_key=noise_root(0),
-            kind="nn_histogram",
-            max_texts=2,
-        )
-        found = private_evolution(start, Swap(), scorer, hashed, settings, rounds=3, seed=0)
-        ledger.close()
-        assert len(ledger) == 3
-        assert ledger.spent(1e-3) == pytest.approx(plan.epsilon())
-        letters = "".join(found)
+    for kind in (Scorer, Flipped):
+        scorer = kind(plan, kind="nn_histogram", max_texts=2)
+        algorithm = private_evolution(start, Swap(), scorer, hashed, settings)
+        found = asked(algorithm, population, tmp_path, ledger=f"{kind.__name__}.jsonl")
+        assert [charge.label for charge in found.ledger.charges] == ["private_evolution"] * 3
+        assert found.ledger.spent(1e-3) == pytest.approx(plan.epsilon())
+        letters = "".join(selected_texts(found.state))
         share[kind] = sum(letters.count(c) for c in "ab") / sum(letters.count(c) for c in LETTERS)
     # Of twelve noises, all gave 1, and flipped 0.17 to 0.58; a machine has a noise of its own.
-    assert share[CandidateScores] > 0.9
+    assert share[Scorer] > 0.9
     assert share[Flipped] < 0.8
 
 
 def test_a_client_moves_the_votes_by_at_most_the_cap_and_reaches_it(hashed, tmp_path):
     """TRUST 16: neighbouring clients under votes without noise; the plan's clip norm is the cap."""
     plan = Plan.without_privacy(population=8, clients_per_round=8, rounds=1, clip_norm=3.0)
-    candidates = hashed([*NEAR, *FAR])[:, None]
+    shown = np.asarray(hashed([*NEAR, *FAR]))[:, None]
 
     def votes(texts_of_last, name):
         held = {f"client {k}": {"text": [NEAR[k % 4]]} for k in range(7)}
         held["last"] = {"text": texts_of_last}
         population = embed(from_clients(held), hashed, shown=False)
-        ledger = Ledger(tmp_path / f"{name}.jsonl", population.fingerprint)
-        scorer = CandidateScores(
-            population,
-            plan,
-            ledger=ledger,
-            noise_key=noise_root(0),
-            kind="nn_histogram",
-            max_texts=3,
-        )
-        found = scorer.release(candidates, round=1)[:, 0]
-        ledger.close()
-        return found
+        chosen = Scorer(plan, kind="nn_histogram", max_texts=3)
+        found = asked(candidate_scores(shown, chosen), population, tmp_path, ledger=f"{name}.jsonl")
+        return found.state.sum_KxJ[:, 0]
 
     without = votes([], "without")
     np.testing.assert_array_equal(without, [2, 2, 2, 1, 0, 0, 0, 0])

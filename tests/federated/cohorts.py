@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.data.cohort import Bucket
+from jaxpfl.data.cohort import Bucket, CohortSpec
+from jaxpfl.federated import Execution, Query, Secret
+from jaxpfl.federated.door import Door, Keys, Summed
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.keys import noise_root, round_keys, training_root
 from tests.plans import flat_plan
 
 DIM = 5
@@ -59,8 +60,23 @@ def no_noise(**changes) -> Plan:
     return Plan.without_privacy(**{**settings, **changes})
 
 
-def keys(round: int = 0, seed: int = 0):
-    return round_keys(training_root(seed), noise_root(reproducible_seed=seed), round)
+def keys(round: int = 0, seed: int = 0) -> Keys:
+    secret, text = Secret.reproducible(seed), str(round)
+    return Keys(
+        secret.key("train", text), secret.key("noise", text), secret.words_of("checksum", text)
+    )
+
+
+def door(client_fn, plan: Plan, shapes, *, cohort=None, **execution) -> Door:
+    """The door of one query; `execution` are fields of `Execution`."""
+    cohort = CohortSpec(batch_size=1, max_examples=1) if cohort is None else cohort
+    return Door(Query("asked", client_fn, plan, cohort, execution=Execution(**execution)), shapes)
+
+
+def through(door: Door, broadcast, buckets, key=None, *, clip_norm=None, shared=None) -> Summed:
+    """What comes out of the door in a round, by default the plan's first."""
+    clip_norm = jnp.float32(door.query.plan.clip_norm) if clip_norm is None else clip_norm
+    return door(broadcast, buckets, clip_norm, keys() if key is None else key, shared)
 
 
 SHAPE = {"a": jax.ShapeDtypeStruct((DIM,), jnp.float32)}

@@ -5,10 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import next_clip_norm, private_sum
+from jaxpfl.federated import next_clip_norm
 from jaxpfl.privacy import AdaptiveClip, Plan
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_contribution
-from tests.federated.cohorts import DIM, SHAPE, ZERO, bucket_of, held_vector, keys, plan
+from tests.federated.cohorts import (
+    DIM,
+    SHAPE,
+    ZERO,
+    bucket_of,
+    door,
+    held_vector,
+    keys,
+    plan,
+    through,
+)
 
 
 def with_norms(norms):
@@ -30,11 +40,11 @@ def test_clip_norm_converges_to_the_quantile_from_both_sides(start):
             noise_multiplier=0.5,
             adaptive_clip=AdaptiveClip(target_quantile=quantile, learning_rate=0.5),
         )
-        opened = private_sum(held_vector, chosen, SHAPE)
-        state, path = opened.init(), []
+        opened = door(held_vector, chosen, SHAPE)
+        clip_norm, path = jnp.float32(start), []
         for index in range(80):
-            _, state = opened(ZERO, [bucket], state, keys(index))
-            path.append(float(state.clip_norm))
+            clip_norm = through(opened, ZERO, [bucket], keys(index), clip_norm=clip_norm).clip_norm
+            path.append(float(clip_norm))
         assert abs(np.mean(path[-30:]) - 2 * quantile) < 0.15
 
 
@@ -46,20 +56,20 @@ def test_a_rounds_noise_and_clip_use_the_rounds_own_clip_norm():
         noise_multiplier=1.0,
         adaptive_clip=AdaptiveClip(target_quantile=0.9, learning_rate=0.9),
     )
-    opened = private_sum(held_vector, chosen, wide)
-    state = opened.init()
+    opened = door(held_vector, chosen, wide)
+    clip_norm = jnp.float32(chosen.clip_norm)
     for index in range(3):
-        used = float(state.clip_norm)
-        release, state = opened(ZERO, [], state, keys(index))
+        used = float(clip_norm)
+        found = through(opened, ZERO, [], keys(index), clip_norm=clip_norm)
         expected = chosen.value_noise_std(used)
-        assert abs(np.asarray(release["a"]).std() / expected - 1) < 0.02
-        assert abs(float(state.clip_norm) / used - 1) > 0.05  # it moved, so the test can tell
+        assert abs(np.asarray(found.value["a"]).std() / expected - 1) < 0.02
+        clip_norm = found.clip_norm
+        assert abs(float(clip_norm) / used - 1) > 0.05  # it moved, so the test can tell
 
 
 def test_without_adaptive_clipping_the_clip_norm_stays():
-    opened = private_sum(held_vector, plan(), SHAPE)
-    _, state = opened(ZERO, [with_norms([3.0, 4.0])], opened.init(), keys())
-    assert float(state.clip_norm) == 1.0
+    opened = door(held_vector, plan(), SHAPE)
+    assert float(through(opened, ZERO, [with_norms([3.0, 4.0])]).clip_norm) == 1.0
 
 
 @pytest.mark.parametrize("below", [1.0, 0.0])
@@ -94,11 +104,12 @@ def test_rounds_of_empty_updates_keep_the_bound_at_the_door():
         noise_multiplier=1e-6,
         adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0),
     )
-    opened = private_sum(held_vector, chosen, SHAPE)
-    state, empty = opened.init(), bucket_of(np.zeros((100, DIM), np.float32))
+    opened = door(held_vector, chosen, SHAPE)
+    clip_norm, empty = jnp.float32(1.0), bucket_of(np.zeros((100, DIM), np.float32))
     for index in range(600):
-        _, state = opened(ZERO, [empty], state, keys(index))
-    assert float(state.clip_norm) >= SMALLEST_CLIP_NORM
-    release, _ = opened(ZERO, [with_norms([1.0, 0.0])], state, keys(600))
-    norm = np.linalg.norm(np.asarray(release["a"], np.float64))
-    assert norm == pytest.approx(float(state.clip_norm), rel=1e-4)
+        clip_norm = through(opened, ZERO, [empty], keys(index), clip_norm=clip_norm).clip_norm
+    assert float(clip_norm) >= SMALLEST_CLIP_NORM
+    last = with_norms([1.0, 0.0])
+    found = through(opened, ZERO, [last], keys(600), clip_norm=clip_norm).value["a"]
+    norm = np.linalg.norm(np.asarray(found, np.float64))
+    assert norm == pytest.approx(float(clip_norm), rel=1e-4)

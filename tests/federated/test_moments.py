@@ -8,10 +8,10 @@ import pytest
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import FixedPoint, LocalTraining, private_sum
+from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.keys import noise_root, round_keys, training_root
+from tests.federated.cohorts import door, through
 from tests.plans import flat_plan
 
 CLIP = 0.7
@@ -40,14 +40,14 @@ def through_the_door(
         unit=unit,
     )
     shape = {"count": (), "sum": (DIM,), "second": half_shape(DIM)}[moment]
-    door = private_sum(fn, plan, jax.ShapeDtypeStruct(shape, jnp.float32))
-    spec = CohortSpec(batch_size=4, max_examples=12, clients_per_bucket=2 * door.shards)
-    cohort = Cohort(
-        population, np.arange(len(population)), spec, seed=0, round=0, shards=door.shards
-    )
-    keys = round_keys(training_root(0), noise_root(0), 0)
-    total, _ = door(jnp.asarray(centre), cohort, door.init(), keys)
-    return np.float64(total)
+    return summed(fn, plan, population, shape, CohortSpec(4, 12, clients_per_bucket=4), centre)
+
+
+def summed(fn, plan, population, shape, spec, centre) -> np.ndarray:
+    opened = door(fn, plan, jax.ShapeDtypeStruct(shape, jnp.float32), cohort=spec)
+    everyone = np.arange(len(population))
+    cohort = Cohort(population, everyone, spec, seed=0, round=0, shards=opened.mesh.size)
+    return np.float64(through(opened, jnp.asarray(centre), cohort).value)
 
 
 def clip(x):
@@ -178,30 +178,29 @@ def test_replacing_one_example_moves_as_far_as_the_papers_mode_is_charged_for():
     assert moved == pytest.approx(np.sqrt(2) * CLIP**2, rel=1e-5)
 
 
-def test_the_door_relies_on_no_bound_that_is_not_stated(parts):
+def test_no_bound_is_relied_on_that_is_not_stated():
     """TRUST 13: the unit example needs a function that bounds each example, within the clip."""
     everyone = dict(population=21, clients_per_round=21, rounds=1, noise_multiplier=1.0, delta=1e-3)
     plan = flat_plan(**everyone, clip_norm=CLIP, unit="example")
-    like = jax.ShapeDtypeStruct((DIM,), jnp.float32)
-    private_sum(ClientMoment("sum", CLIP), plan, like)
+
+    def query(fn, **execution):
+        return Query("asked", fn, plan, CohortSpec(4, 12), execution=Execution(**execution))
+
+    query(ClientMoment("sum", CLIP))
     with pytest.raises(InputError, match="example_bound"):
-        private_sum(lambda broadcast, examples, key: broadcast, plan, like)
+        query(lambda broadcast, examples, key: broadcast)
     with pytest.raises(InputError, match="example_bound"):
-        private_sum(LocalTraining(None, None), plan, like)
+        query(LocalTraining(None, None))  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="up to 0.8"):
-        private_sum(ClientMoment("sum", 0.8), plan, like)
+        query(ClientMoment("sum", 0.8))
     with pytest.raises(InputError, match="fixed-point"):
-        private_sum(ClientMoment("sum", CLIP), plan, like, accumulator=FixedPoint(100))
+        query(ClientMoment("sum", CLIP), accumulator=FixedPoint(100))
 
 
-def test_with_the_unit_client_the_door_clips_whatever_the_function_states(parts):
+def test_with_the_unit_client_the_door_clips_whatever_the_function_states():
     """A bound by example is no excuse: a client of 12 examples is clipped to c."""
     population = clients_of([np.ones((12, DIM))])
-    fn = ClientMoment("sum", CLIP)
     plan = Plan.without_privacy(population=1, clients_per_round=1, rounds=1, clip_norm=CLIP)
-    door = private_sum(fn, plan, jax.ShapeDtypeStruct((DIM,), jnp.float32))
-    spec = CohortSpec(batch_size=12, max_examples=12, clients_per_bucket=door.shards)
-    cohort = Cohort(population, np.arange(1), spec, seed=0, round=0, shards=door.shards)
-    keys = round_keys(training_root(0), noise_root(0), 0)
-    total, _ = door(jnp.asarray(CENTRE), cohort, door.init(), keys)
+    spec = CohortSpec(12, 12, clients_per_bucket=2)
+    total = summed(ClientMoment("sum", CLIP), plan, population, (DIM,), spec, CENTRE)
     assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-5)

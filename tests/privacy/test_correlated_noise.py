@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import private_sum
-from jaxpfl.privacy import Plan, confirmation, correlated_noise
-from jaxpfl.privacy.keys import noise_root, round_keys, training_root
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy import AdaptiveClip, Plan, confirmation, correlated_noise
+from jaxpfl.privacy.correlated_noise import NoiseStream
+from jaxpfl.privacy.keys import training_root
+from tests.federated.cohorts import door, through
 from tests.plans import flat_plan
 
 FIELDS = dict(
@@ -25,11 +25,23 @@ FIELDS = dict(
 CORRELATED = pytest.mark.parametrize("noise", ["tree", "banded"])
 
 
+def inverse_of_bands(bands: int, rounds: int) -> np.ndarray:
+    """C^-1 of the banded strategy, dense."""
+    coefficients = correlated_noise.square_root(bands)
+    coefficients = coefficients / np.linalg.norm(coefficients)
+    strategy = sum(np.diag(np.full(rounds - k, c), -k) for k, c in enumerate(coefficients[:rounds]))
+    return np.linalg.inv(strategy)
+
+
 def mixing(noise, rounds, per_epoch):
     """The matrix from independent draws (columns, by address) to the noise of each round."""
+    if noise == "independent":
+        return np.eye(rounds)
+    if noise == "banded":
+        return inverse_of_bands(per_epoch, rounds)
     columns, rows = {}, []
     for round in range(1, rounds + 1):
-        found = correlated_noise.terms(noise, round, per_epoch)
+        found = correlated_noise.tree_terms(round, per_epoch)
         row = {}
         for address, weight in zip(map(tuple, found.addresses), found.weights, strict=True):
             assert address not in row
@@ -79,14 +91,13 @@ def test_a_tree_is_what_the_paper_describes():
     assert not np.any(np.any(both[:10] != 0, axis=0) & np.any(both[10:] != 0, axis=0))
 
 
-def test_bands_invert_the_truncated_square_root():
-    strategy = np.zeros((12, 12))
+def test_bands_are_the_truncated_square_root_of_the_prefix_sums():
     coefficients = correlated_noise.square_root(4)
     np.testing.assert_allclose(coefficients, [1, 1 / 2, 3 / 8, 5 / 16])
-    for k, value in enumerate(coefficients / np.linalg.norm(coefficients)):
-        strategy += np.diag(np.full(12 - k, value), -k)
-    matrix = mixing("banded", 12, 4)
-    np.testing.assert_allclose(matrix @ strategy, np.eye(12), atol=1e-12)
+    # What a stream divides by and subtracts, from the same coefficients at columns of norm 1.
+    scaled = coefficients / np.linalg.norm(coefficients)
+    expected = np.concatenate([[1 / scaled[0]], scaled[1:] / scaled[0]])
+    np.testing.assert_allclose(correlated_noise.band_weights(4), expected)
     # Untruncated, the square root squared is the matrix of prefix sums.
     root = sum(
         np.diag(np.full(9 - k, c), -k) for k, c in enumerate(correlated_noise.square_root(9))
@@ -110,39 +121,15 @@ def test_correlated_noise_makes_prefix_sums_quieter():
 
 @CORRELATED
 def test_the_door_adds_this_noise(noise):
-    """Frozen noise of all rounds against the matrix; rounds may be computed in any order."""
-    plan = flat_plan(**FIELDS, noise=noise)
-    roots = training_root(0), noise_root(reproducible_seed=3)
-    door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
-    matrix, columns = [], {}
-    for round in range(1, 16):
-        found = correlated_noise.terms(noise, round, plan.rounds_per_epoch)
-        matrix.append(dict(zip(map(tuple, found.addresses), found.weights, strict=True)))
-        for address in matrix[-1]:
-            columns.setdefault(address, len(columns))
-    draws = {}
-    for address in columns:
-        key = jax.random.fold_in(roots[1], jnp.uint32(2**32 - 1))
-        for part in address:
-            key = jax.random.fold_in(key, jnp.uint32(part))
-        draws[address] = np.asarray(gaussian_noise_like(key, jnp.zeros(3), 1.0), np.float64)
-    for round in (15, 1, 8, 7):
-        release, _ = door(jnp.zeros(3), [], door.init(), plan.keys(*roots, round))
-        expected = 2.0 * 0.5 * sum(w * draws[a] for a, w in matrix[round - 1].items())
-        np.testing.assert_allclose(release, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_the_door_refuses_keys_of_another_plan():
-    """TRUST 13: correlated noise and its accounting cannot be taken apart."""
-    roots = training_root(0), noise_root(reproducible_seed=3)
-    tree, independent = flat_plan(**FIELDS, noise="tree"), flat_plan(**FIELDS)
-    for plan, keys in (
-        (tree, round_keys(*roots, 1)),
-        (independent, tree.keys(*roots, 1)),
-    ):
-        door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
-        with pytest.raises(InputError, match="keys must be made by Plan.keys"):
-            door(jnp.zeros(3), [], door.init(), keys)
+    """The stream's noise at z S, whatever the sum and the release's own keys are."""
+    plan, like = flat_plan(**FIELDS, noise=noise), jax.ShapeDtypeStruct((3,), jnp.float32)
+    stream = NoiseStream(noise, plan.rounds_per_epoch, training_root(3), like)
+    opened = door(lambda broadcast, examples, key: broadcast, plan, like)
+    for round in (1, 2, 8):
+        shared = stream.noise(round)
+        released = through(opened, jnp.zeros(3), [], shared=shared)
+        np.testing.assert_allclose(released.value, 2.0 * 0.5 * shared, rtol=1e-6)
+        assert np.all(np.abs(shared) > 1e-3)
 
 
 @pytest.mark.parametrize("noise", ["independent", "tree", "banded"])
@@ -153,9 +140,9 @@ def test_with_more_than_half_a_round_everyone_takes_part_and_pays_in_each(noise)
     assert plan.rounds_per_epoch == 1
     for round in (1, 2, 3):
         np.testing.assert_array_equal(plan.sample(0, round), np.arange(50))
-        assert plan.round_event(round) == dp_accounting.GaussianDpEvent(2.0)
-        weights = correlated_noise.terms(noise, round, 1).weights
-        np.testing.assert_allclose(weights[weights != 0], [1.0])
+        assert plan.charge_number(round) == round
+    assert plan.charge_event() == dp_accounting.GaussianDpEvent(2.0)
+    np.testing.assert_allclose(np.sum(mixing(noise, 3, 1) ** 2, axis=1), 1.0)
     assert plan.epsilon() == pytest.approx(
         confirmation.gaussian_epsilon(3**0.5 / 2.0, plan.delta), rel=1e-3
     )
@@ -176,11 +163,8 @@ def test_cost_is_one_gaussian_an_epoch(noise):
     plan = flat_plan(**FIELDS, noise=noise)
     assert plan.rounds_per_epoch == 7
     gaussian = dp_accounting.GaussianDpEvent(2.0)
-    charged = [plan.round_event(round) for round in range(1, 16)]
-    assert [event == gaussian for event in charged] == [
-        round in (1, 8, 15) for round in range(1, 16)
-    ]
-    assert all(isinstance(e, dp_accounting.NoOpDpEvent) for e in charged if e != gaussian)
+    assert [plan.charge_number(round) for round in range(1, 16)] == [1] * 7 + [2] * 7 + [3]
+    assert plan.charge_event() == gaussian
     assert plan.event() == dp_accounting.SelfComposedDpEvent(gaussian, 3)
     assert plan.released_again_event() == gaussian
     exact = [confirmation.gaussian_epsilon(count**0.5 / 2.0, 1e-5) for count in (1, 2, 3)]
@@ -230,25 +214,12 @@ def test_rounds_that_the_plan_does_not_have(noise, round):
     """TRUST 13: round 0 would be free, and with bands free of noise."""
     plan = flat_plan(**FIELDS, noise=noise)
     for use in (
-        lambda: plan.round_event(round),
+        lambda: plan.charge_number(round),
+        lambda: plan.check_round(round),
         lambda: plan.sample(0, round),
-        lambda: plan.keys(training_root(0), noise_root(0), round),
     ):
         with pytest.raises(InputError, match="round must"):
             use()
-
-
-def test_the_door_refuses_keys_of_another_correlated_plan():
-    """TRUST 13: a tree of one round an epoch has weights too small for one of seven."""
-    roots = training_root(0), noise_root(reproducible_seed=3)
-    plan = flat_plan(**FIELDS, noise="tree")
-    for other in (
-        flat_plan(**FIELDS | {"clients_per_round": 50}, noise="tree"),
-        flat_plan(**FIELDS, noise="banded"),
-    ):
-        door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
-        with pytest.raises(InputError, match="keys must be made by Plan.keys: these are for"):
-            door(jnp.zeros(3), [], door.init(), other.keys(*roots, 1))
 
 
 @pytest.mark.parametrize(
@@ -266,16 +237,13 @@ def test_bad_plans(change, message):
 
 
 def test_adaptive_clipping_is_refused():
-    from jaxpfl.privacy import AdaptiveClip
-
     with pytest.raises(InputError, match="needs a constant clip norm"):
         flat_plan(**FIELDS, adaptive_clip=AdaptiveClip())
 
 
 def test_without_privacy_there_is_no_noise():
     plan = Plan.without_privacy(population=50, clients_per_round=7, rounds=3, sampling="epochs")
-    keys = plan.keys(training_root(0), noise_root(0), 1)
-    door = private_sum(lambda broadcast, examples, key: broadcast, plan, jnp.zeros(3))
-    release, _ = door(jnp.zeros(3), [], door.init(), keys)
-    np.testing.assert_array_equal(release, np.zeros(3))
-    assert isinstance(plan.round_event(2), dp_accounting.NonPrivateDpEvent)
+    like = jax.ShapeDtypeStruct((3,), jnp.float32)
+    opened = door(lambda broadcast, examples, key: broadcast, plan, like)
+    np.testing.assert_array_equal(through(opened, jnp.zeros(3), []).value, np.zeros(3))
+    assert isinstance(plan.charge_event(), dp_accounting.NonPrivateDpEvent)

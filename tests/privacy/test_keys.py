@@ -1,6 +1,8 @@
 """Keys: where noise comes from, and what it must not come from."""
 
+import ast
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,44 +10,27 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
+from jaxpfl.federated import Secret
 from jaxpfl.privacy import keys, mechanisms
 
 
 def words(key: jax.Array) -> list[int]:
-    return keys.key_to_words(key)
+    return np.asarray(jax.random.key_data(key)).tolist()
 
 
-def test_the_noise_root_is_all_of_128_bits_of_the_systems_entropy(monkeypatch):
-    """TRUST 21: os.urandom, every bit of it."""
-    asked = []
-
-    def entropy(count: int) -> bytes:
-        asked.append(count)
-        return bytes(range(0xF0, 0xF0 + count))
-
-    monkeypatch.setattr("os.urandom", entropy)
-    root = keys.noise_root()
-    assert asked == [16]
-    assert np.asarray(words(root), np.uint32).tobytes() == bytes(range(0xF0, 0x100))
-
-
-def test_two_noise_roots_differ_in_every_word():
-    """TRUST 21: no default seed."""
-    first, second = words(keys.noise_root()), words(keys.noise_root())
-    assert all(a != b for a, b in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("root", [keys.training_root, keys.noise_root])
-def test_a_seed_counts_beyond_its_32nd_bit(root):
+def test_a_seed_counts_beyond_its_32nd_bit():
     """TRUST 21: `jax.random.key` drops the top bits with x64 off; ours must not."""
-    found = {tuple(words(root(seed))) for seed in (7, 7 + 2**32, 7 + 2**64, 7 + 2**200)}
-    assert len(found) == 4
-    assert words(root(7)) == words(root(7))
+    seeds = (7, 7 + 2**32, 7 + 2**64, 7 + 2**200)
+    assert len({tuple(words(keys.training_root(seed))) for seed in seeds}) == 4
+    assert words(keys.training_root(7)) == words(keys.training_root(7))
 
 
-def test_training_and_reproducible_noise_roots_of_one_seed_differ():
-    """TRUST 21: the config's seed does not give the noise."""
-    assert words(keys.training_root(5)) != words(keys.noise_root(reproducible_seed=5))
+def test_the_noise_of_a_seed_is_not_what_its_training_draws_from():
+    """TRUST 21: the config's seed does not give the noise, not even a reproducible one."""
+    root, secret = keys.training_root(5), Secret.reproducible(5)
+    found = [words(secret.key(purpose, "")) for purpose in ("train", "noise", "shared noise")]
+    assert words(root) not in found
+    assert words(root) != np.frombuffer(secret.words, np.uint32).tolist()
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, True, "1", float("nan")])
@@ -53,7 +38,7 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(InputError, match="seed"):
         keys.training_root(seed)
     with pytest.raises(InputError, match="seed"):
-        keys.noise_root(reproducible_seed=seed)
+        Secret.reproducible(seed)
 
 
 def test_all_128_bits_survive_a_file():
@@ -93,69 +78,49 @@ def test_other_implementations_are_refused_for_noise(implementation):
         mechanisms.gaussian_noise_like(key, jnp.zeros(3), 1.0)
     with pytest.raises(InputError, match="threefry4x32"):
         jax.jit(lambda k: mechanisms.gaussian_noise_like(k, jnp.zeros(3), 1.0))(key)
-    with pytest.raises(InputError, match="threefry4x32"):
-        keys.round_keys(keys.training_root(0), key, 1)
 
 
 def test_an_unpinned_default_does_not_reach_the_noise():
-    """TRUST 20: changing JAX's default implementation changes no root."""
+    """TRUST 20: changing JAX's default implementation changes no root and no secret's key."""
     with jax.default_prng_impl("rbg"):
-        root = keys.noise_root(reproducible_seed=3)
-        training = keys.training_root(3)
-    assert str(jax.random.key_impl(root)) == "threefry4x32"
-    assert words(root) == words(keys.noise_root(reproducible_seed=3))
-    assert words(training) == words(keys.training_root(3))
-
-
-def test_every_round_and_purpose_has_its_own_key():
-    """TRUST 22: and a round's keys can be made again alone."""
-    training, noise = keys.training_root(0), keys.noise_root(reproducible_seed=0)
-    rounds = (0, 1, 2, 1000, 2**31, 2**32 - 2)
-    made = [keys.round_keys(training, noise, round) for round in rounds]
-    found = {tuple(words(key)) for pair in made for key in pair[:2]}
-    shared = keys.term_keys(noise, np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [2**31, 0, 0]]))
-    found |= {tuple(words(key)) for key in shared}
-    assert len(found) == 2 * len(rounds) + 4
-    again = keys.round_keys(training, noise, 1000)
-    assert words(again.train) == words(made[3].train)
-    assert words(again.noise) == words(made[3].noise)
-
-
-@pytest.mark.parametrize("round", [-1, 0.5, True, float("nan")])
-def test_a_round_that_is_no_whole_number_is_refused(round):
-    with pytest.raises(InputError, match="round"):
-        keys.round_keys(keys.training_root(0), keys.noise_root(), round)
-
-
-def test_a_round_beyond_32_bits_is_refused():
-    """TRUST 22: it would wrap around to the keys of an earlier round."""
-    with pytest.raises((InputError, OverflowError)):
-        keys.round_keys(keys.training_root(0), keys.noise_root(), 2**32)
-    # Kept for draws that rounds share.
-    with pytest.raises(InputError, match="below 2"):
-        keys.round_keys(keys.training_root(0), keys.noise_root(), 2**32 - 1)
+        root, key = keys.training_root(3), Secret.reproducible(3).key("noise", "")
+    assert str(jax.random.key_impl(root)) == str(jax.random.key_impl(key)) == "threefry4x32"
+    assert words(root) == words(keys.training_root(3))
+    assert words(key) == words(Secret.reproducible(3).key("noise", ""))
 
 
 def test_noise_is_float32_for_narrow_leaves():
     """TRUST 19: only the leaf's shape is read."""
     tree = {"a": jnp.zeros(8, jnp.bfloat16), "b": jnp.zeros((2, 3), jnp.int8)}
-    noise = mechanisms.gaussian_noise_like(keys.noise_root(reproducible_seed=1), tree, 1.0)
+    noise = mechanisms.gaussian_noise_like(keys.training_root(1), tree, 1.0)
     assert {leaf.dtype for leaf in jax.tree.leaves(noise)} == {jnp.dtype("float32")}
     assert {name: leaf.shape for name, leaf in noise.items()} == {"a": (8,), "b": (2, 3)}
 
 
-def test_the_key_of_a_query_depends_on_every_bit_of_root_and_identity():
-    identity = bytes(range(16))
-    roots = [keys.noise_root(0), keys.noise_root(1)]
-    found = {tuple(words(keys.bound_to(root, identity))) for root in roots}
-    for byte in range(16):
-        for bit in (1, 128):
-            changed = bytearray(identity)
-            changed[byte] ^= bit
-            found.add(tuple(words(keys.bound_to(roots[0], bytes(changed)))))
-    assert len(found) == 34
-    assert tuple(words(keys.bound_to(roots[0], identity + b"more"))) in found
-    with pytest.raises(InputError, match="at least 16 bytes, found 15"):
-        keys.bound_to(roots[0], identity[:15])
-    with pytest.raises(InputError, match="typed JAX key"):
-        keys.bound_to(jnp.zeros(2, jnp.uint32), identity)
+def table_of_purposes() -> set[str]:
+    """The first column of the first table at the head of `privacy.keys`."""
+    head = (keys.__doc__ or "").split("The PUBLIC root")[0]
+    cells = [line.split("|")[1].strip() for line in head.splitlines() if line.startswith("|")]
+    return set(cells[2:])
+
+
+def purposes_in(source: str) -> set[str]:
+    """The purposes that something is drawn from a secret for."""
+    methods = {"digest", "key", "seed", "words_of"}
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        holder = ast.unparse(node.func.value).split(".")[-1]
+        if node.func.attr in methods and holder.endswith("secret"):
+            purpose = node.args[0]
+            assert isinstance(purpose, ast.Constant), ast.unparse(node)
+            found.add(str(purpose.value))
+    return found
+
+
+def test_the_table_lists_every_purpose_that_a_secret_is_used_for():
+    package = Path(keys.__file__).parents[1]
+    used = [purposes_in(path.read_text("utf-8")) for path in package.rglob("*.py")]
+    assert table_of_purposes() == set().union(*used)
+    assert purposes_in("x = self._secret.key('lunch', text)") == {"lunch"}

@@ -125,7 +125,7 @@ def test_a_plan_without_privacy_says_so_everywhere():
     assert plan.epsilon_curve([1, 5]) == [math.inf, math.inf]
     assert plan.statement().startswith("NOT PRIVATE")
     assert plan.to_dict()["private"] is False
-    assert isinstance(plan.round_event(), dp_accounting.NonPrivateDpEvent)
+    assert isinstance(plan.charge_event(), dp_accounting.NonPrivateDpEvent)
     assert plan.value_noise_std(0.5) == 0
     assert len(plan.sample(0, 1))
     assert isinstance(plan.released_again_event(), dp_accounting.NonPrivateDpEvent)
@@ -143,16 +143,16 @@ def test_one_object_makes_sampler_noise_and_event():
     """TRUST 13: each derived from the same fields, none can be given apart."""
     poisson, fixed = flat_plan(**FIELDS), flat_plan(**FIELDS, sampling="fixed")
     assert poisson.adjacency == "add_or_remove_one"
-    assert poisson.round_event() == dp_accounting.PoissonSampledDpEvent(
+    assert poisson.charge_event() == dp_accounting.PoissonSampledDpEvent(
         0.1, dp_accounting.GaussianDpEvent(2.0)
     )
     assert fixed.adjacency == "replace_one"
-    assert fixed.round_event() == dp_accounting.SampledWithoutReplacementDpEvent(
+    assert fixed.charge_event() == dp_accounting.SampledWithoutReplacementDpEvent(
         1000, 100, dp_accounting.GaussianDpEvent(1.0)
     )
     for plan in (poisson, fixed):
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
-        assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.round_event(), 10)
+        assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.charge_event(), 10)
     derived = {"adjacency", "sampling_rate", "denominator", "chosen_accountant", "private"}
     assert not derived & {field.name for field in dataclasses.fields(Plan)}
 
@@ -212,7 +212,7 @@ def test_adaptive_clipping_costs_what_the_noise_multiplier_says(sampling):
     # Adding a client moves the values by S and the sum of (b - 1/2) by 1/2.
     mu = math.hypot(1 / z_d, 0.5 / plan.indicator_noise_std)
     assert mu == pytest.approx(1 / 2.0, rel=1e-12)
-    assert plan.round_event() == flat_plan(**FIELDS, sampling=sampling).round_event()
+    assert plan.charge_event() == flat_plan(**FIELDS, sampling=sampling).charge_event()
 
 
 def test_adaptive_clipping_takes_the_indicator_noise_given():
@@ -393,7 +393,7 @@ KINDS = ["poisson", "fixed", "epochs"]
 def test_a_round_that_was_not_planned_is_refused(sampling, round):
     """TRUST 13: a plan for 10 rounds serves no 11th, whoever takes part."""
     plan = flat_plan(**FIELDS, sampling=sampling)
-    for use in (plan.check_round, plan.charge_number, plan.round_event):
+    for use in (plan.check_round, plan.charge_number):
         with pytest.raises(InputError, match="round must"):
             use(round)
     with pytest.raises(InputError, match="round must"):

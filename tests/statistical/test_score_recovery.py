@@ -19,13 +19,15 @@ and how much of a score is common.
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.candidate_scores import CandidateScores
+from jaxpfl.algorithms.base import releaser_of, run_rounds
+from jaxpfl.algorithms.candidate_scores import Scorer, candidate_scores
 from jaxpfl.data import Population
+from jaxpfl.federated import Secret
 from jaxpfl.privacy import Ledger
-from jaxpfl.privacy.keys import noise_root
 from tests.plans import flat_plan
 
 RESPONSES, TEXTS = 10, 8
@@ -82,28 +84,24 @@ def measured(size: Size, folder, *, prompts_differ: bool, trials: int):
         offsets = TEXTS * np.arange(size.clients + 1)
         names = [str(client) for client in range(size.clients)]
         clients = Population({"embedding": texts}, offsets, names)
-        with Ledger(folder / f"{trial}.jsonl", clients.fingerprint) as ledger:
+        with Ledger(folder / f"{trial}.jsonl", clients) as ledger:
             for kind in KINDS:
                 for sigma in SIGMAS:
                     plan = flat_plan(
                         population=size.clients,
                         clients_per_round=size.clients,
-                        rounds=20,
+                        rounds=1,
                         clip_norm=1.0,
                         noise_multiplier=sigma,
                         delta=3e-6,
                     )
                     for noise in ("every_score", "projected"):
-                        scores = CandidateScores(
-                            clients,
-                            plan,
-                            ledger=ledger,
-                            noise_key=noise_root(trial),
-                            kind=kind,
-                            noise=noise,
+                        algorithm = candidate_scores(candidates, Scorer(plan, kind, noise))
+                        releaser = releaser_of(
+                            algorithm, clients, ledger, Secret.reproducible(trial), run="once"
                         )
-                        released = scores.release(candidates, round=1)
-                        share = recovery(released, true_KxJ)
+                        state = run_rounds(algorithm, releaser, jax.random.key(0))
+                        share = recovery(np.asarray(state.sum_KxJ), true_KxJ)
                         found.setdefault((kind, sigma, noise), []).append(share)
     return found
 

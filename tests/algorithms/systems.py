@@ -1,0 +1,196 @@
+"""The smallest of each system: an algorithm, and clients for it."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+import jaxpfl as jp
+from jaxpfl.algorithms import (
+    Algorithm,
+    EvolutionSettings,
+    FredPlan,
+    GeneratorTraining,
+    MetricsPlan,
+    PopriSettings,
+    Scorer,
+)
+from jaxpfl.algorithms.federated_metrics import with_metrics
+from jaxpfl.data import Population, from_clients
+from jaxpfl.models import GAN
+from jaxpfl.models.lora import LoRA
+from jaxpfl.models.transformer import Decoder
+from jaxpfl.models.transformer_config import DecoderConfig
+from jaxpfl.privacy import Plan
+from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.few_shot import FewShot
+from jaxpfl.text.language_model import LanguageModel
+from jaxpfl.text.preference import PreferenceSettings
+from jaxpfl.text.sampling import Sampling
+from jaxpfl.text.tokeniser import utf8_bytes
+from jaxpfl.text.variation import Continue
+from tests.federated.test_local_training import DIM, LinearModel
+from tests.plans import flat_plan
+
+CLIENTS = 12
+# Made once: what is compiled is found again by them.
+CLIENT, GENERATOR, SERVER = optax.sgd(0.1), optax.sgd(0.02), optax.sgd(1.0)
+TEXTS = ["ab ba ab", "ba ab ba", "yz zy yz", "zy yz zy"]
+
+
+def plan(**changes: Any) -> Plan:
+    settings: dict[str, Any] = dict(
+        population=CLIENTS,
+        clients_per_round=6,
+        rounds=2,
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        accountant="rdp",
+    )
+    return flat_plan(**{**settings, **changes})
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(LinearModel):
+    columns: tuple[str, ...] = ("x", "y")
+
+
+def numbers(clients: int = CLIENTS) -> Population:
+    """Clients of 0 to 4 examples of a linear model."""
+    rng = np.random.default_rng(0)
+    return from_clients(
+        {
+            f"client {i}": {
+                "x": rng.normal(size=(i % 5, DIM)).astype(np.float32),
+                "y": rng.normal(size=i % 5).astype(np.float32),
+            }
+            for i in range(clients)
+        }
+    )
+
+
+def fed_avg() -> tuple[Algorithm, Population]:
+    spec = jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=8)
+    algorithm = jp.algorithms.fed_avg(
+        Linear(), client=CLIENT, server=SERVER, plan=plan(), cohort=spec
+    )
+    return algorithm, numbers()
+
+
+def fed_avg_gan() -> tuple[Algorithm, Population]:
+    rng = np.random.default_rng(0)
+    held = {
+        f"client {i}": {"image": rng.integers(0, 256, (i % 5, 4, 4, 1)).astype(np.uint8)}
+        for i in range(CLIENTS)
+    }
+    algorithm = jp.algorithms.fed_avg_gan(
+        GAN((4, 4, 1), width=0.02, noise=4),
+        client=CLIENT,
+        generator=GENERATOR,
+        server=SERVER,
+        plan=plan(),
+        cohort=jp.CohortSpec(batch_size=4, max_examples=4, clients_per_bucket=8),
+        generator_training=GeneratorTraining(steps=2, batch=4),
+    )
+    return algorithm, from_clients(held)
+
+
+def vectors(dimension: int = 4) -> Population:
+    """Clients of 0 to 4 embeddings."""
+    rng = np.random.default_rng(0)
+    return from_clients(
+        {
+            f"client {i}": {"embedding": rng.normal(size=(i % 5, dimension)).astype(np.float32)}
+            for i in range(CLIENTS)
+        }
+    )
+
+
+def fred() -> tuple[Algorithm, Population]:
+    algorithm = jp.algorithms.fred(
+        FredPlan.calibrated(epsilon=2.0, delta=1e-3), units=CLIENTS, dimension=4
+    )
+    return algorithm, vectors()
+
+
+def federated_metrics() -> tuple[Algorithm, Population]:
+    clients = numbers()
+    correct = np.random.default_rng(1).uniform(size=clients.num_examples) < 0.7
+    metrics = MetricsPlan.calibrated(2.0, 1e-3, CLIENTS)
+    return jp.algorithms.federated_metrics(metrics), with_metrics(clients, correct)
+
+
+def candidate_scores() -> tuple[Algorithm, Population]:
+    candidates = np.random.default_rng(2).normal(size=(3, 2, 4)).astype(np.float32)
+    return jp.algorithms.candidate_scores(candidates, Scorer(plan())), vectors()
+
+
+@functools.cache
+def untrained() -> LanguageModel:
+    """Writes bytes as they come."""
+    config = DecoderConfig(
+        "llama",
+        vocab_size=257,
+        hidden_size=16,
+        layers=2,
+        heads=2,
+        inner_size=32,
+        positions=32,
+        tied=True,
+    )
+    model = Decoder(config)
+    return LanguageModel(model, model.init(jax.random.key(0)), utf8_bytes())
+
+
+def writers() -> Population:
+    """Clients of two texts, embedded."""
+    held = {f"client {k}": {"text": [TEXTS[k % 2], TEXTS[(k + 1) % 2]]} for k in range(CLIENTS)}
+    return embed(from_clients(held), embedder("hashed:32"), shown=False)
+
+
+def popri() -> tuple[Algorithm, Population]:
+    settings = PopriSettings(
+        prompts=4,
+        responses=2,
+        rejected_rank=2,
+        format=FewShot(shots=1, head="", heading="", after="\n", stop="\n"),
+        prompt_tokens=12,
+        new_tokens=8,
+        response_tokens=8,
+        preference=PreferenceSettings(batch_size=4, multiple=32),
+        lora=LoRA(rank=2, alpha=4.0),
+    )
+    algorithm = jp.algorithms.popri(
+        untrained(), TEXTS, Scorer(plan()), embedder("hashed:32"), settings
+    )
+    return algorithm, writers()
+
+
+def private_evolution() -> tuple[Algorithm, Population]:
+    settings = EvolutionSettings(population=4, lookahead=1, max_bytes=64)
+    algorithm = jp.algorithms.private_evolution(
+        TEXTS,
+        Continue(untrained(), 0.5, 8, Sampling()),
+        Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2),
+        embedder("hashed:32"),
+        settings,
+    )
+    return algorithm, writers()
+
+
+SYSTEMS = {
+    made.__name__: made
+    for made in (
+        fed_avg,
+        fed_avg_gan,
+        fred,
+        federated_metrics,
+        candidate_scores,
+        popri,
+        private_evolution,
+    )
+}

@@ -1,0 +1,126 @@
+"""What holds for every system, whatever it computes: who may be asked, how often, at which cost."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms import Algorithm, run_rounds
+from jaxpfl.algorithms.base import releaser_of
+from jaxpfl.data import Population
+from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.federated import Secret
+from jaxpfl.privacy import Budget, Guarantee, Ledger, events
+from tests.algorithms.asking import OTHER, SAME, Asked, asked, asking
+from tests.algorithms.systems import SYSTEMS
+
+every_system = pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+
+
+def same(one: Asked, other: Asked) -> bool:
+    found = jax.tree.map(np.array_equal, (one.state, one.metrics), (other.state, other.metrics))
+    return jax.tree.all(found)
+
+
+@every_system
+def test_what_it_costs_is_known_before_it_starts(system, tmp_path):
+    """TRUST 29: the ledger ends with the events that the algorithm's queries stated."""
+    algorithm, clients = system()
+    stated = algorithm.event()
+    ledger = asked(algorithm, clients, tmp_path).ledger
+    assert len(ledger) == algorithm.rounds * len(algorithm.queries)
+    charged = Guarantee.of_events([charge.event for charge in ledger.charges], 1e-3, "client")
+    assert events.counts(charged.event) == events.counts(stated)
+    name = algorithm.name
+    labels = {f"{name} {query.label}" for query in algorithm.queries}
+    assert {charge.label for charge in ledger.charges} == (labels if len(labels) > 1 else {name})
+    assert {charge.round for charge in ledger.charges} == set(range(1, algorithm.rounds + 1))
+
+
+@every_system
+def test_an_equal_run_is_the_same_release_and_any_other_is_charged(system, tmp_path):
+    """TRUST 31: with equal noise on another question the difference would give it away."""
+    algorithm, clients = system()
+    charges = algorithm.rounds * len(algorithm.queries)
+    first = asked(algorithm, clients, tmp_path)
+    # Made anew, as a resumed process makes it.
+    again = asked(system()[0], clients, tmp_path)
+    assert same(first, again)
+    assert len(again.ledger) == charges
+    other = asked(algorithm, clients, tmp_path, secret=OTHER)
+    assert not same(first, other)
+    assert len(other.ledger) == 2 * charges
+    renamed = asked(algorithm, clients, tmp_path, run="another")
+    assert not same(first, renamed)
+    assert len(renamed.ledger) == 3 * charges
+
+
+@every_system
+def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
+    """Even one that says the same: its cost was not stated, so it could be asked again and again."""
+    algorithm, clients = system()
+    asked_for = algorithm.queries[0]
+
+    def step(state, release, round):
+        release(dataclasses.replace(asked_for), np.zeros(4, np.float32))
+
+    with asking(algorithm, clients, tmp_path) as releaser:
+        with pytest.raises(InputError, match="not one of the algorithm's queries"):
+            releaser.step(step, None, 1)
+        assert len(releaser.ledger) == 0
+
+
+@every_system
+def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path):
+    """TRUST 9: one client fewer or more than planned."""
+    algorithm, clients = system()
+    fewer = clients.select(np.arange(len(clients) - 1))
+    with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
+        with pytest.raises(InputError, match="population"):
+            run_rounds(
+                algorithm, releaser_of(algorithm, fewer, ledger, SAME, run="run"), jax.random.key(0)
+            )
+        assert len(ledger) == 0
+
+
+@every_system
+def test_rounds_beyond_the_plans_are_refused(system, tmp_path):
+    algorithm, clients = system()
+    with asking(algorithm, clients, tmp_path) as releaser:
+        for round in (0, algorithm.rounds + 1):
+            with pytest.raises(InputError, match="round"):
+                releaser.step(algorithm.step, algorithm.init(jax.random.key(0)), round)
+        assert len(releaser.ledger) == 0
+
+
+@every_system
+def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
+    """TRUST 30: no round of it is made, where all together would cost too much."""
+    algorithm, clients = system()
+    budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
+    with Ledger(tmp_path / "ledger.jsonl", clients, budget=budget) as ledger:
+        releaser = releaser_of(algorithm, clients, ledger, Secret(), run="run")
+        with pytest.raises(BudgetExhausted, match="nothing was released"):
+            run_rounds(algorithm, releaser, jax.random.key(0))
+        assert len(ledger) == 0
+
+
+@every_system
+def test_a_step_is_given_nothing_that_holds_clients(system, tmp_path):
+    """What a step gets leads to no population, whatever attribute is followed."""
+    algorithm, clients = system()
+    found = []
+
+    def step(state, release, round):
+        found.append(release)
+        return algorithm.step(state, release, round)
+
+    asked(Algorithm("x", algorithm.init, step, algorithm.queries), clients, tmp_path, rounds=1)
+    (release,) = found
+    held = [getattr(release, name) for name in type(release).__slots__]
+    assert not any(isinstance(each, Population) for each in held)
+    assert all(isinstance(each, int) for each in held)
+    # Kept beyond its round, it answers nobody.
+    with pytest.raises(InputError, match="this round is over"):
+        release(algorithm.queries[0])

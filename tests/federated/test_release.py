@@ -1,0 +1,407 @@
+"""The release: what is charged, who takes part, and that no two releases share their noise."""
+
+import gc
+import types
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.data import Population
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
+from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Epochs, Ledger, Noise, Plan, Poisson
+
+CLIENTS = 24
+# As many coordinates as a standard deviation needs to be known to one per cent.
+DIM = 20_000
+SIGMA = 1.5
+
+
+def population(clients: int = CLIENTS, seed: int = 0, replaced: int | None = None) -> Population:
+    """Each client holds one small vector, and its number."""
+    held = np.random.default_rng(seed).normal(size=(clients, DIM)).astype(np.float32) / DIM
+    if replaced is not None:
+        held[replaced] = np.random.default_rng(99).normal(size=DIM) / np.sqrt(DIM)
+    names = [f"person {k} of {seed}" for k in range(clients)]
+    return Population({"x": held}, np.arange(clients + 1), names, name="vectors")
+
+
+def plan(rounds: int = 6, clients: int = CLIENTS, taken: int | None = None, **changes) -> Plan:
+    settings = dict(
+        rounds=rounds,
+        clip=Clip(1.0),
+        noise=Noise(SIGMA),
+        participation=Poisson(clients, clients if taken is None else taken),
+        delta=1e-6,
+    )
+    return Plan(**{**settings, **changes})
+
+
+def held_vector(broadcast, examples, key):
+    real = examples.mask[..., None]
+    return jnp.sum(jnp.where(real, examples.batches["x"], 0.0), axis=(0, 1)) + broadcast
+
+
+def half_of_it(broadcast, examples, key):
+    return jnp.float32(0.5) * held_vector(broadcast, examples, key)
+
+
+def query(client_fn=held_vector, of: Plan | None = None, **changes) -> Query:
+    settings = dict(label="sum", cohort=CohortSpec(1, 1, clients_per_bucket=8), columns=("x",))
+    return Query(client_fn=client_fn, plan=of or plan(), **{**settings, **changes})
+
+
+@pytest.fixture
+def ledger_path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+def ask(path, asked=None, *, clients=None, round=1, secret=None, broadcast=0.0, budget=None):
+    """One release on the ledger at `path`: its value and the ledger's charges."""
+    clients = population() if clients is None else clients
+    asked = query() if asked is None else asked
+    secret = Secret.reproducible(7) if secret is None else secret
+    with Ledger(path, clients, budget=budget) as ledger:
+        with Releaser(clients, ledger, secret, run="run") as releaser:
+            found = releaser.release(asked, jnp.float32(broadcast), round=round)
+            value = np.asarray(found.value)
+        return value, list(ledger.charges)
+
+
+def require_independent_noise(first: np.ndarray, second: np.ndarray) -> None:
+    """The difference of two releases of sums that hardly differ: twice the noise's variance."""
+    # Its standard error is SIGMA / sqrt(DIM): one per cent is two of them.
+    assert np.std(first - second) == pytest.approx(SIGMA * np.sqrt(2), rel=0.03)
+
+
+def test_the_same_question_is_the_same_release_and_one_charge(ledger_path):
+    """Equal identity and equal sum: the same bits, one charge; also in another process."""
+    first, _ = ask(ledger_path)
+    second, charges = ask(ledger_path)
+    np.testing.assert_array_equal(first, second)
+    assert len(charges) == 1
+
+
+def test_another_secret_or_round_is_another_release(ledger_path):
+    first, _ = ask(ledger_path)
+    for change in (dict(secret=Secret()), dict(round=2)):
+        second, charges = ask(ledger_path, **change)
+        require_independent_noise(first, second)
+    assert len(charges) == 3
+
+
+def sampled(client_fn=held_vector, rounds: int = 6, delta: float = 1e-6, **changes) -> Query:
+    """Half of the clients take part, so that a cohort of its own shows in the charge."""
+    return query(client_fn, of=plan(rounds, taken=CLIENTS // 2, delta=delta), **changes)
+
+
+CHANGES = {
+    "client function": lambda: dict(asked=sampled(half_of_it)),
+    "delta": lambda: dict(asked=sampled(delta=1e-7)),
+    "rounds": lambda: dict(asked=sampled(rounds=7)),
+    "devices": lambda: dict(asked=sampled(execution=Execution(mesh=client_mesh(1)))),
+    "chunk": lambda: dict(asked=sampled(execution=Execution(chunk=4))),
+    "cohort": lambda: dict(asked=sampled(cohort=CohortSpec(1, 2, clients_per_bucket=8))),
+    "one client": lambda: dict(asked=sampled(), clients=population(replaced=3)),
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_whatever_is_changed_the_noise_is_independent_and_charged(changed, ledger_path):
+    """A replayed round with other code, plan or devices; one client replaced, on one ledger."""
+    first, _ = ask(ledger_path, sampled())
+    change = CHANGES[changed]()
+    if changed == "one client":
+        # A client's data is not the source's: the ledger is of the same source all the same.
+        clients = population()
+        change["clients"] = clients.with_columns(dict(change["clients"].columns))
+    second, charges = ask(ledger_path, **change)
+    require_independent_noise(first, second)
+    # Amplified, both: each has a cohort of its own.
+    assert len(charges) == 2
+    assert all(isinstance(charge.event, dp_accounting.PoissonSampledDpEvent) for charge in charges)
+
+
+def test_one_client_replaced_and_a_second_ledger_file(tmp_path):
+    """Nobody's update is the difference of two releases."""
+    first, _ = ask(tmp_path / "first.jsonl")
+    second, charges = ask(tmp_path / "second.jsonl", clients=population(replaced=3))
+    require_independent_noise(first, second)
+    assert len(charges) == 1
+
+
+@pytest.mark.parametrize("variable", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_flags_of_the_compiler_are_part_of_the_identity(variable, ledger_path, monkeypatch):
+    first, _ = ask(ledger_path)
+    monkeypatch.setenv(variable, "--xla_cpu_max_isa=SSE4_2")
+    second, charges = ask(ledger_path)
+    require_independent_noise(first, second)
+    assert len(charges) == 2
+
+
+@pytest.mark.parametrize("package", ["jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy"])
+def test_versions_are_part_of_the_identity(package, ledger_path, monkeypatch):
+    first, _ = ask(ledger_path)
+    real = identity.version
+    monkeypatch.setattr(identity, "version", lambda name: "9.9" if name == package else real(name))
+    second, charges = ask(ledger_path)
+    require_independent_noise(first, second)
+    assert len(charges) == 2
+
+
+def test_another_broadcast_is_a_second_release_on_the_same_cohort(ledger_path):
+    """A changed public corpus shows in the broadcast alone: charged without amplification."""
+    asked = query(of=plan(taken=12))
+    first, _ = ask(ledger_path, asked)
+    second, charges = ask(ledger_path, asked, broadcast=1e-6)
+    require_independent_noise(first, second)
+    assert [type(charge.event) for charge in charges] == [
+        dp_accounting.PoissonSampledDpEvent,
+        dp_accounting.GaussianDpEvent,
+    ]
+    assert charges[1].event == dp_accounting.GaussianDpEvent(SIGMA)
+    # Again: each of the two releases is known by now.
+    again, charges = ask(ledger_path, asked, broadcast=1e-6)
+    np.testing.assert_array_equal(again, second)
+    assert len(charges) == 2
+
+
+def test_what_no_identity_knows_still_gets_noise_and_a_charge_of_its_own(ledger_path, monkeypatch):
+    """An identity that overlooks a change of the code: the sum's bits bind the noise."""
+    monkeypatch.setattr(identity, "described", lambda *_: "always the same")
+    first, _ = ask(ledger_path)
+    second, charges = ask(ledger_path, query(half_of_it))
+    require_independent_noise(first, second)
+    assert len(charges) == 2
+
+
+def test_one_clip_norm_is_not_the_noise_of_another(ledger_path):
+    """Two scales of one noise on one sum would give both away."""
+    adaptive = plan(clip=Clip(1.0, adaptive=AdaptiveClip()), taken=CLIENTS)
+    asked, clients = query(of=adaptive), population()
+    values = []
+    with Ledger(ledger_path, clients) as ledger:
+        for clip_norm in (1.0, 2.0):
+            with Releaser(clients, ledger, Secret.reproducible(1), run="run") as releaser:
+                found = releaser.release(
+                    asked, jnp.float32(0), round=1, clip_norm=jnp.float32(clip_norm)
+                )
+            values.append(np.asarray(found.value) / clip_norm)
+        assert len(ledger.charges) == 2
+    std = adaptive.value_noise_std(1.0)
+    assert np.std(values[0] - values[1]) == pytest.approx(std * np.sqrt(2), rel=0.03)
+
+
+def who_takes_part(asked, secret, path) -> frozenset[int]:
+    """Without noise, by what each client adds."""
+    clients = Population(
+        {"x": np.eye(CLIENTS, dtype=np.float32)}, np.arange(CLIENTS + 1), list(map(str, range(24)))
+    )
+    value, _ = ask(path, asked, clients=clients, secret=secret)
+    return frozenset(np.flatnonzero(value).tolist())
+
+
+def test_a_cohort_is_a_secret_draw_of_the_identity(tmp_path):
+    """Amplification by sampling needs independent cohorts wherever a round is charged anew."""
+    public = Plan.without_privacy(population=CLIENTS, clients_per_round=12, rounds=6)
+    asked, secret = query(of=public), Secret.reproducible(3)
+    cohorts = [
+        who_takes_part(asked, secret, tmp_path / "a"),
+        who_takes_part(query(half_of_it, of=public), secret, tmp_path / "b"),
+        who_takes_part(asked, Secret.reproducible(4), tmp_path / "c"),
+    ]
+    assert who_takes_part(asked, secret, tmp_path / "d") == cohorts[0]
+    assert len(set(cohorts)) == 3
+    assert all(0 < len(cohort) < CLIENTS for cohort in cohorts)
+
+
+def step_that_leaks(state, release, round):
+    """Walks all that a step is given, and keeps what it finds of arrays."""
+    found, seen, todo = [], set(), [release]
+    while todo:
+        each = todo.pop()
+        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray | jax.Array | Population):
+            found.append(each)
+        todo += gc.get_referents(each)
+        todo += [getattr(each, name) for name in getattr(type(each), "__slots__", ())]
+    return found, {}
+
+
+def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
+    clients, asked = population(), query()
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        found, _ = releaser.step(step_that_leaks, None, 1)
+        assert found == []
+        # The walk finds what is there to be found.
+        assert step_that_leaks(None, releaser, 1)[0]
+
+
+def test_a_step_cannot_ask_after_its_round(ledger_path):
+    clients, asked = population(), query()
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        kept, _ = releaser.step(lambda state, release, round: (release, {}), None, 1)
+        with pytest.raises(InputError, match="round is over"):
+            kept(asked, jnp.float32(0))
+        assert not ledger.charges
+
+
+def refused(path, message, *, asked=None, clients=None, round=1, queries=None, clip_norm=None):
+    clients = population() if clients is None else clients
+    asked = query() if asked is None else asked
+    with Ledger(path, clients) as ledger:
+        with pytest.raises(InputError, match=message):
+            Releaser(clients, ledger, Secret(), run="run", queries=queries).release(
+                asked, jnp.float32(0), round=round, clip_norm=clip_norm
+            )
+        assert not ledger.charges
+
+
+def test_only_what_was_planned_is_asked(ledger_path):
+    """More rounds, more clients, another query or another population than the plan's."""
+    refused(ledger_path, "round must lie in 1 .. 6", round=7)
+    refused(ledger_path, "round must lie in 1 .. 6", round=0)
+    refused(ledger_path, "is for a population of 10", asked=query(of=plan(clients=10)))
+    refused(ledger_path, "not one of the algorithm's", queries=(query(),))
+    refused(ledger_path, "constant clip norm", clip_norm=jnp.float32(5))
+
+
+def whole_number(broadcast, examples, key):
+    return jnp.sum(examples.mask, dtype=jnp.int32)
+
+
+def nothing(broadcast, examples, key):
+    return ()
+
+
+def broken(broadcast, examples, key):
+    raise RuntimeError("a fault of the user's function")
+
+
+def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
+    refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
+    refused(ledger_path, "found no array", asked=query(nothing))
+    refused(ledger_path, "reads a column 'y'", asked=query(columns=("y",)))
+    clients = population()
+    with Ledger(ledger_path, clients) as ledger:
+        with pytest.raises(RuntimeError, match="user's function"):
+            Releaser(clients, ledger, Secret(), run="run").release(query(broken), round=1)
+        assert not ledger.charges
+
+
+def forgetful(clients: Population) -> Population:
+    return clients.select(np.arange(len(clients) - 1))
+
+
+def test_preparing_keeps_every_client(ledger_path):
+    refused(ledger_path, "prepare must keep every client", asked=query(prepare=forgetful))
+
+
+def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):
+    """Its value was computed: until `confirm` returns, nothing of it may leave."""
+    asked = query(of=plan(taken=12))
+    _, charges = ask(ledger_path, asked)
+    with Ledger(ledger_path, population()) as ledger:
+        spent = ledger.spent(1e-6)
+    budget = Budget(spent * 1.001, 1e-6)
+    clients = population()
+    with Ledger(ledger_path, clients, budget=budget) as ledger:
+        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        releaser.release(asked, jnp.float32(1e-6), round=1)
+        for _ in range(2):
+            with pytest.raises(BudgetExhausted):
+                releaser.confirm()
+        assert ledger.charges == charges
+
+
+def test_an_empty_cohort_is_charged_and_noised(ledger_path):
+    """TRUST 24."""
+    clients = population()
+    asked = query(of=plan(taken=1, rounds=40))
+    seen = []
+    with Ledger(ledger_path, clients) as ledger:
+        with Releaser(
+            clients, ledger, Secret.reproducible(2), run="run", observe=seen.append
+        ) as releaser:
+            values = [
+                np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
+                for round in range(1, 11)
+            ]
+        assert len(ledger.charges) == 10
+    empty = [value for value, each in zip(values, seen, strict=True) if not each["clients"]]
+    assert empty
+    assert all(np.std(value) == pytest.approx(SIGMA, rel=0.03) for value in empty)
+
+
+def in_epochs(correlation="independent", rounds: int = 8) -> Plan:
+    """Four rounds an epoch."""
+    return plan(
+        rounds, noise=Noise(SIGMA, correlation), participation=Epochs(CLIENTS, CLIENTS // 4)
+    )
+
+
+def test_an_epoch_is_charged_once_and_again_whole_where_it_goes_on_otherwise(ledger_path):
+    asked, changed = query(of=in_epochs()), query(half_of_it, of=in_epochs())
+    for round in (1, 2, 3):
+        _, charges = ask(ledger_path, asked, round=round)
+    assert [charge.event for charge in charges] == [dp_accounting.GaussianDpEvent(SIGMA)]
+    # Another client function deals the clients to rounds anew: someone may take part twice.
+    _, charges = ask(ledger_path, changed, round=4)
+    assert len(charges) == 2
+    _, charges = ask(ledger_path, changed, round=5)
+    assert len(charges) == 3
+
+
+@pytest.mark.parametrize("correlation", ["tree", "banded"])
+def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
+    asked = query(of=in_epochs(correlation))
+    changed = query(half_of_it, of=in_epochs(correlation))
+    ask(ledger_path, asked, round=1)
+    second, charges = ask(ledger_path, asked, round=2)
+    with pytest.raises(InputError, match="only as it began"):
+        ask(ledger_path, changed, round=3)
+    # The same round of the same run: the same bits, and no charge.
+    again, found = ask(ledger_path, asked, round=2)
+    np.testing.assert_array_equal(again, second)
+    assert found == charges
+    # Its noise follows from the identity alone, so another sum must not meet it.
+    with pytest.raises(InputError, match="give the noise away"):
+        ask(ledger_path, asked, round=2, broadcast=1e-6)
+
+
+def test_one_number_is_charged_and_says_what_it_costs(ledger_path):
+    clients = population()
+    once = plan(rounds=1)
+    found = jp.release(held_vector, clients, once, ledger=ledger_path, broadcast=jnp.float32(0))
+    second = jp.release(held_vector, clients, once, ledger=ledger_path, broadcast=jnp.float32(0))
+    require_independent_noise(found.value, second.value)
+    assert found.privacy == second.privacy == once.statement()
+    both = dp_accounting.GaussianDpEvent(SIGMA / np.sqrt(2))
+    with Ledger(ledger_path, clients) as ledger:
+        assert len(ledger.charges) == 2
+        assert ledger.spent(1e-6) == pytest.approx(
+            jp.privacy.Guarantee(both, 1e-6).epsilon(), rel=1e-9
+        )
+    assert second.ledger != second.privacy
+
+
+def test_one_number_has_a_plan_of_one_round(ledger_path):
+    with pytest.raises(InputError, match="needs rounds = 1"):
+        jp.release(held_vector, population(), plan(rounds=3), ledger=ledger_path)
+    assert not ledger_path.exists()
+
+
+def test_a_secret_shows_nothing_of_itself():
+    secret = Secret(bytes(range(16)))
+    assert "0, 1, 2" not in repr(secret) and secret.words.hex() not in repr(secret)
+    with pytest.raises(InputError):
+        Secret(b"short")
