@@ -46,7 +46,7 @@ from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Released, Secret
+from jaxpfl.federated.release import Released
 from jaxpfl.federated.scores import (
     LinearScores,
     NearestVotes,
@@ -57,6 +57,7 @@ from jaxpfl.federated.scores import (
 from jaxpfl.privacy.clipping import clip_contribution
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.secret import Secret
 
 STUDY = pathlib.Path(__file__).parents[2] / "configs" / "popri_small.yaml"
 COLUMNS = ["what", "floats down", "floats up", "client s", "own texts s", "server s"]

@@ -9,8 +9,9 @@ from dp_accounting import ComposedDpEvent, DpEvent
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Release, Releaser, Secret
+from jaxpfl.federated.release import Release, Releaser
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
 
 State = Any
 Metrics = Mapping[str, Any]
@@ -26,7 +27,8 @@ class Algorithm(NamedTuple):
         to clients (`federated.Release`), so all that it returns is public. The state's buffers may
         be donated. Metrics are scalars.
       queries: all that it will ever ask; what it costs follows from them before it starts. Their
-        plans have equal numbers of rounds, and each is asked at most once a round.
+        plans have equal numbers of rounds, and each is asked at most once a round, before the step
+        donates anything of its state.
       params: `(state) -> model parameters`; None where there is no model.
     """
 

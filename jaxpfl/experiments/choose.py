@@ -24,8 +24,8 @@ from jaxpfl.experiments.cost import both_statements
 from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.run_secret import run_id
 from jaxpfl.experiments.tracking import jsonable
-from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import embed, embedder
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)

@@ -69,6 +69,7 @@ def both_statements(
       accountant: None = PLD where it has support, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
+
     def of(charges: Sequence[Charge]) -> Guarantee:
         events = (charge.event for charge in charges)
         return Guarantee.of_events(events, delta, ledger.unit, accountant)
@@ -79,7 +80,7 @@ def both_statements(
     statement = guarantee.statement()
     again = sum(charge.label.endswith(" released again") for charge in own)
     if again:
-        statement += f"; {again} of its releases were made again, after a crash"
+        statement += f"; {again} of its releases were made again and came out otherwise"
     if len(own) == len(ledger.charges):
         return f"{statement}, {ALONE}"
     return f"{statement}; with everything else on its ledger: {of(ledger.charges).statement()}"

@@ -21,19 +21,12 @@ from jaxpfl.experiments.build import Experiment, build
 from jaxpfl.experiments.config import Config, LanguageModelConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
 from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator, numeric_columns
-from jaxpfl.experiments.loop import (
-    NOT_PRIVATE,
-    REPRODUCIBLE,
-    Loop,
-    Result,
-    Setting,
-    Tracking,
-    initial_state,
-)
+from jaxpfl.experiments.loop import Loop, initial_state
 from jaxpfl.experiments.pipeline import Stages
 from jaxpfl.experiments.prefinetune import Prefinetuned
 from jaxpfl.experiments.ranking import Metrics, ranking
 from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.setting import NOT_PRIVATE, REPRODUCIBLE, Result, Setting, Tracking
 from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.experiments.tracking import jsonable

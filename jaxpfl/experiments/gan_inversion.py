@@ -42,8 +42,8 @@ from jaxpfl.experiments.build import (
     read_clients,
 )
 from jaxpfl.experiments.judge import Judge, inverted, train_judge
-from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.setting import Result, Tracking
 from jaxpfl.experiments.study_config import GanInversionConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.federated.evaluation import correct_examples

@@ -14,13 +14,11 @@ another release, and the releaser charges it. What the run cost is therefore rea
 Rounds count from 1: round r leads from the state after r - 1 rounds to the state after r.
 """
 
-import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,90 +31,18 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.checkpoint import Checkpoints
 from jaxpfl.experiments.cost import Cost
-from jaxpfl.experiments.evaluate import Pending, Scores
+from jaxpfl.experiments.evaluate import Pending
+from jaxpfl.experiments.run_record import RunRecord, check, stamp_of
 from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.setting import Result, Setting, Tracking
 from jaxpfl.experiments.signals import Interrupted, caught_signals
 from jaxpfl.experiments.tracking import MetricsFile, PrivateLog, Progress, TensorBoard, jsonable
-from jaxpfl.federated.identity import environment
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.keys import training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 
 # Addresses the start of the state among the training keys; rounds have the small numbers.
 _INIT = 2**32 - 1
-
-NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
-REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
-_LAST_IS_MISSING = (
-    "the last one of a finished run is missing or damaged, and the run's secret was deleted when "
-    "it ended: its rounds cannot be made again"
-)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run ends with; all of it is public.
-
-    Attributes:
-      privacy: the statement: (epsilon, delta), unit, adjacency, accountant, of this run and of
-        everything on its ledger.
-      metrics: the last round's public metrics, the last evaluation among them.
-      rounds: rounds done.
-      out: the run directory.
-      state: the algorithm's last state, on the device.
-      params: the trained model's parameters, on the device; None without a model.
-    """
-
-    privacy: str
-    metrics: dict[str, Any]
-    rounds: int
-    out: Path
-    state: Any = field(repr=False)
-    params: Any = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Tracking:
-    """What a run looks at while it trains, and how often it saves itself.
-
-    Attributes:
-      evaluate: scores parameters on public data, or None.
-      evaluate_every: rounds between two evaluations; before the first round and after the last
-        there always is one.
-      sentences: `(params, round) -> sentences`, drawn at each evaluation, or None.
-      checkpoint_every: rounds between two checkpoints; after the last round there always is one.
-      shown: whether progress goes to stderr.
-    """
-
-    evaluate: Scores | None = None
-    evaluate_every: int = 10
-    sentences: Callable[[Any, int], list[str]] | None = None
-    checkpoint_every: int = 10
-    shown: bool = True
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run is besides its algorithm and its clients.
-
-    Attributes:
-      config: the resolved config, part of the run's identity.
-      seed: of the start of the state.
-      reproducible_noise: draws noise and cohorts from `seed`: NOT private.
-      start: identifies the parameters that the run starts from; None for the model's own.
-      prior: runs whose releases this one depends on, by their name in the ledger: its epsilons
-        and statements include theirs.
-      note: a sentence that everything the run writes about its privacy ends with.
-      resumed_as: the directory to resume after an interruption; None for the run's own.
-    """
-
-    config: Mapping[str, Any]
-    seed: int = 0
-    reproducible_noise: bool = False
-    start: str | None = None
-    prior: tuple[str, ...] = ()
-    note: str = ""
-    resumed_as: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +85,7 @@ class Loop:
         setting: Setting,
         resume: bool,
     ) -> None:
-        _check(algorithm, population, tracking)
+        check(algorithm, population, tracking)
         self.algorithm = algorithm
         self.population = population
         self.directory = directory
@@ -168,13 +94,11 @@ class Loop:
         self._ledger_path, self._budget = ledger, budget
         self._secret_path = files.private_directory(directory / "private") / "secret.json"
         self._shown: dict[str, str] = {}
-        path = directory / "run.json"
-        begun = files.read_json(path) if path.exists() else None
+        self._record_of_run = RunRecord(directory / "run.json", algorithm, population, setting)
+        begun = self._record_of_run.begun()
         if begun is not None and not resume:
             raise InputError(f"{directory}: holds a run already; resume it or choose another --out")
-        self._begun, self._identity = begun is not None, jsonable(self._described())
-        if begun is not None:
-            _require_same(path, begun, self._identity)
+        self._begun = begun is not None
         # A finished run has no secret and needs none.
         self._secret = None
         if self._finished_rounds() < algorithm.rounds:
@@ -182,18 +106,19 @@ class Loop:
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
-                begun=begun is not None,
+                begun=self._begun,
             )
         if begun is None:
             assert self._secret is not None
-            self.run_id, self.stamp = run_id(self._secret), self._stamp()
+            self.run_id = run_id(self._secret)
+            self.stamp = stamp_of(algorithm, setting)
             return
         # Read back: what was stamped stays so.
         self.run_id, self.stamp = str(begun["run"]), str(begun["stamp"])
         if self._secret is not None and run_id(self._secret) != self.run_id:
             raise InputError(
-                f"{path}: is of run {self.run_id}, the secret in private/ of another: one of "
-                "them was replaced"
+                f"{directory / 'run.json'}: is of run {self.run_id}, the secret in private/ of "
+                "another: one of them was replaced"
             )
 
     def run(self) -> Result:
@@ -208,11 +133,18 @@ class Loop:
             signals = stack.enter_context(caught_signals())
             self._progress = stack.enter_context(self._bar())
             self.ledger = stack.enter_context(
-                Ledger(self._ledger_path, self.population, budget=self._budget)
+                Ledger(
+                    self._ledger_path,
+                    self.population,
+                    budget=self._budget,
+                    unit=self.algorithm.queries[0].plan.unit,
+                )
             )
             self._cost = Cost(self.ledger, self.algorithm, self.run_id, self.setting.prior)
             if not self._begun:
-                self._write_run()
+                self._record_of_run.write(
+                    self.run_id, self.stamp, self._cost.planned(), self.tracking, self.ledger.head
+                )
             checkpoints = Checkpoints(
                 self.directory / "checkpoints", run=self.run_id, private=not self.stamp
             )
@@ -280,67 +212,24 @@ class Loop:
             observe=observe,
         )
 
-    def _described(self) -> dict[str, Any]:
-        """What must be the same when the run goes on."""
-        described = {
-            "label": self.algorithm.name,
-            "config": self.setting.config,
-            "seed": self.setting.seed,
-            "queries": [
-                {
-                    "label": query.label,
-                    "plan": query.plan.to_dict(),
-                    "cohort": dataclasses.asdict(query.cohort),
-                }
-                for query in self.algorithm.queries
-            ],
-        }
-        return (
-            described if self.setting.start is None else {**described, "start": self.setting.start}
-        )
-
-    def _stamp(self) -> str:
-        if not self.algorithm.private:
-            return NOT_PRIVATE
-        return REPRODUCIBLE if self.setting.reproducible_noise else ""
-
     def _finished_rounds(self) -> int:
         path = self.directory / "result.json"
         return files.read_json(path).get("rounds", 0) if path.exists() else 0
-
-    def _write_run(self) -> None:
-        """Writes `run.json`: what the run is, and what it will have cost when it ends."""
-        evaluate = self.tracking.evaluate
-        record = {
-            "run": self.run_id,
-            "private": not self.stamp,
-            "stamp": self.stamp,
-            "statement": self._cost.planned(),
-            "note": self.setting.note,
-            **self._identity,
-            "plan": self.algorithm.queries[0].plan.to_dict(),
-            "evaluation": None if evaluate is None else evaluate.name,
-            "unit": self.population.unit,
-            "population": self.population.name,
-            "devices": jax.device_count(),
-            "backend": jax.default_backend(),
-            "environment": environment(),
-            "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
-        }
-        text = json.dumps(jsonable(record), indent=1) + "\n"
-        files.write_atomically(self.directory / "run.json", text)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[Any, int]:
         """The state to go on from and the rounds behind it; the ledger must lead up to it."""
         state = initial_state(self.algorithm, self.setting.seed)
         restored = checkpoints.restore(state, warn=self._progress.message)
+        if self._secret is None and (restored is None or restored.round < self.algorithm.rounds):
+            raise CorruptFile(
+                f"{self.directory}/checkpoints: the run is finished and its secret is gone, so no "
+                "round can be repeated, but its last checkpoint is missing or damaged"
+            )
         if restored is None:
-            self.ledger.verify()
-            if self._secret is None:
-                raise CorruptFile(f"{self.directory}/checkpoints: {_LAST_IS_MISSING}")
+            # A run goes on with the ledger that it began with, also before its first checkpoint.
+            begun = files.read_json(self.directory / "run.json")
+            self.ledger.verify(begun["ledger_head"])
             return state, 0
-        if self._secret is None and restored.round < self.algorithm.rounds:
-            raise CorruptFile(f"{self.directory}/checkpoints: {_LAST_IS_MISSING}")
         # A ledger cut off after the checkpoint would be charged too little.
         self.ledger.verify(restored.ledger_head)
         state = jax.tree.map(
@@ -440,43 +329,6 @@ class Loop:
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
     """The state before round 1, a function of the seed."""
     return algorithm.init(jax.random.fold_in(training_root(seed), _INIT))
-
-
-def _check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
-    """Refuses what cannot be run, before round 1 and before any charge."""
-    if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
-        raise InputError(f"{algorithm.name!r} has no model that could be evaluated")
-    for query in algorithm.queries:
-        plan = query.plan
-        if plan.unit != "client":
-            raise InputError(f"a run protects clients, found a plan with unit = {plan.unit!r}")
-        if len(population) != plan.population:
-            raise InputError(
-                f"the plan is for a population of {plan.population} clients, the data has "
-                f"{len(population)}: an epsilon is only true for its own population"
-            )
-        slots, devices = query.cohort.clients_per_bucket, query.execution.devices.size
-        if slots % devices:
-            raise InputError(
-                f"clients_per_bucket = {slots} must be a multiple of the {devices} devices that "
-                "share a cohort"
-            )
-        for name in query.columns or ():
-            if query.prepare is None and name not in population.columns:
-                found = ", ".join(sorted(population.columns)) or "none"
-                raise InputError(
-                    f"{algorithm.name!r} reads a column {name!r}, the data has: {found}"
-                )
-
-
-def _require_same(path: Path, begun: Mapping[str, Any], described: Mapping[str, Any]) -> None:
-    """Refuses to go on with another run than the one that was begun; names what differs."""
-    for name in described.keys() | ({"start"} & begun.keys()):
-        if begun.get(name) != described.get(name):
-            raise InputError(
-                f"{path}: the run began with another {name}: it goes on only with the one that "
-                "stands there"
-            )
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -39,9 +39,9 @@ from jaxpfl.experiments.build import (
 )
 from jaxpfl.experiments.candidates import open_public
 from jaxpfl.experiments.central import fit_adam
-from jaxpfl.experiments.loop import Result, Tracking
 from jaxpfl.experiments.pipeline import params_digest
 from jaxpfl.experiments.public_check import PrivateContent
+from jaxpfl.experiments.setting import Result, Tracking
 from jaxpfl.experiments.study_config import OovConcatenationConfig
 from jaxpfl.experiments.texts import public_vocabulary
 from jaxpfl.experiments.tracking import jsonable

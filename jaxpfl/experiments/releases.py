@@ -15,7 +15,7 @@ from typing import Any, Self
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import files
-from jaxpfl.experiments.phases import Phases
+from jaxpfl.experiments.phases import Arrays, Phases
 from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Releaser
@@ -96,6 +96,17 @@ class Releases:
         except BaseException:
             ledger.close()
             raise
+
+    def keep(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """As `phases`; what was released is confirmed before it is stored."""
+
+        def confirmed() -> Arrays:
+            made = make()
+            if self.releaser is not None:
+                self.releaser.confirm()
+            return made
+
+        return self.phases(name, confirmed)
 
     def ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         """Runs a step; its releases are confirmed when it returns."""

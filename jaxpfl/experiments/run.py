@@ -7,8 +7,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.evaluate import Evaluator
-from jaxpfl.experiments.loop import Loop, Result, Setting, Tracking
+from jaxpfl.experiments.loop import Loop
 from jaxpfl.experiments.public_check import PrivateContent
+from jaxpfl.experiments.setting import Result, Setting, Tracking
 from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget

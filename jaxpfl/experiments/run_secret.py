@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import files
-from jaxpfl.federated.release import Secret
+from jaxpfl.privacy.secret import Secret
 
 
 def saved_secret(
@@ -28,9 +28,11 @@ def saved_secret(
 
     Raises:
       CorruptFile: there is none, though the run has begun, or the file holds no secret.
+      InputError: the saved one follows from a seed and this run is to be private, or the reverse.
     """
+    reproducible = reproducible_seed is not None
     if path.exists():
-        return _read(path)
+        return _read(path, reproducible)
     if begun:
         raise CorruptFile(
             f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. What "
@@ -41,7 +43,8 @@ def saved_secret(
     )
     words = np.frombuffer(secret.words, np.uint32).tolist()
     files.private_directory(path.parent)
-    files.write_atomically(path, json.dumps({"words": words}) + "\n", mode=0o600)
+    record = {"words": words, "reproducible": reproducible}
+    files.write_atomically(path, json.dumps(record) + "\n", mode=0o600)
     return secret
 
 
@@ -57,10 +60,17 @@ def run_id(secret: Secret) -> str:
     return secret.digest("run", "")[:12]
 
 
-def _read(path: Path) -> Secret:
+def _read(path: Path, reproducible: bool) -> Secret:
     record = files.read_json(path)
-    words = record.get("words") if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        raise CorruptFile(f"{path}: holds no secret of four words")
+    if record.get("reproducible") != reproducible:
+        raise InputError(
+            f"{path}: a run begun with reproducible_noise goes on so, and no other does: the "
+            f"secret there is reproducible = {record.get('reproducible')}, asked for was "
+            f"{reproducible}"
+        )
     try:
-        return Secret(np.array(words, np.uint32).tobytes())
+        return Secret(np.array(record.get("words"), np.uint32).tobytes())
     except (InputError, OverflowError, TypeError, ValueError):
         raise CorruptFile(f"{path}: holds no secret of four words") from None

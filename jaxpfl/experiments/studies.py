@@ -25,9 +25,10 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.config import Config, PrivacyConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
-from jaxpfl.experiments.loop import NOT_PRIVATE, REPRODUCIBLE, Loop, Result, Setting, Tracking
+from jaxpfl.experiments.loop import Loop
 from jaxpfl.experiments.pipeline import load_params, save_params
 from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.setting import NOT_PRIVATE, REPRODUCIBLE, Result, Setting, Tracking
 from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.study_config import (
     GanInversionConfig,

@@ -36,9 +36,9 @@ from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import build_fed_avg, build_plan, cleaned, read_clients
 from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.experiments.cost import both_statements
-from jaxpfl.experiments.loop import Tracking
 from jaxpfl.experiments.public_models import data_mesh
 from jaxpfl.experiments.releases import Releases
+from jaxpfl.experiments.setting import Tracking
 from jaxpfl.experiments.synthetic_config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.tracking import jsonable
 from jaxpfl.models import count_parameters
@@ -268,7 +268,7 @@ class SyntheticText:
             else:
                 history.append(self._selected(found))
 
-        keep = releases.phases
+        keep = releases.keep
 
         def corpus() -> dict[str, np.ndarray]:
             found = models.texts(writer, samples, config.corpus.texts)

@@ -20,7 +20,8 @@ from jaxpfl.federated.mesh import CLIENTS, client_mesh
 from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.release import Release, Released, Releaser, Secret
+from jaxpfl.federated.release import Release, Released, Releaser
+from jaxpfl.privacy.secret import Secret
 
 __all__ = [
     "CLIENTS",

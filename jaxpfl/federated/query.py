@@ -55,12 +55,16 @@ class Query:
       prepare: what each client computes once of its own data before the first round, such as the
         mean of its embeddings. It maps the population to one of as many clients, client by client:
         what it makes of one client must not depend on another, or the plan's sensitivity does not
-        hold. Under unit = "example" it may deal the examples out anew.
+        hold.
       execution: devices, chunk and accumulator.
+
+    Where the plan's unit is the example, everyone takes part with all examples, once: they are
+    dealt out in even blocks of `cohort.max_examples`, whoever holds them. A cap on a client's
+    examples would put another one in a removed one's place, and so double the sensitivity.
 
     Raises:
       InputError: the plan's unit is the example, and `client_fn` states no bound for one or one
-        above the plan's clip norm; or a bucket cannot be dealt to the devices.
+        above the plan's clip norm, or examples would be used more than once.
     """
 
     label: str
@@ -88,6 +92,10 @@ class Query:
             raise InputError(
                 f"one example moves the sum by up to {bound:g}, the plan's clip_norm is "
                 f"{self.plan.clip_norm:g}: its noise would be too small"
+            )
+        if self.cohort.epochs != 1:
+            raise InputError(
+                f"with unit = 'example' each is used once, found epochs = {self.cohort.epochs}"
             )
         if not isinstance(self.execution.accumulator, Compensated):
             raise InputError(

@@ -23,12 +23,9 @@ identity alone decides, and a run whose identity changed, or a round that comes 
 refused.
 """
 
-import hashlib
-import hmac
-import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -37,7 +34,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl import checks
 from jaxpfl.data.cohort import Cohort
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
@@ -46,56 +42,10 @@ from jaxpfl.federated import identity
 from jaxpfl.federated.door import Door, Keys
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.correlated_noise import NoiseStream
-from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
 
 PyTree = Any
-
-
-class Secret:
-    """128 bits that everything secret about a run follows from: cohorts, shuffles and noise.
-
-    Whoever knows it can take the noise off every release.
-
-    Args:
-      words: 16 bytes; None draws them from the operating system.
-    """
-
-    def __init__(self, words: bytes | None = None) -> None:
-        self._words = os.urandom(16) if words is None else words
-        if len(self._words) != 16:
-            raise InputError(f"a secret has 16 bytes, found {len(self._words)}")
-
-    def __repr__(self) -> str:
-        return "Secret(...)"
-
-    @property
-    def words(self) -> bytes:
-        """The 16 bytes, for a private file."""
-        return self._words
-
-    @classmethod
-    def reproducible(cls, seed: int, purpose: str = "") -> Self:
-        """A secret that follows from a seed, for tests: a run with it is NOT private."""
-        seed = checks.non_negative_int("seed", seed)
-        text = f"jaxpfl reproducible secret {seed} {purpose}"
-        return cls(hashlib.sha256(text.encode()).digest()[:16])
-
-    def digest(self, purpose: str, text: str) -> str:
-        """A keyed hash, 64 hexadecimal digits: tells nothing of `text` without the secret."""
-        return hmac.new(self._words, f"{purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
-
-    def key(self, purpose: str, text: str) -> jax.Array:
-        """A typed threefry4x32 key, a function of the secret, the purpose and the text."""
-        return key_from_words(self.words_of(purpose, text).tolist())
-
-    def words_of(self, purpose: str, text: str) -> Any:
-        """Four 32-bit words, uint32 [4], a function of the secret, the purpose and the text."""
-        return np.frombuffer(bytes.fromhex(self.digest(purpose, text))[:16], np.uint32)
-
-    def seed(self, purpose: str, text: str) -> int:
-        """A whole number of 128 bits, a function of the secret, the purpose and the text."""
-        return int(self.digest(purpose, text)[:32], 16)
 
 
 class Released(NamedTuple):
@@ -135,7 +85,8 @@ class Release:
           clip_norm: under adaptive clipping, what the last round's answer said; None in the first.
 
         Raises:
-          InputError: no such query, a clip norm where the plan's is constant, or the round is over.
+          InputError: no such query, or it was asked in this round before; a clip norm where the
+            plan's is constant; or the round is over.
           BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
         """
         opened = _OPEN.get(self._number)
@@ -168,12 +119,19 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Round:
-    """One round of a releaser that is open for questions."""
+    """One round of a releaser that is open for questions, each of them once."""
 
     releaser: "Releaser"
     round: int
+    asked: list[Query] = field(default_factory=list)
 
     def ask(self, query: Query, broadcast: PyTree, clip_norm: jax.Array | None) -> Released:
+        if any(query is each for each in self.asked):
+            raise InputError(
+                f"query {query.label!r} was asked in round {self.round} before: its cost was "
+                "stated for one release a round"
+            )
+        self.asked.append(query)
         return self.releaser.release(query, broadcast, round=self.round, clip_norm=clip_norm)
 
 
@@ -327,6 +285,9 @@ class Releaser:
         self._pending.append(
             _Pending(query, label, round, self._secret.digest("record", released), summed.name)
         )
+        if shared is not None:
+            # Nobody may see another sum under noise that was used before: worth waiting for.
+            self.confirm()
         return Released(summed.value, summed.clip_norm)
 
     def confirm(self, before: int | None = None) -> None:
@@ -419,6 +380,8 @@ class Releaser:
                 self._population.fingerprint,
             )
             held = Population(columns, prepared.offsets, prepared.client_ids)
+            if query.plan.unit == "example":
+                held = _in_blocks(held, query.cohort.max_examples)
             asked = _Asked(query, Door(query, lowered.out_info), held, described)
             # It holds the query: an id is one object's only while that lives.
             self._asked[key] = asked
@@ -465,3 +428,10 @@ class Releaser:
                 plan.correlation, plan.rounds_per_epoch, root, asked.door.shapes
             )
         return asked.noise
+
+
+def _in_blocks(held: Population, size: int) -> Population:
+    """The same examples in even blocks: sums over examples do not care whose they are."""
+    total = held.num_examples
+    edges = np.append(np.arange(0, total, size), total)
+    return Population(held.columns, edges, [str(number) for number in range(len(edges) - 1)])

@@ -16,6 +16,7 @@ events         the kinds of release, and their form in a file
 sampling       draws cohorts
 clipping       scales contributions down to the bound
 mechanisms     draws the noise
+secret         what a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """
 

@@ -58,7 +58,7 @@ def test_an_equal_run_is_the_same_release_and_any_other_is_charged(system, tmp_p
 
 @every_system
 def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
-    """Even one that says the same: its cost was not stated, so it could be asked again and again."""
+    """Even one that says the same: its cost was not stated, so it could be asked for ever."""
     algorithm, clients = system()
     asked_for = algorithm.queries[0]
 

@@ -17,8 +17,8 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import corpus_writer, files, synthetic_text
 from jaxpfl.experiments.config_file import from_mapping, load, to_mapping, to_yaml
 from jaxpfl.experiments.studies import resume_study, run_study
-from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments.ledgers import same_but_heads
 

@@ -38,8 +38,8 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
 from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
 
 LABEL = "federated_metrics"
 

@@ -34,9 +34,9 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.moments import from_half, half_shape
 from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.release import Secret
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import Embedder, embedded
 
 LABEL = "fred"
@@ -243,16 +243,8 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
             clients_per_bucket=together * execution.devices.size,
         ),
         columns=("embedding",),
-        prepare=None if by_client else _in_blocks,
         execution=execution,
     )
-
-
-def _in_blocks(population: Population) -> Population:
-    total = population.num_examples
-    edges = np.append(np.arange(0, total, _BLOCK), total)
-    names = [str(number) for number in range(len(edges) - 1)]
-    return Population({"embedding": population.columns["embedding"]}, edges, names)
 
 
 def public_moments(
