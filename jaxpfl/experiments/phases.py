@@ -3,8 +3,8 @@
     phases/NAME.npz, phases/NAME.json       arrays; their SHA-256, and the ledger's head after them
 
 A phase that was killed is made again. Where it releases something private, the release is the same
-again, or is charged again before it is written. A ledger that has lost the charges of a phase that
-is found is refused.
+again, or is charged again before it is written (`Releases.keep`). A ledger that has lost the
+charges of a phase that is found is refused.
 """
 
 import hashlib
@@ -24,10 +24,6 @@ from jaxpfl.privacy.ledger import Ledger
 Arrays = Mapping[str, np.ndarray]
 
 
-def _nothing() -> None:
-    """Where nothing is released, nothing is confirmed."""
-
-
 @dataclass(frozen=True)
 class Phases:
     """Arrays by phase, in a folder.
@@ -36,14 +32,11 @@ class Phases:
       folder: made at the first phase.
       run: identifies the run; the phases of another are refused.
       ledger: that the phases charge, or None where they charge nothing.
-      confirm: is called once a phase is made, before anything of it is written: it refuses a
-        release that was not paid for (`Releaser.confirm`).
     """
 
     folder: Path
     run: str
     ledger: Ledger | None = None
-    confirm: Callable[[], None] = _nothing
 
     def __call__(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """What `make()` made, now or before; numbers and texts alone.
@@ -57,7 +50,6 @@ class Phases:
         if not note.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             content = files.npz({key: np.asarray(value) for key, value in make().items()})
-            self.confirm()
             files.write_atomically(path, content)
             record = {"run": self.run, "sha256": hashlib.sha256(content).hexdigest()}
             if self.ledger is not None:

@@ -91,8 +91,7 @@ class Releases:
                     "of them was replaced"
                 )
             releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
-            phases = Phases(folder, run, ledger, releaser.confirm)
-            return cls(phases, run, ledger, releaser, secret_path)
+            return cls(Phases(folder, run, ledger), run, ledger, releaser, secret_path)
         except BaseException:
             ledger.close()
             raise

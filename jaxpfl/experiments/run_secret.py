@@ -62,7 +62,7 @@ def run_id(secret: Secret) -> str:
 
 def _read(path: Path, reproducible: bool) -> Secret:
     record = files.read_json(path)
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not isinstance(record.get("reproducible"), bool):
         raise CorruptFile(f"{path}: holds no secret of four words")
     if record.get("reproducible") != reproducible:
         raise InputError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from dp_accounting import GaussianDpEvent
 from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.phases import Phases
+from jaxpfl.experiments.releases import Releases
 from jaxpfl.privacy.ledger import Ledger
 
 MADE = {
@@ -126,15 +128,18 @@ def test_a_ledger_that_lost_a_phases_charge_is_refused(tmp_path):
 
 def test_nothing_of_a_release_that_is_not_paid_for_is_written(tmp_path):
     """TRUST 30, 34: what a phase released is confirmed first."""
-    budget = True
 
-    def confirm():
-        if budget:
-            raise BudgetExhausted("no")
+    class Releaser:
+        paid = False
 
-    keep = Phases(tmp_path, "run a", confirm=confirm)
+        def confirm(self):
+            if not self.paid:
+                raise BudgetExhausted("no")
+
+    releaser: Any = Releaser()
+    releases = Releases(Phases(tmp_path, "run a"), "run a", releaser=releaser)
     with pytest.raises(BudgetExhausted):
-        keep("scores", lambda: MADE)
+        releases.keep("scores", lambda: MADE)
     assert os.listdir(tmp_path) == []
-    budget = False
-    assert keep("scores", lambda: MADE)["texts"].tolist() == MADE["texts"].tolist()
+    releaser.paid = True
+    assert releases.keep("scores", lambda: MADE)["texts"].tolist() == MADE["texts"].tolist()

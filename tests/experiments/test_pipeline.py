@@ -14,10 +14,11 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments import config_file, loop, pipeline
+from jaxpfl.experiments import config_file, pipeline
 from jaxpfl.experiments.build import build
 from jaxpfl.experiments.execute import Outcome, resume_run, run_config
 from jaxpfl.experiments.report import write_report
+from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.simulation import CANDIDATE_NOTE
 from jaxpfl.federated import release
 from jaxpfl.privacy.ledger import Ledger
@@ -317,7 +318,7 @@ def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
 
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", signalling)
-        with pytest.raises(loop.Interrupted, match=f"resume {out}$"):
+        with pytest.raises(Interrupted, match=f"resume {out}$"):
             run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
     resume_run(out, shown=False)
     _assert_same(out, straight)

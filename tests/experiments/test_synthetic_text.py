@@ -277,7 +277,7 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     secret.unlink()
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
         resume_study(out, shown=False)
-    secret.write_text(json.dumps({"words": [1, 2, 3, 4]}))
+    secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": False}))
     with pytest.raises(InputError, match="one of them was replaced"):
         resume_study(out, shown=False)
     secret.write_bytes(words)
