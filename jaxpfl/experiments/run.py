@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from jaxpfl.experiments.public_check import PrivateContent
-
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.evaluate import Evaluator
 from jaxpfl.experiments.loop import Loop, Result, Setting, Tracking
+from jaxpfl.experiments.public_check import PrivateContent
 from jaxpfl.experiments.signals import Interrupted
 from jaxpfl.experiments.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget

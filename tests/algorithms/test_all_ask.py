@@ -58,7 +58,7 @@ def test_an_equal_run_is_the_same_release_and_any_other_is_charged(system, tmp_p
 
 @every_system
 def test_a_question_that_is_not_the_algorithms_is_refused(system, tmp_path):
-    """Even one that says the same: its cost was not stated, so it could be asked again and again."""
+    """Even one that says the same: its cost was not stated, it could be asked again and again."""
     algorithm, clients = system()
     asked_for = algorithm.queries[0]
 
@@ -77,7 +77,7 @@ def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path
     algorithm, clients = system()
     fewer = clients.select(np.arange(len(clients) - 1))
     with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
-        with pytest.raises(InputError, match="population"):
+        with pytest.raises(InputError, match="is for a population of 12"):
             run_rounds(
                 algorithm, releaser_of(algorithm, fewer, ledger, SAME, run="run"), jax.random.key(0)
             )
