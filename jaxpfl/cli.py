@@ -65,10 +65,19 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     run = command("run", _run, "Carry out an experiment.")
-    run.usage = "jaxpfl run CONFIG [--section.key VALUE ...] [--out DIR] [--json]"
+    run.usage = (
+        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--json]"
+    )
     run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
     run.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
+    )
+    run.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="as --privacy.ledger: shared by all that is released from these clients (default: "
+        "the run's own, in its directory)",
     )
     resume = command("resume", _resume, "Go on with an interrupted run, to the same final bits.")
     resume.add_argument("directory", metavar="DIR", type=Path)
@@ -187,6 +196,8 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     from jaxpfl.experiments.config import Config
     from jaxpfl.experiments.config_file import load
 
+    if arguments.ledger is not None:
+        overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
     config = _use_devices(load(arguments.config, overrides))
     out = arguments.out or _unused_directory(arguments.config.stem)
     print(f"run directory: {out}", file=sys.stderr)

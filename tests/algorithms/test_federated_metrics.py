@@ -224,10 +224,12 @@ def test_a_replay_is_the_same_release_and_anything_else_is_charged(tmp_path):
     changes = [
         {},
         {},
+        # What slices are called is nothing that clients are asked.
+        dict(plan=dataclasses.replace(plan, slices=("a", "c"))),
         dict(data=flipped),
         dict(plan=dataclasses.replace(plan, noise_multiplier=2 * plan.noise_multiplier)),
         dict(plan=dataclasses.replace(plan, histogram_share=0.4)),
-        dict(plan=dataclasses.replace(plan, slices=("a", "c"))),
+        dict(plan=dataclasses.replace(plan, slices=("a", "b", "c"))),
         dict(slice_column=None),
         dict(run="again"),
         dict(seed=1),
@@ -245,10 +247,10 @@ def test_a_replay_is_the_same_release_and_anything_else_is_charged(tmp_path):
             _, right, _ = looped(population, each["data"], each["plan"], numbers)
             noise = found.correct_J - right
             draws.append(noise[0] / found.noise[1])
-        assert len(ledger) == len(changes) - 1
+        assert len(ledger) == len(changes) - 2
         assert ledger.spent(1e-5) > 1.5 * plan.epsilon()
-    assert draws[0] == draws[1]
-    apart = np.abs(np.subtract.outer(draws[1:], draws[1:]))[np.triu_indices(len(draws) - 1, 1)]
+    assert draws[0] == draws[1] == draws[2]
+    apart = np.abs(np.subtract.outer(draws[2:], draws[2:]))[np.triu_indices(len(draws) - 2, 1)]
     assert apart.min() > 1e-4
 
 
