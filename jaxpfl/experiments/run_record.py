@@ -41,7 +41,7 @@ class RunRecord:
         if not self.path.exists():
             return None
         begun, described = files.read_json(self.path), jsonable(self._described())
-        for name in described.keys() | ({"start"} & begun.keys()):
+        for name in sorted(described.keys() | ({"start"} & begun.keys())):
             if begun.get(name) != described.get(name):
                 raise InputError(
                     f"{self.path}: the run began with another {name}: it goes on only with the one "
