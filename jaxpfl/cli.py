@@ -65,9 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     run = command("run", _run, "Carry out an experiment.")
-    run.usage = (
-        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--json]"
-    )
+    run.usage = "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--json]"
     run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
     run.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
