@@ -205,7 +205,7 @@ class CorpusWriter:
         self,
         directory: Path,
         keep: Keep,
-        plan: Plan,
+        scorer: Scorer | None,
         ask: Ask,
         on_round: Callable[[Any], None] = nothing_shown,
     ) -> tuple[LanguageModel, list[str]]:
@@ -214,7 +214,7 @@ class CorpusWriter:
         Args:
           directory: of the run; training is saved there.
           keep: the run's phases.
-          plan: of what clients send.
+          scorer: how clients score; None of methods that ask nobody.
           ask: runs a step, as `federated.Releaser.step` does; only of methods that ask clients.
           on_round: is called with each round's `Written` or `Evolved`.
         """
@@ -223,11 +223,12 @@ class CorpusWriter:
         if method == "generator":
             return self.generator, samples
         hooks: Hooks[Any] = Hooks(keep, on_round, self.progress)
+        assert scorer is not None, "all other methods ask clients"
         if method == "popri":
             algorithm = popri(
                 self.generator,
                 samples,
-                self.scorer(plan),
+                scorer,
                 self.function,
                 self.settings,
                 seed=config.run.seed,
@@ -237,7 +238,7 @@ class CorpusWriter:
             assert algorithm.params is not None
             writer = with_adapters(self.generator, self.settings, algorithm.params(state))
             return writer, samples
-        texts = self._evolved(samples, plan, ask, hooks)
+        texts = self._evolved(samples, scorer, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
         return self._tuned_on(texts, directory), samples
@@ -282,7 +283,7 @@ class CorpusWriter:
         return found.params if base is None else lora.join(found.params, base)
 
     def _evolved(
-        self, samples: list[str], plan: Plan, ask: Ask, hooks: Hooks[Evolved]
+        self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
     ) -> list[str]:
         config, evolution = self.config, self.config.evolution
 
@@ -309,7 +310,7 @@ class CorpusWriter:
         algorithm = private_evolution(
             hooks.keep("first texts", first)["texts"].tolist(),
             self.vary,
-            self.scorer(plan),
+            scorer,
             self.function,
             EvolutionSettings(
                 form=evolution.form,

@@ -84,3 +84,10 @@ def both_statements(
     if len(own) == len(ledger.charges):
         return f"{statement}, {ALONE}"
     return f"{statement}; with everything else on its ledger: {of(ledger.charges).statement()}"
+
+
+def stamped(statement: str, stamp: str, note: str = "") -> str:
+    """The statement as it is written down: a stamp stands before it, a note after it."""
+    if stamp and not statement.startswith("NOT PRIVATE"):
+        statement = f"{stamp}; it would be {statement}"
+    return f"{statement}; {note}" if note else statement

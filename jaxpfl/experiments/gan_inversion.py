@@ -165,18 +165,25 @@ class _Study:
         thresholds = self._thresholds(before)
         during = self._metrics("bug", phases["bug"], judge, directory, ledger)
         metrics = {"before": before, "bug": during}
-        runs, shares = {}, {}
+        runs, shares, priors = {}, {}, {}
         for phase in PHASES:
             for side in SIDES:
                 name = f"{phase}_{side}"
                 held = self._selected(phases[phase], side, judge, thresholds)
                 # After the fix the clients are as they were before the bug.
                 shares[name] = _share(metrics[_KNOWN[phase][-1]], side, thresholds)
-                prior = () if thresholds is None else [metrics[n]["run"] for n in _KNOWN[phase]]
+                known = () if thresholds is None else _KNOWN[phase]
+                prior = priors[name] = [metrics[each]["run"] for each in known]
                 runs[name] = self._run(
                     name, shares[name], held, judge, judged_by, directory, ledger, prior, shown
                 )
-        return self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
+        statements = {
+            name: studies.restate(result.out, ledger, priors[name]) for name, result in runs.items()
+        }
+        record = self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
+        for name, run in record["runs"].items():
+            run["privacy"] = statements[name]
+        return record
 
     def _histograms_behind(self, name: str) -> list[float]:
         """Noise multipliers of the histograms that a GAN depends on: none by example."""
@@ -336,7 +343,6 @@ class _Study:
             found[name] = {
                 **judge.score(images),
                 "share": shares[name],
-                "privacy": result.privacy,
                 "epsilon": result.metrics["epsilon"],
                 "plan": plan.to_dict(),
             }

@@ -30,7 +30,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.checkpoint import Checkpoints
-from jaxpfl.experiments.cost import Cost
+from jaxpfl.experiments.cost import Cost, stamped
 from jaxpfl.experiments.evaluate import Pending
 from jaxpfl.experiments.run_record import RunRecord, check, stamp_of
 from jaxpfl.experiments.run_secret import forget, run_id, saved_secret
@@ -306,10 +306,7 @@ class Loop:
         statement = self._cost.statement()
         if done < self.algorithm.rounds:
             statement += f", after {done} of {self.algorithm.rounds} rounds"
-        if self.stamp and not statement.startswith("NOT PRIVATE"):
-            statement = f"{self.stamp}; it would be {statement}"
-        if self.setting.note:
-            statement += f"; {self.setting.note}"
+        statement = stamped(statement, self.stamp, self.setting.note)
         record = {
             "run": self.run_id,
             "rounds": done,

@@ -222,7 +222,9 @@ class _Study:
             "together": studies.together(
                 [ledger], config.words.privacy.delta, studies.stamp_of(directory)
             ),
-            "privacy": {kind: result.privacy for kind, result in results.items()},
+            "privacy": {
+                kind: studies.restate(result.out, ledger) for kind, result in results.items()
+            },
             **found,
         }
         return jsonable(record)

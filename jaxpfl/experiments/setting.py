@@ -9,10 +9,6 @@ from jaxpfl.experiments.evaluate import Scores
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
-_LAST_IS_MISSING = (
-    "the last one of a finished run is missing or damaged, and the run's secret was deleted when "
-    "it ended: its rounds cannot be made again"
-)
 
 
 @dataclass(frozen=True)

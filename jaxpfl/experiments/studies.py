@@ -25,6 +25,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments import files
 from jaxpfl.experiments.config import Config, PrivacyConfig
 from jaxpfl.experiments.config_file import load, to_mapping, to_yaml
+from jaxpfl.experiments.cost import both_statements, stamped
 from jaxpfl.experiments.loop import Loop
 from jaxpfl.experiments.pipeline import load_params, save_params
 from jaxpfl.experiments.report import write_report
@@ -201,6 +202,25 @@ def train(
     return result
 
 
+def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
+    """Writes a finished run's statement again, once its study's other runs are on the ledger.
+
+    The statement of the first one was made when its ledger held nothing else.
+
+    Args:
+      folder: of the run.
+      prior: as `train`.
+    """
+    run, path = files.read_json(folder / "run.json"), folder / "result.json"
+    plan = Plan.from_dict(run["plan"])
+    runs = (run["run"], *prior)
+    statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
+    record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
+    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+    write_report(folder)
+    return record["privacy"]
+
+
 def budget_of(privacy: PrivacyConfig) -> Budget | None:
     """The hard limit on a world's ledger: `budget_epsilon`, or `epsilon` where that is null."""
     limit = privacy.epsilon if privacy.budget_epsilon is None else privacy.budget_epsilon
@@ -237,8 +257,7 @@ def together(ledgers: Sequence[Path], delta: float | None, stamp: str) -> dict[s
         return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
     charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
     found = _stated(guarantee_of(charges, delta))
-    if stamp:
-        found["statement"] = f"{stamp}; it would be {found['statement']}"
+    found["statement"] = stamped(found["statement"], stamp)
     return {**found, "labels": dict(Counter(charge.label for charge in charges))}
 
 

@@ -158,10 +158,8 @@ def _continued(
     model, samples = writer.tuned(
         directory,
         _only(keep),
-        # A method that asks nobody has no plan, and reads none.
-        Plan.from_dict(plan)
-        if plan
-        else Plan.without_privacy(population=1, clients_per_round=1, rounds=1),
+        # A method that asks nobody has no plan.
+        writer.scorer(Plan.from_dict(plan)) if plan else None,
         lambda step, state, round: step(state, missing, round),
     )
     found = list(found)

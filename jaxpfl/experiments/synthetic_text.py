@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.algorithms.popri import Written
@@ -35,7 +36,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import files, studies
 from jaxpfl.experiments.build import build_fed_avg, build_plan, cleaned, read_clients
 from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
-from jaxpfl.experiments.cost import both_statements
+from jaxpfl.experiments.cost import both_statements, stamped
 from jaxpfl.experiments.public_models import data_mesh
 from jaxpfl.experiments.releases import Releases
 from jaxpfl.experiments.setting import Tracking
@@ -208,9 +209,7 @@ class SyntheticText:
             own = [charge.event for charge in ledger.charges if charge.run == run]
             epsilon = Guarantee.of_events(own, plan.delta, plan.unit, plan.accountant).epsilon()
             statement = both_statements(ledger, [run], plan.delta, plan.accountant)
-        if stamp:
-            statement = f"{stamp}; it would be {statement}"
-        return {"privacy": statement, "epsilon": epsilon}
+        return {"privacy": stamped(statement, stamp), "epsilon": epsilon}
 
     def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
         """The downstream model's parameters, and what is shown of how they came about."""
@@ -260,7 +259,8 @@ class SyntheticText:
         """The synthetic corpus, made or found."""
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
-        releases = self._releases(directory)
+        scorer = models.scorer(self.plan) if config.method in SCORING else None
+        releases = self._releases(directory, scorer)
 
         def on_round(found: Written | Evolved) -> None:
             if isinstance(found, Written):
@@ -277,7 +277,7 @@ class SyntheticText:
             return {"texts": np.array(found)}
 
         with releases:
-            writer, samples = models.tuned(directory, keep, self.plan, releases.ask, on_round)
+            writer, samples = models.tuned(directory, keep, scorer, releases.ask, on_round)
             texts = keep("corpus", corpus)["texts"].tolist()
             releases.end()
         shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
@@ -287,11 +287,11 @@ class SyntheticText:
             )
         return texts, shown
 
-    def _releases(self, directory: Path) -> Releases:
-        """Where phases are kept, and what asks the clients."""
+    def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
+        """Where phases are kept, and what asks the clients, if `scorer` does."""
         config = self.config
         described = json.dumps(jsonable(dataclasses.asdict(config)))
-        if config.method not in SCORING:
+        if scorer is None:
             return Releases.without_clients(directory, described)
         limit, seed = config.training.max_examples, config.data.split_seed
         made_by = (config.data.remove, f"at most {limit} by {seed}")
@@ -304,7 +304,7 @@ class SyntheticText:
             described,
             _embedded(few, made_by, loaded_embedder(config.embedder), self.models.progress),
             name=config.method,
-            query=self.models.scorer(self.plan).query,
+            query=scorer.query,
             ledger=Ledger(
                 config.ledger_path(directory),
                 self.clients,

@@ -81,6 +81,10 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
             f"characters_{name}",
         }
         assert world["together"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
+        for kind, statement in world["privacy"].items():
+            assert "with everything else on its ledger" in statement
+            result = json.loads((straight / "runs" / f"{kind}_{name}" / "result.json").read_text())
+            assert result["privacy"] == statement
         assert len(world["oov_by_position"]) == 6
         assert len(world["top_words"]) <= 5
         alone = study_plan(config_path).epsilon()

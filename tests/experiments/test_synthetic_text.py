@@ -508,7 +508,8 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
         study = synthetic_text.built(synthetic_config("popri", *changes))
         if study.config.corpus.spans:
             study = study.in_spans()
-        with study._releases(tmp_path / str(number)) as releases:
+        scorer = study.models.scorer(study.plan)
+        with study._releases(tmp_path / str(number), scorer) as releases:
             assert releases.releaser is not None
             held = releases.releaser._population
         few = study.clients.keeping(at_most(study.clients, limit, study.config.data.split_seed))
