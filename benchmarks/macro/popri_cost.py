@@ -118,22 +118,6 @@ class TimedScorer(Scorer):
         return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Writer(CorpusWriter):
-    """A method's public side, with clients that send noise.
-
-    Attributes:
-      timed: how their scores are asked for.
-    """
-
-    timed: TimedScorer | None = None
-
-    def scorer(self, plan: Plan) -> Scorer:
-        del plan  # it has one
-        assert self.timed is not None
-        return self.timed
-
-
 class Server:
     """One method's rounds without clients: the server's part, over draws of what they would send.
 
@@ -149,14 +133,14 @@ class Server:
         config = dataclasses.replace(study, method=method)
         kind = "per_prompt" if method == "popri" else "nn_histogram"
         self.timed = TimedScorer(plan, kind)
-        self.writer = Writer(config, timed=self.timed)
+        self.writer = CorpusWriter(config)
         self.keep = Phases()
-        self._plan, self._rng = plan, np.random.default_rng(0)
+        self._rng = np.random.default_rng(0)
 
     def run(self, on_round: Callable[[Any], None] = lambda found: None) -> None:
         """All rounds; times are left in `keep` and `timed`."""
         with tempfile.TemporaryDirectory() as folder:
-            self.writer.tuned(pathlib.Path(folder), self.keep, self._plan, self._ask, on_round)
+            self.writer.tuned(pathlib.Path(folder), self.keep, self.timed, self._ask, on_round)
 
     def _ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         return step(state, self._release, round)
