@@ -254,7 +254,7 @@ class Ledger:
         return identity in self._by_identity
 
     def record(self, identity: str, release: str) -> None:
-        """Notes what a charged release came out as; on the disk when it returns.
+        """Notes what a release came out as; on the disk once `head`, `charge` or `close` returns.
 
         Args:
           release: a hash of the release; public. The same one again adds nothing.
@@ -266,7 +266,7 @@ class Ledger:
         if self._chain.closed:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
         if release not in self._recorded.get(identity, ()):
-            self._chain.append({"identity": identity, "release": release})
+            self._chain.append({"identity": identity, "release": release}, sync=False)
             self._recorded.setdefault(identity, []).append(release)
 
     def recorded(self, identity: str) -> str | None:
