@@ -66,8 +66,8 @@ def test_a_private_run_states_what_its_ledger_was_charged_with(system, tmp_path)
     result = jp.run(algorithm, clients, ledger=ledger, out=tmp_path)
     charges = Ledger.read(ledger).charges
     assert len(charges) == algorithm.rounds * len(algorithm.queries)
-    delta = algorithm.queries[0].plan.delta
-    whole = Guarantee.of_events([algorithm.event()], delta, "client")
+    plan = algorithm.queries[0].plan
+    whole = Guarantee.of_events([algorithm.event()], plan.delta, "client", plan.chosen_accountant)
     assert result.metrics["epsilon"] == pytest.approx(whole.epsilon())
     assert result.privacy.startswith(whole.statement())
     run = json.loads((tmp_path / "run.json").read_text())
