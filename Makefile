@@ -80,7 +80,7 @@ popri-table-test: .venv/installed-dev
 
 parity: .venv-parity/installed
 	.venv-parity/bin/python -m pytest -m "not slow" -ra tests/models/test_golden_transformers.py \
-	    tests/models/test_adapter_files.py tests/text/embed
+	    tests/models/checkpoints/test_adapters.py tests/text/embed
 
 # A developer's environment with the original libraries beside ours.
 .venv-parity/installed: $(PINS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxpfl import algorithms, data, federated, models, privacy, text
     from jaxpfl.data.cohort import CohortSpec
     from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-    from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
+    from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
     from jaxpfl.experiments.run import Result, run
     from jaxpfl.federated.one_release import OneRelease, release
     from jaxpfl.federated.query import Execution, Query
@@ -68,10 +68,10 @@ _HOMES = {
     "Clip": "privacy.clip",
     "CohortSpec": "data.cohort",
     "CorruptFile": "errors",
-    "DeclaredPublic": "experiments.evaluate",
+    "DeclaredPublic": "experiments.engine.evaluate",
     "Epochs": "privacy.participation",
     "FixedSize": "privacy.participation",
-    "Evaluator": "experiments.evaluate",
+    "Evaluator": "experiments.engine.evaluate",
     "Execution": "federated.query",
     "InputError": "errors",
     "Ledger": "privacy.ledger",

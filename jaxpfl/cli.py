@@ -15,10 +15,10 @@ from jaxpfl import checks
 from jaxpfl.errors import BudgetExhausted, InputError
 
 if TYPE_CHECKING:
-    from jaxpfl.experiments.config import Config
-    from jaxpfl.experiments.execute import Outcome
-    from jaxpfl.experiments.studies import StudyOutcome
-    from jaxpfl.experiments.study_config import Study
+    from jaxpfl.experiments.carry_out import StudyOutcome
+    from jaxpfl.experiments.config.sections import Config
+    from jaxpfl.experiments.config.study_config import Study
+    from jaxpfl.experiments.systems.federated_training.study import Outcome
 
 _EXIT_CODES = """\
 exit codes:
@@ -191,8 +191,8 @@ def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:
 
 
 def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.config import Config
-    from jaxpfl.experiments.config_file import load
+    from jaxpfl.experiments.config.reader import load
+    from jaxpfl.experiments.config.sections import Config
 
     if arguments.ledger is not None:
         overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
@@ -200,38 +200,38 @@ def _run(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     out = arguments.out or _unused_directory(arguments.config.stem)
     print(f"run directory: {out}", file=sys.stderr)
     if isinstance(config, Config):
-        from jaxpfl.experiments.execute import run_config
+        from jaxpfl.experiments.systems.federated_training.study import run_config
 
         return _told(run_config(config, out))
-    from jaxpfl.experiments.studies import run_study
+    from jaxpfl.experiments.carry_out import run_study
 
     return _told_study(run_study(config, out))
 
 
 def _resume(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.config import Config
-    from jaxpfl.experiments.config_file import load
+    from jaxpfl.experiments.config.reader import load
+    from jaxpfl.experiments.config.sections import Config
 
     config = _use_devices(load(arguments.directory / "config.yaml"))
     if isinstance(config, Config):
-        from jaxpfl.experiments.execute import resume_run
+        from jaxpfl.experiments.systems.federated_training.study import resume_run
 
         return _told(resume_run(arguments.directory))
-    from jaxpfl.experiments.studies import resume_study
+    from jaxpfl.experiments.carry_out import resume_study
 
     return _told_study(resume_study(arguments.directory))
 
 
 def _sweep(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.sweep_config import load_sweep
+    from jaxpfl.experiments.sweep.config import load_sweep
 
     sweep = load_sweep(arguments.config)
     devices = {point.config.run.devices for point in sweep.points}
     if len(devices) > 1:
         raise InputError(f"{arguments.config}: run.devices must be the same at all points")
     _use_devices(sweep.points[0].config)
-    from jaxpfl.experiments.sweep import SIMULATION, run_sweep
-    from jaxpfl.experiments.sweep_page import table_lines
+    from jaxpfl.experiments.sweep.page import table_lines
+    from jaxpfl.experiments.sweep.sweep import SIMULATION, run_sweep
 
     out = arguments.out or Path("runs", arguments.config.stem)
     print(f"sweep directory: {out}", file=sys.stderr)
@@ -250,11 +250,11 @@ def _sweep(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
 def _synthesize(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     if arguments.texts is not None:
         checks.positive_int("--texts", arguments.texts)
-    from jaxpfl.experiments.config_file import load
+    from jaxpfl.experiments.config.reader import load
 
     if (arguments.directory / "config.yaml").exists():
         _use_devices(load(arguments.directory / "config.yaml"))
-    from jaxpfl.experiments.synthesize import described, synthesize
+    from jaxpfl.experiments.systems.synthetic_text.synthesize import described, synthesize
 
     card = synthesize(arguments.directory, arguments.out, texts=arguments.texts)
     return {"out": str(arguments.out), "card": card, "text": described(card)}
@@ -355,16 +355,16 @@ def _simulation(record: dict[str, Any]) -> list[str]:
 
 def _report(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
     if (arguments.directory / "study.json").exists():
-        from jaxpfl.experiments.studies import write_study_report as write_report
+        from jaxpfl.experiments.carry_out import write_study_report as write_report
     else:
-        from jaxpfl.experiments.report import write_report
+        from jaxpfl.experiments.report.run_page import write_report
 
     path = write_report(arguments.directory)
     return {"report": str(path), "text": str(path)}
 
 
 def _convert(arguments: argparse.Namespace, _: list[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.convert import convert
+    from jaxpfl.data.convert import convert
 
     record = convert(arguments.source, arguments.out)
     return {**record, "text": f"{record['clients']} clients written to {record['out']}"}

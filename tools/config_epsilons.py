@@ -21,10 +21,10 @@ from typing import Any
 from dp_accounting import ComposedDpEvent
 
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
-from jaxpfl.experiments import studies
-from jaxpfl.experiments.build import build_fred_plan, build_plan
-from jaxpfl.experiments.config_file import load, read_mapping
-from jaxpfl.experiments.sweep_config import load_sweep
+from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments.config.reader import load, read_mapping
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.systems.federated_training.build import build_fred_plan, build_plan
 from jaxpfl.privacy import accounting
 
 ROOT = Path(__file__).parents[1]

@@ -53,11 +53,11 @@ def model_of(config: Config):
     import jax
     import jax.numpy as jnp
 
-    from jaxpfl.models import lora
-    from jaxpfl.models.lora import LoRA
-    from jaxpfl.models.quantise import quantise
-    from jaxpfl.models.transformer import Decoder
-    from jaxpfl.models.transformer_config import DecoderConfig, llama3_8b
+    from jaxpfl.models.decoder.config import DecoderConfig, llama3_8b
+    from jaxpfl.models.decoder.network import Decoder
+    from jaxpfl.models.layers import lora
+    from jaxpfl.models.layers.lora import LoRA
+    from jaxpfl.models.layers.quantise import quantise
 
     if config.shape == "llama3_8b":
         sizes = llama3_8b()
@@ -125,7 +125,7 @@ def generation(config: Config, model, params) -> dict:
     """All responses to all prompts, on random prompts of full length."""
     import jax
 
-    from jaxpfl.text.sampling import Sampling, sample
+    from jaxpfl.text.generation.sampling import Sampling, sample
 
     prompts = np.random.default_rng(0).integers(
         0, model.vocab_size, (config.prompts, config.prompt_tokens), np.int32
@@ -161,7 +161,7 @@ def generation(config: Config, model, params) -> dict:
 
 def tuning(config: Config, model, params) -> dict:
     """The reference's log-probabilities, and the epochs of DPO."""
-    from jaxpfl.text.preference import Pairs, PreferenceSettings, tune
+    from jaxpfl.text.preference.optimisation import Pairs, PreferenceSettings, tune
 
     generator = np.random.default_rng(1)
 

@@ -5,9 +5,10 @@
 
 POPri's downstream model: 82 M parameters (6 layers, 768 features, 50,257 tokens, tied), samples of
 64 tokens, float32, AdamW with clipping, random weights. Ours is the step of
-`jaxpfl.experiments.central.fit`, on one device and with the batch dealt over several virtual CPU
-devices. PYTHON is the interpreter (or its environment's folder) of an installation of PyTorch and
-transformers, which train the same model in a process of their own, the programs taking turns.
+`jaxpfl.experiments.central.training.fit`, on one device and with the batch dealt over several
+virtual CPU devices. PYTHON is the interpreter (or its environment's folder) of an installation of
+PyTorch and transformers, which train the same model in a process of their own, the programs taking
+turns.
 
 Both start from the same parameters; the benchmark ends if their losses before the first step, or
 after the last of the first turn, differ. GFLOP/s count 6 operations a parameter and token, and
@@ -88,7 +89,7 @@ def ours(
     import jax
     from jax.sharding import Mesh
 
-    from jaxpfl.experiments import training_step
+    from jaxpfl.experiments.central import step as training_step
 
     steps, batch, length = tokens_SxBxL.shape
     mesh = None if devices == 1 else Mesh(np.array(jax.devices()[:devices]), ("data",))
@@ -127,10 +128,10 @@ def main(config: Config) -> list[dict]:
     import jax
     import jax.numpy as jnp
 
-    from jaxpfl.experiments.adamw import Training
+    from jaxpfl.experiments.central.adamw import Training
     from jaxpfl.models.base import count_parameters
-    from jaxpfl.models.transformer import Decoder
-    from jaxpfl.models.transformer_config import DecoderConfig
+    from jaxpfl.models.decoder.config import DecoderConfig
+    from jaxpfl.models.decoder.network import Decoder
 
     model = Decoder(DecoderConfig("gpt2", 50_257, 768, config.layers, 12))
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))

@@ -29,11 +29,11 @@ import tyro
 from jax.sharding import AxisType
 
 from benchmarks import harness
-from jaxpfl.models import llama2c
-from jaxpfl.models.transformer import Decoder
-from jaxpfl.models.transformer_config import DecoderConfig, distilgpt2
-from jaxpfl.text.draw import draw, probabilities
-from jaxpfl.text.sampling import Sampling, sample
+from jaxpfl.models.checkpoints import llama2c
+from jaxpfl.models.decoder.config import DecoderConfig, distilgpt2
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.text.generation.draw import draw, probabilities
+from jaxpfl.text.generation.sampling import Sampling, sample
 
 PROMPT_TOKENS = 16
 START = 1

@@ -39,10 +39,10 @@ from jaxpfl.algorithms import Scorer
 from jaxpfl.algorithms.fed_avg import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.build import build_optimizer
-from jaxpfl.experiments.config_file import load
-from jaxpfl.experiments.corpus_writer import CorpusWriter, loaded_embedder
-from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
+from jaxpfl.experiments.config.reader import load
+from jaxpfl.experiments.systems.federated_training.build import build_optimizer
+from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.query import Query

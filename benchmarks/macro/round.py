@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
-from jaxpfl.models.convolution import Form
+from jaxpfl.models.layers.convolution import Form
 
 EXAMPLES, BATCH, CLASSES, SHAPE = 100, 20, 62, (28, 28, 1)
 STEPS = EXAMPLES // BATCH

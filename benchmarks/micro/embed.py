@@ -27,7 +27,7 @@ import tyro
 import jaxpfl.data
 from benchmarks import harness
 from jaxpfl.errors import InputError
-from jaxpfl.models import pretrained
+from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed.encoder import SentenceEncoder
 
 CHILD = pathlib.Path(__file__).with_name("embed_against.py")

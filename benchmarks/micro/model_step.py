@@ -26,7 +26,7 @@ LENGTH = 20
 MODELS: dict[str, Any] = {
     "classifier_cnn": classifier_cnn(),
     "emnist_cnn": emnist_cnn(),
-    # The two forms of its convolutions: `models.convolution` picks by backend after these rows.
+    # The two forms of its convolutions: `models.layers.convolution` picks by backend from these.
     "emnist_cnn_patches": emnist_cnn(form="patches"),
     "emnist_cnn_convolution": emnist_cnn(form="convolution"),
     "cifg_4k": CIFGLanguageModel(vocab_size=4_000),

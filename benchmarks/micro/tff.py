@@ -32,7 +32,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 
 CHILD = """
 import json, pathlib, sys
-from jaxpfl.experiments.convert import convert
+from jaxpfl.data.convert import convert
 record = convert(sys.argv[1], sys.argv[2], shown=False)
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
 # Not getrusage: its peak begins with that of the process which started this one.

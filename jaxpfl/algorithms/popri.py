@@ -29,15 +29,15 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.rounds_of_text import Arrays, Hooks, number_of
 from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models import lora
-from jaxpfl.models.lora import LoRA
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.text.embed import Embedder
-from jaxpfl.text.few_shot import POPRI, FewShot
-from jaxpfl.text.generate import prompt_ids
-from jaxpfl.text.language_model import LanguageModel
-from jaxpfl.text.preference import PreferenceSettings, pairs_of, tune
-from jaxpfl.text.ranking import preferences
-from jaxpfl.text.sampling import Sampling
+from jaxpfl.text.generation.few_shot import POPRI, FewShot
+from jaxpfl.text.generation.generate import prompt_ids
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.sampling import Sampling
+from jaxpfl.text.preference.optimisation import PreferenceSettings, pairs_of, tune
+from jaxpfl.text.preference.ranking import preferences
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Written:
       responses: K lists of J texts.
       scores_KxJ: the clients' noisy scores.
       pairs: number of preference pairs; fewer than K where two responses are the same.
-      record: of the tuning, see `text.preference.Tuned`.
+      record: of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
     round: int
@@ -251,7 +251,7 @@ def preference_pairs(
     scores_KxJ: np.ndarray,
     settings: PopriSettings,
 ) -> Any:
-    """Pairs of token ids (`text.preference.Pairs`), or None where no prompt gives one.
+    """Pairs of token ids (`text.preference.optimisation.Pairs`), or None where no prompt gives one.
 
     A prompt whose chosen and rejected texts are the same, or one of them empty, gives none: it
     would teach nothing. A response that ended by itself is followed by what ended it: the format's

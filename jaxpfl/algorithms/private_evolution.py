@@ -39,7 +39,7 @@ Form = Literal["pre_text", "aug_pe"]
 
 
 class Vary(Protocol):
-    """Makes each text into another like it, with public models only (`text.variation`)."""
+    """Makes each text into another like it, by public models (`text.generation.variation`)."""
 
     def __call__(self, texts: Sequence[str], key: jax.Array) -> list[str]: ...
 

@@ -8,7 +8,7 @@ exactly these, and what it generates is looked at.
 |------|----------------------------------------------------------------|-----------------------|
 | T1   | a random share                                                 | `random_examples`     |
 | T2   | those that the primary model got wrong (or right)              | `classified_examples` |
-| T3   | words out of vocabulary                                        | `jaxpfl.text.oov`     |
+| T3   | words out of vocabulary                                        | `text.metrics.oov`    |
 | T4   | all of the users for whom the primary model does badly (well)  | `examples_of_users`   |
 | T5   | a random share, to be labelled by humans                       | `unlabelled_examples` |
 | T6   | those unlike a public corpus, by likelihoods                   | `unlike_public`       |

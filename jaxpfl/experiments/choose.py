@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.fred import (
     FredPlan,
@@ -19,11 +20,10 @@ from jaxpfl.algorithms.fred import (
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import files
-from jaxpfl.experiments.cost import both_statements
-from jaxpfl.experiments.public_check import PrivateContent
-from jaxpfl.experiments.run_secret import run_id
-from jaxpfl.experiments.tracking import jsonable
+from jaxpfl.experiments.engine.cost import both_statements
+from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.engine.run_secret import run_id
+from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import embed, embedder
@@ -183,7 +183,7 @@ def _record(
 
 
 def _draw(record: Mapping[str, Any], path: Path) -> None:
-    from jaxpfl.experiments.ranking_plots import bars
+    from jaxpfl.experiments.systems.federated_training.ranking_plots import bars
 
     stamp = "" if record["private"] else "NOT PRIVATE"
     bars(record["candidates"], stamp).savefig(path)

@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.experiments import files
-from jaxpfl.experiments.evaluate import Evaluator
-from jaxpfl.experiments.loop import Loop
-from jaxpfl.experiments.public_check import PrivateContent
-from jaxpfl.experiments.setting import Result, Setting, Tracking
-from jaxpfl.experiments.signals import Interrupted
-from jaxpfl.experiments.texts import sentences_of
+from jaxpfl.experiments.engine.evaluate import Evaluator
+from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
+from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget
-from jaxpfl.text.vocabulary import Vocabulary
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
       BudgetExhausted: the next round does not fit the budget; the rounds before are in `out`.
       Interrupted: SIGINT or SIGTERM came; the run can be resumed.
     """
-    from jaxpfl.experiments.report import write_report
+    from jaxpfl.experiments.report.run_page import write_report
 
     _require_tokens(algorithm, clients)
     if vocabulary is not None and evaluation is None:

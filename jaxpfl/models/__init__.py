@@ -10,10 +10,10 @@ from jaxpfl.models.cifg_lstm import CIFGLanguageModel as CIFGLanguageModel
 from jaxpfl.models.cnn import CNN as CNN
 from jaxpfl.models.cnn import classifier_cnn as classifier_cnn
 from jaxpfl.models.cnn import emnist_cnn as emnist_cnn
-from jaxpfl.models.encoder import Encoder as Encoder
-from jaxpfl.models.encoder_config import EncoderConfig as EncoderConfig
+from jaxpfl.models.decoder.config import DecoderConfig as DecoderConfig
+from jaxpfl.models.decoder.network import Decoder as Decoder
+from jaxpfl.models.encoder.config import EncoderConfig as EncoderConfig
+from jaxpfl.models.encoder.network import Encoder as Encoder
 from jaxpfl.models.gan import GAN as GAN
 from jaxpfl.models.gan import sample_images as sample_images
-from jaxpfl.models.lora import LoRA as LoRA
-from jaxpfl.models.transformer import Decoder as Decoder
-from jaxpfl.models.transformer_config import DecoderConfig as DecoderConfig
+from jaxpfl.models.layers.lora import LoRA as LoRA

@@ -25,9 +25,9 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models import cifg_cell
 from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
-from jaxpfl.models.output_layer import mean_cross_entropy
+from jaxpfl.models.layers import cifg_cell
+from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
 PAD = 0
 """Token id of padding: never an input that matters, never a target."""

@@ -20,7 +20,7 @@ from jax import Array
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
-from jaxpfl.models.convolution import Form, convolve, max_pool
+from jaxpfl.models.layers.convolution import Form, convolve, max_pool
 
 _KERNEL = 3
 
@@ -105,7 +105,7 @@ class CNN:
       classes: number of classes; labels are 0 .. classes - 1.
       features: for each convolution, (output channels, whether a 2 x 2 max-pool follows).
       hidden: width of the dense layer before the output.
-      form: how convolutions are computed, see `jaxpfl.models.convolution`.
+      form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
 
     Raises:
       InputError: a size is not a positive whole number.

@@ -34,7 +34,7 @@ from jax import Array
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params, merge, split
-from jaxpfl.models.convolution import Form, convolve, upsample_convolve
+from jaxpfl.models.layers.convolution import Form, convolve, upsample_convolve
 
 Loss = Literal["wasserstein_gp", "non_saturating"]
 
@@ -181,7 +181,7 @@ class GAN:
       gradient_penalty: weight of the gradient penalty of "wasserstein_gp".
       weight_decay: each network's loss has half of it times the sum of the squares of that
         network's kernels; biases, offsets and statistics are left alone.
-      form: how convolutions are computed, see `jaxpfl.models.convolution`.
+      form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
       name: public name.
 
     Raises:

@@ -21,17 +21,17 @@ from jaxpfl.algorithms import (
 from jaxpfl.algorithms.federated_metrics import with_metrics
 from jaxpfl.data import Population, from_clients
 from jaxpfl.models import GAN
-from jaxpfl.models.lora import LoRA
-from jaxpfl.models.transformer import Decoder
-from jaxpfl.models.transformer_config import DecoderConfig
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
-from jaxpfl.text.few_shot import FewShot
-from jaxpfl.text.language_model import LanguageModel
-from jaxpfl.text.preference import PreferenceSettings
-from jaxpfl.text.sampling import Sampling
-from jaxpfl.text.tokeniser import utf8_bytes
-from jaxpfl.text.variation import Continue
+from jaxpfl.text.generation.few_shot import FewShot
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.sampling import Sampling
+from jaxpfl.text.generation.variation import Continue
+from jaxpfl.text.preference.optimisation import PreferenceSettings
+from jaxpfl.text.tokenisers.base import utf8_bytes
 from tests.federated.test_local_training import DIM, LinearModel
 from tests.plans import flat_plan
 

@@ -16,21 +16,21 @@ from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise, with_
 from jaxpfl.algorithms.rounds_of_text import Hooks
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.adamw import Training
-from jaxpfl.experiments.central import fit
-from jaxpfl.models import lora
-from jaxpfl.models.lora import LoRA
-from jaxpfl.models.transformer import Decoder
-from jaxpfl.models.transformer_config import DecoderConfig
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.training import fit
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.sampling import fixed_size
 from jaxpfl.text.embed import embed, embedder
-from jaxpfl.text.few_shot import DOCUMENTS, POPRI, FewShot
-from jaxpfl.text.generate import prompt_ids
-from jaxpfl.text.language_model import LanguageModel
-from jaxpfl.text.preference import PreferenceSettings, log_probabilities, tune
-from jaxpfl.text.ranking import preferences
-from jaxpfl.text.tokeniser import packed, utf8_bytes
+from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
+from jaxpfl.text.generation.generate import prompt_ids
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.preference.optimisation import PreferenceSettings, log_probabilities, tune
+from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.tokenisers.base import packed, utf8_bytes
 from tests.algorithms.asking import asked, asking
 from tests.plans import flat_plan
 

@@ -27,8 +27,8 @@ def test_operations_are_those_of_the_published_shape():
     import jax
 
     from jaxpfl.models import count_parameters
-    from jaxpfl.models.transformer import Decoder
-    from jaxpfl.models.transformer_config import llama3_8b
+    from jaxpfl.models.decoder.config import llama3_8b
+    from jaxpfl.models.decoder.network import Decoder
 
     model = Decoder(llama3_8b())
     shapes = jax.eval_shape(model.init, jax.random.key(0))

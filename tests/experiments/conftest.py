@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments.config_file import load
-from jaxpfl.experiments.synthetic_config import SyntheticTextConfig
+from jaxpfl.experiments.config.reader import load
+from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 
 PIPELINE = """\
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/vocabulary.jsonl",

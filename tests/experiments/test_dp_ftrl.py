@@ -169,7 +169,9 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
             return real(*arguments, round=round, **options)
 
         patched.setattr(release, "Cohort", crashing)
-        patched.setattr("jaxpfl.experiments.checkpoint.Checkpoints.save", lambda *_, **__: None)
+        patched.setattr(
+            "jaxpfl.experiments.engine.checkpoint.Checkpoints.save", lambda *_, **__: None
+        )
         with pytest.raises(Crash):
             go_on()
     written = (tmp_path / "parts" / "metrics.jsonl").read_text()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments import config_file, studies
-from jaxpfl.experiments.sweep_config import load_sweep
+from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import count_parameters
 
 ROOT = Path(__file__).parents[2]
@@ -86,8 +87,8 @@ def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
 def test_the_language_models_at_full_size_have_the_papers_parameters():
     import jax
 
-    from jaxpfl.experiments.build import build_model
-    from jaxpfl.text.characters import char_lm
+    from jaxpfl.experiments.systems.federated_training.build import build_model
+    from jaxpfl.text.character.words import char_lm
 
     config = config_file.load(ROOT / "configs" / "stackoverflow_oov_concatenation.yaml")
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -10,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments import checkpoint, files
-from jaxpfl.experiments.checkpoint import Checkpoints
+from jaxpfl.experiments.engine import checkpoint
+from jaxpfl.experiments.engine.checkpoint import Checkpoints
 
 
 def _state(value: float):

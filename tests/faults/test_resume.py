@@ -18,11 +18,13 @@ from dp_accounting import GaussianDpEvent
 
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments import checkpoint, config_file, loop, run_record
-from jaxpfl.experiments.config import Config
-from jaxpfl.experiments.execute import Outcome, resume_run, run_config
-from jaxpfl.experiments.signals import Interrupted
-from jaxpfl.experiments.tracking import MetricsFile
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config.sections import Config
+from jaxpfl.experiments.engine import checkpoint, run_record
+from jaxpfl.experiments.engine import rounds as loop
+from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.engine.tracking import MetricsFile
+from jaxpfl.experiments.systems.federated_training.study import Outcome, resume_run, run_config
 from jaxpfl.federated import identity, release
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
@@ -46,7 +48,7 @@ def deadly(real):
 for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
     setattr(os, name, deadly(getattr(os, name)))
 from jaxpfl.experiments import config_file
-from jaxpfl.experiments.execute import run_config
+from jaxpfl.experiments.systems.federated_training.study import run_config
 run_config(config_file.load(config), out, shown=False)
 print(calls)
 """
@@ -73,7 +75,7 @@ def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
 
 
 def _arrays(out: Path) -> dict[str, np.ndarray]:
-    from jaxpfl.experiments.checkpoint import _read_arrays
+    from jaxpfl.experiments.engine.checkpoint import _read_arrays
 
     latest = sorted((out / "checkpoints").glob("round_*"))[-1]
     meta = json.loads((latest / "meta.json").read_text())

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
-from jaxpfl.experiments import checkpoint, config_file, files
-from jaxpfl.experiments.config import Config
-from jaxpfl.experiments.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.execute import resume_run, run_config
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config.sections import Config
+from jaxpfl.experiments.engine import checkpoint
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.systems.federated_training.study import resume_run, run_config
 from jaxpfl.federated import release
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.ledgers import same_but_heads
@@ -156,7 +158,7 @@ def test_report_text_is_escaped(finished, tmp_path):
     """TRUST 39: what a model generates cannot become markup."""
     import shutil
 
-    from jaxpfl.experiments.report import write_report
+    from jaxpfl.experiments.report.run_page import write_report
 
     out = tmp_path / "run"
     shutil.copytree(finished, out)
@@ -220,7 +222,7 @@ def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
 
 
 def _cost_of(config_path: Path, rounds: int) -> float:
-    from jaxpfl.experiments.build import build
+    from jaxpfl.experiments.systems.federated_training.build import build
 
     plan = build(_config(config_path)).algorithm.queries[0].plan
     # A budget is kept by the exact accountant, whichever one the plan's statement names.

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpfl.models import pretrained
-from jaxpfl.models.encoder import Encoder
-from jaxpfl.models.safetensors_files import INDEX, WEIGHTS
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
+from jaxpfl.models.encoder.network import Encoder
 
 pytest.importorskip("safetensors", reason="needs jaxpfl[text]")
 

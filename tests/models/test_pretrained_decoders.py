@@ -13,13 +13,14 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models import lora, pretrained
-from jaxpfl.models.encoder import Encoder
-from jaxpfl.models.encoder_config import EncoderConfig
-from jaxpfl.models.quantise import quantise
-from jaxpfl.models.safetensors_files import INDEX, WEIGHTS, Tensors
-from jaxpfl.models.transformer import Decoder
-from jaxpfl.models.transformer_config import DecoderConfig
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS, Tensors
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.quantise import quantise
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 

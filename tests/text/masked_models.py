@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax
 
-from jaxpfl.models import pretrained
-from jaxpfl.models.encoder import Encoder
-from jaxpfl.models.encoder_config import EncoderConfig
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
 
 TINY_BERT = Path(__file__).parents[1] / "golden" / "tiny_bert"
 """An encoder without a head, with a tokeniser of 128 ids: [CLS] 2, [SEP] 3, [MASK] 4."""

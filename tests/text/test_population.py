@@ -4,7 +4,7 @@ import pytest
 import jaxpfl.data
 from jaxpfl.errors import InputError
 from jaxpfl.text import Vocabulary
-from jaxpfl.text.vocabulary import with_words, word_lists
+from jaxpfl.text.tokenisers.vocabulary import with_words, word_lists
 
 CLIENTS = {"ada": {"text": ["a b", "zebra"]}, "bob": {"text": ["b a b"]}}
 

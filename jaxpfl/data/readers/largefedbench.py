@@ -2,9 +2,9 @@
 
 Source: Hou et al. 2025, "Private federated learning using preference-optimized synthetic data"
 (POPri), section 4. Both are data sets on the Hugging Face hub. The paper's samples are successive
-spans of 64 tokens of a text, which `jaxpfl.text.spans` cuts. Its third data set, Xie et al. 2024's
-abstracts of PubMed, is published outside the hub; others that are there, `readers.hugging_face`
-reads.
+spans of 64 tokens of a text, which `jaxpfl.text.tokenisers.spans` cuts. Its third data set, Xie et
+al. 2024's abstracts of PubMed, is published outside the hub; others that are there,
+`readers.hugging_face` reads.
 """
 
 from jaxpfl import checks

@@ -25,9 +25,9 @@ from jax import Array
 
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models import pretrained
 from jaxpfl.models.base import Params
-from jaxpfl.models.encoder import Encoder
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
 
 POOLINGS = ("mean", "cls")

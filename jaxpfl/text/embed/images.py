@@ -18,7 +18,7 @@ from jax import Array
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.cnn import CNN
-from jaxpfl.models.convolution import convolve, max_pool
+from jaxpfl.models.layers.convolution import convolve, max_pool
 from jaxpfl.text.embed.tensorflow_js import Layers, read_network
 
 # Every call is padded to whole batches of this size: one compilation, and a vector that does not

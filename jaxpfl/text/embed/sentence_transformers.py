@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import InputError
-from jaxpfl.models import pretrained
+from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed.base import as_texts
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models import pretrained
+from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.text.embed import encoder as module
 from jaxpfl.text.embed.encoder import SentenceEncoder
 

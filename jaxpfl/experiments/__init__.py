@@ -1,0 +1,1 @@
+"""From configs to run directories."""

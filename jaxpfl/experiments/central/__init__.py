@@ -1,0 +1,1 @@
+"""Training without clients: public models and prefinetuning."""

@@ -1,0 +1,172 @@
+"""Prefinetuning: central training on a public corpus, before the first private round.
+
+Source: the second stage of Hou, Zhan, Shrivastava, Wang, Livshits, Fanti, Lazar 2023, "Privately
+Customizing Prefinetuning to Better Match User Data in Federated Learning", section 4: SGD with
+momentum, the learning rate from a sweep, selection by validation data of the PUBLIC set.
+
+    for each of a few learning rates, drawn log-uniformly:   one epoch from the same start
+    the one of least validation loss goes on:                the other epochs
+    kept are the parameters of least validation loss
+
+Nothing here reads a client's data, so nothing here costs privacy, and everything may be published.
+One epoch is one dispatch: the corpus lies on the device and a scan goes over its minibatches.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.step import batches
+from jaxpfl.experiments.central.training import Columns, validate
+from jaxpfl.experiments.config.sections import PrefinetuneConfig
+from jaxpfl.models.base import Model, summarise
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What one candidate trains and validates on: columns [examples, ...]. Public."""
+
+    name: str
+    train: Columns
+    valid: Columns
+
+
+@dataclass(frozen=True)
+class Prefinetuned:
+    """The kept parameters (on the host), and how they came about.
+
+    `record` holds "learning_rate", "best_epoch", "trials" (learning rate and validation loss of
+    each) and "epochs" (training and validation loss of each epoch of the chosen trial), in nats
+    per target.
+    """
+
+    params: Any
+    record: dict[str, Any]
+
+
+def learning_rates(settings: PrefinetuneConfig, seed: int) -> list[float]:
+    """The sweep: log-uniform draws, a function of the seed, the same for every candidate."""
+    low, high = settings.learning_rates
+    draws = _generator(seed, "learning rates").uniform(size=settings.trials)
+    return [low * (high / low) ** float(draw) for draw in draws]
+
+
+def prefinetune(
+    model: Model,
+    start: Any,
+    corpus: Corpus,
+    settings: PrefinetuneConfig,
+    *,
+    seed: int,
+    told: Callable[[int, float], None] | None = None,
+) -> Prefinetuned:
+    """Trains `model` from the parameters `start` on a public corpus.
+
+    A function of its arguments: the same seed gives the same parameters.
+
+    Args:
+      told: is called after each epoch with the number of epochs done, of
+        `epochs_of(settings)`, and the least validation loss so far.
+
+    Raises:
+      InputError: every learning rate of the sweep diverged.
+    """
+    place = partial(jax.device_put, device=jax.devices()[0])
+    train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
+    examples = len(next(iter(corpus.train.values())))
+    held_out = place(batches(np.arange(len(next(iter(corpus.valid.values())))), 128))
+
+    def epoch(params: Any, trace: Any, rate: float, number: int) -> tuple[Any, Any, float, float]:
+        rows = _generator(seed, f"epoch {number}").permutation(examples)
+        order = place(batches(rows, settings.batch_size))
+        params, trace, loss = _epoch(
+            model, settings.momentum, params, trace, train, order, place(np.float32(rate))
+        )
+        metrics = jax.device_get(validate(model, params, valid, held_out))
+        return params, trace, float(loss), summarise(metrics)["loss"]
+
+    done, best, best_loss, best_epoch = 0, start, math.inf, 0
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        if told is not None:
+            told(done, best_loss)
+
+    start = place(start)
+    still = place(optax.sgd(1.0, settings.momentum).init(start))
+    trials, chosen = [], None
+    for rate in learning_rates(settings, seed):
+        params, trace, loss, valid_loss = epoch(start, still, rate, 1)
+        trials.append({"learning_rate": rate, "valid_loss": valid_loss})
+        # A diverged trial has a loss of NaN, which is below nothing.
+        if valid_loss < best_loss:
+            best, best_loss, best_epoch = params, valid_loss, 1
+            chosen = (params, trace, rate, loss)
+        tell()
+    if chosen is None:
+        low, high = settings.learning_rates
+        raise InputError(
+            f"prefinetune: no learning rate in [{low:g}, {high:g}] gave a finite loss on "
+            f"candidate {corpus.name!r}; choose lower ones"
+        )
+    params, trace, rate, loss = chosen
+    epochs = [{"train_loss": loss, "valid_loss": best_loss}]
+    for number in range(2, settings.epochs + 1):
+        params, trace, loss, valid_loss = epoch(params, trace, rate, number)
+        epochs.append({"train_loss": loss, "valid_loss": valid_loss})
+        if valid_loss < best_loss:
+            best, best_loss, best_epoch = params, valid_loss, number
+        tell()
+    record = {
+        "learning_rate": rate,
+        "best_epoch": best_epoch,
+        "valid_loss": best_loss,
+        "trials": trials,
+        "epochs": epochs,
+    }
+    return Prefinetuned(jax.device_get(best), record)
+
+
+def epochs_of(settings: PrefinetuneConfig) -> int:
+    """How many epochs one candidate takes, those of the sweep included."""
+    return settings.trials + settings.epochs - 1
+
+
+@partial(jax.jit, static_argnames=("model", "momentum"))
+def _epoch(
+    model: Model, momentum: float, params: Any, trace: Any, columns: Any, order: Any, rate: Any
+) -> tuple[Any, Any, jax.Array]:
+    """One epoch of SGD: parameters, momentum, mean training loss. Compiled once for all rates."""
+    rows_SxB, mask_SxB = order
+    optimizer = optax.sgd(rate, momentum)
+
+    def step(carry, batch):
+        (params, trace), (rows_B, mask_B) = carry, batch
+        examples = {name: column[rows_B] for name, column in columns.items()}
+
+        def loss(params):
+            return model.loss(params, examples, mask_B)[0]
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        # Optax mixes integer and float types in places; its results are float32 all the same.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, trace = optimizer.update(gradients, trace, params)
+        return (optax.apply_updates(params, updates), trace), value
+
+    (params, trace), losses = jax.lax.scan(step, (params, trace), (rows_SxB, mask_SxB))
+    return params, trace, jnp.mean(losses)
+
+
+def _generator(seed: int, purpose: str) -> np.random.Generator:
+    digest = hashlib.sha256(f"prefinetune {seed} {purpose}".encode()).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))

@@ -1,0 +1,143 @@
+"""One dispatch of central training: some steps of AdamW over examples that lie on the device."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.models.base import Metrics, Model, Params
+from jaxpfl.models.layers import lora
+
+
+class TrainState(NamedTuple):
+    """What a step changes: parameters, AdamW's moments, and "loss_sum" and "count" so far."""
+
+    params: Params
+    moments: Any
+    seen: Metrics
+
+
+def start(params: Params, settings: Training, steps: int, device: Any) -> TrainState:
+    """The state before the first of `steps` steps, on a device or in a sharding; a copy."""
+    place = partial(jax.device_put, device=device)
+    return TrainState(
+        params=jax.tree.map(jnp.copy, place(params)),
+        moments=place(jax.jit(settings.optimizer(steps).init)(params)),
+        seen=place({name: np.zeros((), np.float32) for name in ("loss_sum", "count")}),
+    )
+
+
+@partial(jax.jit, static_argnames=("model", "settings", "steps"), donate_argnames="state")
+def run(
+    model: Model,
+    settings: Training,
+    steps: int,
+    state: TrainState,
+    frozen: Params | None,
+    columns: dict[str, Array],
+    order: tuple[Array, Array],
+    first: Array,
+    last: Array,
+) -> tuple[TrainState, Array]:
+    """Steps `first` .. `last - 1` of an epoch's order; the state, and the last step's loss.
+
+    Args:
+      steps: of the whole training, for the schedule.
+      state: is used up.
+      frozen: the base of LoRA, or None.
+      columns: name -> [examples, ...].
+      order: rows and which are real, [steps, parts, examples of a part], see `order_of`.
+    """
+    rows_SxAxB, real_SxAxB = order
+    optimizer = settings.optimizer(steps)
+
+    def loss_sum(params: Params, rows_B: Array, real_B: Array) -> tuple[Array, Array]:
+        if frozen is not None:
+            params = lora.join(params, frozen)
+        batch = {name: column[rows_B] for name, column in columns.items()}
+        mean, metrics = model.loss(params, batch, real_B)
+        return mean * lax.stop_gradient(metrics["count"]), metrics["count"]
+
+    differentiate = jax.value_and_grad(loss_sum, has_aux=True)
+
+    def step(index: Array, carry: tuple[TrainState, Array]) -> tuple[TrainState, Array]:
+        state, _ = carry
+        parts = rows_SxAxB[index], real_SxAxB[index]
+
+        def add(total: Any, part: tuple[Array, Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, differentiate(state.params, *part)), None
+
+        if settings.accumulate == 1:
+            (total, count), gradients = differentiate(state.params, parts[0][0], parts[1][0])
+        else:
+            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            nothing = ((jnp.float32(0.0), jnp.float32(0.0)), zeros)
+            ((total, count), gradients), _ = lax.scan(add, nothing, parts)
+        # Mean and clipping in one factor: XLA fuses one product with the moments' update, while
+        # clipping as a step of its own passes over all parameters twice more.
+        mean = factor = 1.0 / jnp.maximum(count, 1.0)
+        if settings.clip_norm is not None:
+            norm = optax.tree.norm(gradients) * mean
+            factor = mean * settings.clip_norm / jnp.maximum(norm, settings.clip_norm)
+        gradients = jax.tree.map(lambda leaf: leaf * factor, gradients)
+        # Optax mixes integer and float types in places; its results are float32 all the same.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = optimizer.update(gradients, state.moments, state.params)
+        seen = {
+            "loss_sum": state.seen["loss_sum"] + total,
+            "count": state.seen["count"] + count,
+        }
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(params, moments, seen), total * mean
+
+    return lax.fori_loop(first, last, step, (state, jnp.float32(0.0)))
+
+
+def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows [steps, size] and which of them are real, bool; the last batch is filled up."""
+    steps = -(-len(rows) // size)
+    padded = np.zeros(steps * size, np.int32)
+    padded[: len(rows)] = rows
+    real = np.arange(steps * size) < len(rows)
+    return padded.reshape(steps, size), real.reshape(steps, size)
+
+
+def order_of(examples: int, settings: Training, seed: int, epoch: int, dealt: Any) -> Any:
+    """An epoch's rows and which are real, [steps, parts, examples of a part], in a random order."""
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+    return laid_out(generator.permutation(examples), settings, dealt)
+
+
+def laid_out(rows: np.ndarray, settings: Training, dealt: Any) -> Any:
+    """As `order_of`, in the order of `rows`."""
+    order = batches(rows, settings.batch_size)
+    # Dealt like cards, so that the parts of a last batch are equally full.
+    parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
+    if isinstance(dealt, NamedSharding):
+        dealt = NamedSharding(dealt.mesh, PartitionSpec(None, None, "data"))
+    return tuple(jax.device_put(each, dealt) for each in parts)
+
+
+def shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
+    """Where parameters and where [steps, batch] arrays lie."""
+    if mesh is None:
+        device = jax.devices()[0]
+        return device, device
+    if "data" not in mesh.axis_names:
+        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
+    devices = mesh.shape["data"]
+    if part % devices:
+        raise InputError(
+            f"a part of a batch has {part} examples, which must be a multiple of the mesh's "
+            f"{devices} devices along 'data'"
+        )
+    # Axes that XLA deals with itself, whatever the caller's mesh was made with.
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))

@@ -1,0 +1,325 @@
+"""Central training on public or synthetic data: prefinetuning, judges, downstream models.
+
+Nothing here reads a client's data.
+
+The examples lie on the device, an epoch's order is laid out beforehand, and one dispatch makes as
+many steps as take about half a second: how many that is depends on the machine, the result does
+not. Parameters and moments are updated in place (donated).
+"""
+
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.step import (
+    TrainState,
+    batches,
+    order_of,
+    run,
+    shardings,
+    start,
+)
+from jaxpfl.experiments.engine.checkpoint import Checkpoints
+from jaxpfl.models.base import Metrics, Model, Params, summarise
+from jaxpfl.models.layers import lora
+
+Columns = Mapping[str, np.ndarray]
+
+_DISPATCH_SECONDS = 0.5
+_SAMPLED = 65_536
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The kept parameters, on the host, and how they came about.
+
+    `record` holds "steps", "train_loss" (nats per target, mean over each epoch as its steps saw
+    it), and with validation data "valid_loss" (at every look), "valid_steps" and "best_step".
+    """
+
+    params: Params
+    record: dict[str, Any]
+
+
+class _State(NamedTuple):
+    """What a run consists of between two steps; all of it is in a checkpoint.
+
+    Attributes:
+      train: with the sums of the epoch under way.
+      best, best_loss, best_step: of the least validation loss so far; `best` is empty without
+        validation data.
+    """
+
+    train: TrainState
+    best: Params
+    best_loss: Array
+    best_step: Array
+    train_losses: Array
+    valid_losses: Array
+
+
+def fit(
+    model: Model,
+    params: Params,
+    columns: Columns,
+    settings: Training,
+    *,
+    seed: int,
+    valid: Columns | None = None,
+    frozen: Params | None = None,
+    mesh: Mesh | None = None,
+    folder: str | Path | None = None,
+    told: Callable[[int, int, float], None] | None = None,
+    progress: bool = False,
+) -> Fitted:
+    """Trains `params` on PUBLIC or synthetic examples.
+
+    A function of its arguments: the same seed gives the same parameters on the same hardware,
+    stopped and resumed or not.
+
+    Args:
+      params: where to start; not changed. With `frozen`, the adapters (`lora.split`).
+      columns: name -> [examples, ...], what the model reads.
+      seed: of the orders.
+      valid: examples that choose: the parameters of least validation loss are kept, at the
+        start's looks included after each epoch (or `validate_every` steps). They must be PUBLIC:
+        to choose by private data would be a release of its own, unaccounted. None: the last
+        parameters are kept.
+      frozen: the base of LoRA: read, never changed. The model sees `lora.join(params, frozen)`.
+      mesh: axis "data": each batch is dealt over its devices, the parameters are on all of them.
+        Default: the first device.
+      folder: the run is saved there as it goes, and goes on from there if it was stopped. The
+        folder of another run (other data, settings, seed or start) is refused.
+      told: is called with the steps done, of how many, and the last training loss.
+      progress: show a bar on stderr.
+
+    Raises:
+      InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
+    """
+    examples = _checked(model, columns, "columns")
+    part = settings.batch_size // settings.accumulate
+    everywhere, dealt = shardings(mesh, part)
+    place = partial(jax.device_put, device=everywhere)
+    steps_per_epoch = -(-examples // settings.batch_size)
+    steps = steps_per_epoch * settings.epochs
+    look_every = settings.validate_every or steps_per_epoch
+    looks = -(-steps // look_every) if valid is not None else 0
+
+    held = place({name: np.asarray(columns[name]) for name in model.columns})
+    held_out = None
+    if valid is not None:
+        count = _checked(model, valid, "valid")
+        held_out = place({name: np.asarray(valid[name]) for name in model.columns})
+        # What fits in training fits here.
+        looked_at = jax.device_put(batches(np.arange(count), part), dealt)
+    if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
+        frozen = place(frozen)
+
+    state = _State(
+        train=start(params, settings, steps, everywhere),
+        best=jax.tree.map(jnp.copy, place(params)) if looks else {},
+        best_loss=place(np.float32(np.inf)),
+        best_step=place(np.int32(0)),
+        train_losses=place(np.full(settings.epochs, np.nan, np.float32)),
+        valid_losses=place(np.full(looks, np.nan, np.float32)),
+    )
+    done, checkpoints = 0, None
+    if folder is not None:
+        identity = _run_id(model, params, columns, valid, frozen, settings, seed)
+        checkpoints = Checkpoints(folder, run=identity, private=False)
+        restored = checkpoints.restore(state, warn=_warn)
+        if restored is not None:
+            done, state = restored.round, place(restored.state)
+
+    def look(state: _State) -> _State:
+        metrics = validate(model, state.train.params, held_out, looked_at, frozen)
+        loss = summarise(jax.device_get(metrics))["loss"]
+        index = -(-done // look_every) - 1
+        state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
+        # A diverged run has a loss of NaN, which is below nothing.
+        if loss < float(state.best_loss):
+            kept = jax.tree.map(jnp.copy, state.train.params)
+            state = state._replace(
+                best=kept, best_loss=place(np.float32(loss)), best_step=place(np.int32(done))
+            )
+        return state
+
+    save_every = settings.save_every or steps_per_epoch
+    order, epoch = None, -1
+    dispatch, rate = 1, 0.0
+    with _bar(progress) as advance:
+        advance(done, steps, math.nan)
+        while done < steps:
+            if done // steps_per_epoch != epoch:
+                epoch = done // steps_per_epoch
+                order = order_of(examples, settings, seed, epoch, dealt)
+            boundaries = [(epoch + 1) * steps_per_epoch]
+            boundaries += [(done // look_every + 1) * look_every] if looks else []
+            boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
+            last = min([done + dispatch, *boundaries])
+            started = time.perf_counter()
+            here = (place(np.int32(at - epoch * steps_per_epoch)) for at in (done, last))
+            train, loss = run(model, settings, steps, state.train, frozen, held, order, *here)
+            state = state._replace(train=train)
+            loss = float(loss)
+            rate = (last - done) / (time.perf_counter() - started)
+            # The first dispatch is slow: it compiles.
+            dispatch = min(max(int(rate * _DISPATCH_SECONDS), 1), 4 * dispatch)
+            done = last
+            if done % steps_per_epoch == 0:
+                state = _end_epoch(state, place(np.int32(epoch)))
+            if looks and (done % look_every == 0 or done == steps):
+                state = look(state)
+            if checkpoints and (done % save_every == 0 or done == steps):
+                checkpoints.save(done, state, ledger_head="")
+            advance(done, steps, loss)
+            if told is not None:
+                told(done, steps, loss)
+
+    state = jax.device_get(state)
+    record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
+    if not looks:
+        return Fitted(state.train.params, record)
+    record |= {
+        "valid_loss": state.valid_losses.tolist(),
+        "valid_steps": [min((look + 1) * look_every, steps) for look in range(looks)],
+        "best_step": int(state.best_step),
+    }
+    return Fitted(state.best, record)
+
+
+def fit_adam(
+    model: Model,
+    columns: Columns,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+) -> Params:
+    """Trains a new model by Adam at one learning rate; its parameters, on the host.
+
+    Args:
+      seed: of the start and the orders; see `fit` for the rest.
+    """
+    settings = Training(
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        schedule="constant",
+        weight_decay=0.0,
+        clip_norm=None,
+    )
+    start = model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    return fit(model, start, columns, settings, seed=seed).params
+
+
+def _end_epoch(state: _State, epoch: Array) -> _State:
+    seen = state.train.seen
+    mean = seen["loss_sum"] / jnp.maximum(seen["count"], 1.0)
+    return state._replace(
+        train=state.train._replace(seen=jax.tree.map(jnp.zeros_like, seen)),
+        train_losses=state.train_losses.at[epoch].set(mean),
+    )
+
+
+@partial(jax.jit, static_argnames="model")
+def validate(
+    model: Model,
+    params: Params,
+    columns: Mapping[str, Array],
+    order: tuple[Array, Array],
+    frozen: Params | None = None,
+) -> Metrics:
+    """Metric sums over the rows of `order`, which are `batches`; for `models.base.summarise`."""
+    if frozen is not None:
+        params = lora.join(params, frozen)
+
+    def step(_: None, batch: tuple[Array, Array]) -> tuple[None, Metrics]:
+        rows_B, real_B = batch
+        examples = {name: column[rows_B] for name, column in columns.items()}
+        return None, model.evaluate(params, examples, real_B)
+
+    _, sums = lax.scan(step, None, order)
+    return jax.tree.map(jnp.sum, sums)
+
+
+def _checked(model: Model, columns: Columns, what: str) -> int:
+    """How many examples there are."""
+    for name in model.columns:
+        if name not in columns:
+            raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
+    lengths = {name: len(columns[name]) for name in model.columns}
+    if len(set(lengths.values())) != 1:
+        raise InputError(f"{what}: columns differ in length: {lengths}")
+    examples = next(iter(lengths.values()))
+    if not examples:
+        raise InputError(f"{what}: there are no examples")
+    return examples
+
+
+def _run_id(
+    model: Model,
+    params: Params,
+    columns: Columns,
+    valid: Columns | None,
+    frozen: Params | None,
+    settings: Training,
+    seed: int,
+) -> str:
+    """A digest of all that the result depends on; of a frozen base, a sample."""
+    schedule = {**asdict(settings), "save_every": None}
+    digest = hashlib.sha256(json.dumps([repr(model), schedule, seed]).encode())
+
+    def add(tree: Any, sampled: bool = False) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
+            part = leaf.reshape(-1)[:_SAMPLED] if sampled else leaf
+            digest.update(np.ascontiguousarray(np.asarray(part)).tobytes())
+
+    add(params)
+    add({name: columns[name] for name in model.columns})
+    add({name: valid[name] for name in model.columns} if valid is not None else {})
+    add(frozen if frozen is not None else {}, sampled=True)
+    return digest.hexdigest()[:16]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
+
+
+def _bar(shown: bool) -> AbstractContextManager[Callable[[int, int, float], None]]:
+    if not shown:
+        return nullcontext(lambda done, steps, loss: None)
+    return _shown_bar()
+
+
+@contextmanager
+def _shown_bar() -> Iterator[Callable[[int, int, float], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("Training")
+
+        def advance(done: int, steps: int, loss: float) -> None:
+            label = "Training" if math.isnan(loss) else f"Training, loss {loss:.3f}"
+            bar.update(task, completed=done, total=steps, description=label)
+
+        yield advance

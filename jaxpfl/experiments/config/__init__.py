@@ -1,0 +1,1 @@
+"""What an experiment is: shared sections, YAML files, the command line."""

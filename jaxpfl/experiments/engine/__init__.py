@@ -1,0 +1,1 @@
+"""What carries rounds out: the run directory, its artifacts, metrics, and what they cost."""

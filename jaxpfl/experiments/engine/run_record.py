@@ -1,0 +1,139 @@
+"""`run.json`: what a run is, written before its first charge; it goes on as the same run alone."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpfl import files
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
+from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.federated.identity import environment
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of one run in one directory.
+
+    Attributes:
+      path: of `run.json`.
+      algorithm, population, setting: the run.
+    """
+
+    path: Path
+    algorithm: Algorithm
+    population: Population
+    setting: Setting
+
+    def begun(self) -> dict[str, Any] | None:
+        """What an earlier attempt wrote, or None.
+
+        Raises:
+          InputError: it is the record of another run; names what differs.
+        """
+        if not self.path.exists():
+            return None
+        begun, described = files.read_json(self.path), jsonable(self._described())
+        for name in sorted(described.keys() | ({"start"} & begun.keys())):
+            if begun.get(name) != described.get(name):
+                raise InputError(
+                    f"{self.path}: the run began with another {name}: it goes on only with the one "
+                    "that stands there"
+                )
+        return begun
+
+    def write(
+        self, run: str, stamp: str, statement: str, tracking: Tracking, ledger_head: str
+    ) -> None:
+        """Writes the file.
+
+        Args:
+          run: the run's name in its ledger.
+          stamp: NOT PRIVATE and why, or "".
+          statement: what it will have cost when it ends.
+          ledger_head: of the ledger before the first charge: the run goes on with this one alone.
+        """
+        evaluate = tracking.evaluate
+        record = {
+            "run": run,
+            "private": not stamp,
+            "stamp": stamp,
+            "statement": statement,
+            "note": self.setting.note,
+            **self._described(),
+            "plan": self.algorithm.queries[0].plan.to_dict(),
+            "evaluation": None if evaluate is None else evaluate.name,
+            "unit": self.population.unit,
+            "population": self.population.name,
+            "ledger_head": ledger_head,
+            "devices": jax.device_count(),
+            "backend": jax.default_backend(),
+            "environment": environment(),
+            "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
+        }
+        files.write_atomically(self.path, json.dumps(jsonable(record), indent=1) + "\n")
+
+    def _described(self) -> dict[str, Any]:
+        """What must be the same when the run goes on."""
+        described: dict[str, Any] = {
+            "label": self.algorithm.name,
+            "config": self.setting.config,
+            "seed": self.setting.seed,
+            "queries": [
+                {
+                    "label": query.label,
+                    "plan": query.plan.to_dict(),
+                    "cohort": dataclasses.asdict(query.cohort),
+                }
+                for query in self.algorithm.queries
+            ],
+        }
+        start = self.setting.start
+        return described if start is None else {**described, "start": start}
+
+
+def stamp_of(algorithm: Algorithm, setting: Setting) -> str:
+    """What everything that a run writes is stamped with; "" where it is private."""
+    if not algorithm.private:
+        return NOT_PRIVATE
+    return REPRODUCIBLE if setting.reproducible_noise else ""
+
+
+def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
+    """Refuses what cannot be run, before round 1 and before any charge.
+
+    Raises:
+      InputError: the data does not fit the queries, or there is no model to be evaluated.
+    """
+    if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
+        raise InputError(f"{algorithm.name!r} has no model that could be evaluated")
+    units = {query.plan.unit for query in algorithm.queries}
+    if len(units) > 1:
+        raise InputError("an algorithm's queries protect one unit, found client and example")
+    for query in algorithm.queries:
+        plan = query.plan
+        held = len(population) if plan.unit == "client" else population.num_examples
+        if held != plan.population:
+            raise InputError(
+                f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
+                f"{held}: an epsilon is only true for its own population"
+            )
+        slots, devices = query.cohort.clients_per_bucket, query.execution.devices.size
+        if slots % devices:
+            raise InputError(
+                f"clients_per_bucket = {slots} must be a multiple of the {devices} devices that "
+                "share a cohort"
+            )
+        for name in query.columns or ():
+            if query.prepare is None and name not in population.columns:
+                found = ", ".join(sorted(population.columns)) or "none"
+                raise InputError(
+                    f"{algorithm.name!r} reads a column {name!r}, the data has: {found}"
+                )

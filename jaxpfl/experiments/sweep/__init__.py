@@ -1,0 +1,1 @@
+"""One experiment at every point of a grid."""

@@ -1,0 +1,249 @@
+"""Carries out a sweep: all points in one process, and one table and one plot at the end.
+
+    sweep.yaml             what was asked for: every point, with its config
+    points/NAME/           a run or study like any other, with its own ledger and report
+    table.csv, sweep.json  metric by point; mean and standard error over repetitions, of the metric
+                           and of the gap closed
+    report.html, pictures/
+
+Points share their compiled code: it depends on shapes, not on noise. A point that is done is not
+done again, one that was interrupted goes on, to the same bits.
+
+A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
+own. Whoever publishes several points has released all of them; the report says so.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxpfl import files
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.config.sections import Config
+from jaxpfl.experiments.engine.tracking import Progress, jsonable
+from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
+
+POINTS = "points"
+SIMULATION = (
+    "SIMULATION: every point spent its own epsilon on the same clients, on a ledger of its own. "
+    "What is published of several points costs the sum of them."
+)
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep came to.
+
+    Attributes:
+      out: its directory.
+      rows: one for each combination of values but repetitions: the values, "mean", "error"
+        (standard error of the mean, None for a single one), "runs"; in a sweep with a gap also
+        "gap" and "gap_error", in per cent, None where there is no gap to close.
+    """
+
+    out: Path
+    rows: list[dict[str, Any]]
+
+
+def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutcome:
+    """Carries out what is left of `sweep` in `out`.
+
+    Raises:
+      InputError: `out` holds another sweep, or a point's result has no such metric.
+      Interrupted: a point was; what is done stays done.
+    """
+    directory = Path(out)
+    directory.mkdir(parents=True, exist_ok=True)
+    with files.exclusive(directory):
+        _require_same(directory / "sweep.yaml", sweep)
+        results = []
+        with Progress(
+            f"sweep {sweep.title}",
+            rounds=len(sweep.points),
+            clients=None,
+            shown=shown,
+            step="point",
+        ) as progress:
+            progress.begin(0)
+            for number, point in enumerate(sweep.points, 1):
+                progress.message(f"point {number} of {len(sweep.points)}: {point.name}")
+                results.append(_carried_out(point, directory / POINTS / point.name))
+                progress.update(number, {})
+        rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
+        _stamp(sweep, rows, results)
+        _write(directory, sweep, results, rows)
+    return SweepOutcome(directory, rows)
+
+
+def _carried_out(point: Point, folder: Path) -> dict[str, Any]:
+    """The point's result: read where it is done, else made."""
+    # Imported late, as on the command line.
+    from jaxpfl.experiments.carry_out import RECORD, resume_study, run_study
+    from jaxpfl.experiments.systems.federated_training.study import resume_run, run_config
+
+    done = folder / "point.json"
+    if done.exists():
+        return files.read_json(done)
+    begun = (folder / "config.yaml").exists()
+    if isinstance(point.config, Config):
+        outcome = (
+            resume_run(folder, shown=False)
+            if begun
+            else run_config(point.config, folder, shown=False)
+        )
+        result = {**files.read_json(folder / "result.json"), "privacy": outcome.privacy}
+    else:
+        carry_out = resume_study if begun else partial(run_study, point.config)
+        carry_out(folder, shown=False)
+        result = files.read_json(folder / RECORD)
+    result = jsonable(result)
+    files.write_atomically(done, json.dumps(result) + "\n")
+    return result
+
+
+def value_of(result: Mapping[str, Any], metric: str) -> float:
+    """The metric of one point: a name in its "metrics", those of an evaluation included.
+
+    Raises:
+      InputError: there is no such number; the sentence says which there are.
+    """
+    known: dict[str, float] = {}
+
+    def add(mapping: Mapping[str, Any]) -> None:
+        for name, value in mapping.items():
+            if isinstance(value, Mapping):
+                add(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                known[name] = float(value)
+
+    add(result.get("metrics", {}))
+    if metric not in known:
+        raise InputError(f"metric must be one of {', '.join(sorted(known))}, found {metric!r}")
+    return known[metric]
+
+
+def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
+    """Mean and standard error over the repetitions of each combination, in the sweep's order.
+
+    Args:
+      values: the metric of each point.
+    """
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for index, point in enumerate(sweep.points):
+        kept = {name: each for name, each in point.values.items() if name != sweep.over}
+        groups.setdefault(repr(kept), (kept, []))[1].append(index)
+    closed = gap_closed(sweep, values) if sweep.gap is not None else None
+    rows = []
+    for kept, found in groups.values():
+        mean, error = _mean_and_error([values[index] for index in found])
+        row = {**kept, "mean": mean, "error": error, "runs": len(found)}
+        if closed is not None:
+            gaps = [gap for index in found if (gap := closed[index]) is not None]
+            whole = len(gaps) == len(found)
+            row["gap"], row["gap_error"] = _mean_and_error(gaps) if whole else (None, None)
+        rows.append(row)
+    return rows
+
+
+def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
+    """How much of the sweep's gap each point closes, in per cent: 0 is `from`, 100 is `to`.
+
+    None where the two cases came to the same at the point's other values, or a value is infinite.
+    """
+    assert sweep.gap is not None
+
+    def others(point: Point) -> str:
+        return repr({name: each for name, each in point.values.items() if name != CASE})
+
+    ends: dict[str, dict[str, float]] = {}
+    for point, value in zip(sweep.points, values, strict=True):
+        ends.setdefault(others(point), {})[point.values[CASE]] = value
+    closed: list[float | None] = []
+    for point, value in zip(sweep.points, values, strict=True):
+        start, end = (ends[others(point)][case] for case in sweep.gap)
+        width = end - start
+        found = 100 * ((value - start) / width) if width else math.nan
+        closed.append(found if math.isfinite(found) else None)
+    return closed
+
+
+def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
+    """The mean and its standard error, None of a single value."""
+    mean = math.fsum(found) / len(found)
+    if len(found) == 1:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
+    return mean, math.sqrt(variance / len(found))
+
+
+def _stamp(sweep: Sweep, rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+    """Says of each row whether all its runs were private."""
+    for row in rows:
+        row["private"] = all(
+            is_private(result)
+            for point, result in zip(sweep.points, results, strict=True)
+            if all(row[name] == value for name, value in point.values.items() if name in row)
+        )
+
+
+def is_private(result: Mapping[str, Any]) -> bool:
+    """Whether a point says that it was private, and nothing stamps it otherwise."""
+    return bool(result.get("private", False)) and not result.get("stamp")
+
+
+def _require_same(path: Path, sweep: Sweep) -> None:
+    """Writes what the sweep is, or refuses a directory that holds another."""
+    described = {
+        "metric": sweep.metric,
+        "over": sweep.over,
+        "points": {point.name: to_mapping(point.config) for point in sweep.points},
+    }
+    text = yaml.safe_dump(jsonable(described), sort_keys=False, allow_unicode=True)
+    if path.exists():
+        if path.read_text(encoding="utf-8") != text:
+            raise InputError(f"{path}: the directory holds another sweep; choose another --out")
+        return
+    files.write_atomically(path, text)
+
+
+def _write(
+    directory: Path, sweep: Sweep, results: list[dict[str, Any]], rows: list[dict[str, Any]]
+) -> None:
+    from jaxpfl.experiments.sweep.page import write_sweep_page
+
+    points = [
+        {
+            "point": point.name,
+            **point.values,
+            "value": value_of(result, sweep.metric),
+            "private": is_private(result),
+            "privacy": result.get("privacy"),
+            **{name: result[name] for name in ("cost", "texts") if name in result},
+        }
+        for point, result in zip(sweep.points, results, strict=True)
+    ]
+    record = {
+        "note": SIMULATION,
+        "metric": sweep.metric,
+        "x": sweep.x,
+        "line": sweep.line,
+        **({"gap": dict(zip(("from", "to"), sweep.gap, strict=True))} if sweep.gap else {}),
+        "rows": rows,
+        "points": points,
+    }
+    files.write_atomically(directory / "sweep.json", json.dumps(jsonable(record), indent=1) + "\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_atomically(directory / "table.csv", buffer.getvalue())
+    write_sweep_page(directory, sweep, record)

@@ -1,0 +1,1 @@
+"""One folder per system: its config, its study and its page."""

@@ -1,0 +1,1 @@
+"""DP-FedAvg, with FreD's choice of a public corpus and prefinetuning before it."""

@@ -1,0 +1,191 @@
+"""The page of the study of inverted pixels: image grids side by side, and what they are scored."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.experiments.engine.tracking import read_lines
+from jaxpfl.experiments.report import plots
+from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
+from jaxpfl.experiments.systems.gan_inversion.study import PHASES, SIDES
+
+_PHASES = {"bug": "with the bug", "fixed": "after the fix"}
+_SIDES = {
+    "client": {"low": "low-accuracy clients", "high": "high-accuracy clients"},
+    "example": {"low": "misclassified images", "high": "rightly classified images"},
+}
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The outcome for a terminal."""
+    sides = _SIDES[record["selection"]["by"]]
+    found = [f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}"]
+    for phase in PHASES:
+        for side in SIDES:
+            scores = record["runs"][f"{phase}_{side}"]
+            name = f"{sides[side]}, {_PHASES[phase]}"
+            share, score = scores["inverted_share"], scores["classifier_score"]
+            found.append(f"{name:52}{100 * share:>8.1f} %{score:>18.2f}")
+    return [*found, "", *_privacy(record)]
+
+
+def _privacy(record: dict[str, Any]) -> list[str]:
+    if record["together"]["epsilon"] is None:
+        return [record["stamp"]]
+    dearest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
+    found = [
+        f"everything together: {record['together']['statement']}",
+        f"the dearest GAN: {record['runs'][dearest]['privacy']}",
+    ]
+    scale = record["at_scale"]
+    if scale:
+        run = scale["runs"][dearest]
+        found += [
+            f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
+            f"{run['clients_per_round']:,} a round: {run['statement']}",
+            f"everything together there: {scale['together']['statement']}",
+        ]
+    return found
+
+
+def page(directory: Path, record: dict[str, Any]) -> Page:
+    """Draws the pictures from the study's public files."""
+    stamped = bool(record["stamp"])
+    by = record["selection"]["by"]
+    sides = _SIDES[by]
+    with np.load(directory / "images.npz", allow_pickle=False) as arrays:
+        images = dict(arrays)
+    blocks = [
+        [(f"{sides[side]}, {_PHASES[phase]}", images[f"{phase}_{side}"]) for side in SIDES]
+        for phase in PHASES
+    ]
+    public = [
+        [("public images", images["public"]), ("the same, inverted", images["public_inverted"])]
+    ]
+    privacy = _privacy(record)
+    return Page(
+        title="What is wrong with the images? Two federated GANs",
+        lead=f"{record['population']} · a client: {record['unit']}",
+        stamp=record["stamp"],
+        privacy=record["together"]["statement"],
+        privacy_notes=[
+            *no_protection(record["together"]["epsilon"]),
+            "All releases of this page together: both histograms of users' accuracy and all four "
+            "GANs, on the same clients.",
+            *privacy[1:],
+        ],
+        facts=_facts(record),
+        sections=[
+            Section(
+                "Drawn by the GANs",
+                "Nobody looked at a client's image: each grid is drawn by a generator that only "
+                "met a critic trained under differential privacy.",
+                [
+                    (
+                        "gans",
+                        "images drawn by the GANs",
+                        plots.grids(blocks, side=8, stamped=stamped),
+                    )
+                ],
+                _scores(record),
+                wide=True,
+            ),
+            Section(
+                "How the polarity of the drawn images moved, and how users' accuracy did",
+                figures=[
+                    ("inverted", "share of inverted images", _curves(directory, by, stamped)),
+                    ("accuracy", "accuracy of users", _histograms(record, stamped)),
+                ],
+            ),
+            Section(
+                "What the judge learned from",
+                "Images of clients that were declared public. They train the primary classifier, "
+                "and the model that calls a drawn image normal or inverted.",
+                [("public", "public images", plots.grids(public, side=8))],
+                wide=True,
+            ),
+        ],
+        runs=list(record["runs"]),
+    )
+
+
+def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
+    plan = record["runs"]["bug_low"]["plan"]
+    return [
+        (f"{plan['rounds']}", "rounds for each GAN"),
+        (f"{record['selected_per_round']}", "clients a round who match (planned)"),
+        (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
+        (f"{plan['clip_norm']:g}", "clip norm"),
+        (f"{100 * record['classifier']['accuracy']:.1f} %", "classifier's accuracy on public data"),
+        (f"{100 * record['bug']['probability']:g} %", "of clients have the bug"),
+    ]
+
+
+def _scores(record: dict[str, Any]) -> Table:
+    sides = _SIDES[record["selection"]["by"]]
+    rows = []
+    for phase in PHASES:
+        for side in SIDES:
+            found = record["runs"][f"{phase}_{side}"]
+            rows.append(
+                (
+                    f"{sides[side]}, {_PHASES[phase]}",
+                    f"{100 * found['inverted_share']:.1f} %",
+                    f"{found['classifier_score']:.2f}",
+                    f"{found['frechet_normal']:.1f}",
+                    f"{found['frechet_inverted']:.1f}",
+                )
+            )
+    columns = (
+        "the GAN trained on",
+        "called inverted",
+        "classifier score",
+        "Frechet distance of logits to public images",
+        "to the same, inverted",
+    )
+    return Table(columns, rows, numbers=(1, 2, 3, 4))
+
+
+def _curves(directory: Path, by: str, stamped: bool) -> Any:
+    axes = plots.axes("Share of drawn images called inverted", stamped=stamped)
+    for number, phase in enumerate(PHASES):
+        for side, style in zip(SIDES, ("-", "--"), strict=True):
+            name = f"{phase}_{side}"
+            records = read_lines(directory / "runs" / name / "metrics.jsonl")
+            seen = [(each["round"], each["evaluation"]) for each in records if "evaluation" in each]
+            axes.plot(
+                [round for round, _ in seen],
+                [100 * scores["inverted_share"] for _, scores in seen],
+                style,
+                color=plots.COLOURS[number],
+                linewidth=2,
+                label=f"{_SIDES[by][side]}, {_PHASES[phase]}",
+            )
+    axes.set_ylim(-3, 103)
+    axes.set_xlabel("round", color=plots.INK)
+    axes.set_ylabel("%", color=plots.INK)
+    axes.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
+    return axes.figure
+
+
+def _histograms(record: dict[str, Any], stamped: bool) -> Any:
+    """Both released histograms: users for each hundredth of accuracy, so that areas are users."""
+    axes = plots.axes("Accuracy of users, as released with noise", stamped=stamped)
+    names = {"before": "before the bug", "bug": _PHASES["bug"]}
+    for number, (name, label) in enumerate(names.items()):
+        released = record["accuracy"][name]
+        edges = np.asarray(released["plan"]["edges"])
+        density = np.asarray(released["histogram"]) / (100 * np.diff(edges))
+        axes.stairs(density, 100 * edges, label=label, color=plots.COLOURS[number], linewidth=2)
+    thresholds = record["thresholds"]
+    if thresholds:
+        for side, style in zip(SIDES, ("-.", ":"), strict=True):
+            axes.axvline(
+                100 * thresholds[side], color=plots.GREY, linestyle=style,
+                label=f"{side}: {100 * thresholds[side]:.1f} %",
+            )  # fmt: skip
+    axes.set_xlabel("accuracy of a user, %", color=plots.INK)
+    axes.set_ylabel("users per 1 %", color=plots.INK)
+    axes.legend(frameon=False, fontsize=8.5)
+    return axes.figure

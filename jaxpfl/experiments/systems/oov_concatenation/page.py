@@ -1,0 +1,176 @@
+"""The page of the study of joined words: where words are out of vocabulary, and which ones."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.experiments.report import plots
+from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The outcome for a terminal."""
+    found = [
+        f"{'bug':>8}{'OOV at position 1':>20}{'OOV overall':>14}{'top words with a space':>25}"
+    ]
+    for world in record["worlds"].values():
+        top = world["top_words"]
+        found.append(
+            f"{_share(world):>8}{_percent(world['oov_by_position'][0]):>20}"
+            f"{_percent(world['oov_overall']):>14}{f'{_spaces(top)} of {len(top)}':>25}"
+        )
+    return [*found, "", *_privacy(record)]
+
+
+def _privacy(record: dict[str, Any]) -> list[str]:
+    if record["all_worlds"]["epsilon"] is None:
+        return [record["stamp"]]
+    world = _dearest(record)
+    found = [
+        f"both models together, in a world: {world['together']['statement']}",
+        f"all {len(record['worlds'])} worlds, as seen here: {record['all_worlds']['statement']}",
+        f"the word model: {world['privacy']['words']}",
+        f"the character model: {world['privacy']['characters']}",
+    ]
+    scale = record["at_scale"]
+    if scale:
+        found += [
+            f"the model of {name} with the same noise of the mean at {scale['population']:,} "
+            f"clients and {run['clients_per_round']:,} a round: {run['statement']}"
+            for name, run in scale["runs"].items()
+        ]
+        found.append(f"both models together there: {scale['together']['statement']}")
+    return found
+
+
+def _dearest(record: Mapping[str, Any]) -> dict[str, Any]:
+    return max(record["worlds"].values(), key=lambda world: world["together"]["epsilon"] or 0.0)
+
+
+def _spaces(top: list[dict[str, Any]]) -> int:
+    return sum(" " in each["word"] for each in top)
+
+
+def _share(world: Mapping[str, Any]) -> str:
+    return f"{100 * world['probability']:g} %"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"
+
+
+def page(directory: Path, record: dict[str, Any]) -> Page:
+    """Draws the pictures from the study's public files."""
+    stamped = bool(record["stamp"])
+    privacy = _privacy(record)
+    plans = record["plans"]
+    return Page(
+        title="Which words does the vocabulary lack? Federated language models",
+        lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
+        f"{record['vocabulary']['size']:,} words from {record['vocabulary']['source']}",
+        stamp=record["stamp"],
+        privacy=_dearest(record)["together"]["statement"],
+        privacy_notes=[
+            *no_protection(_dearest(record)["together"]["epsilon"]),
+            "The word model and the character model of one world together: what a deployment, to "
+            "which one world happens, would have spent. This page shows several worlds of the same "
+            "clients, which costs more:",
+            *privacy[1:],
+        ],
+        facts=[
+            (str(plan[name]), f"{what}, {kind} model")
+            for kind, plan in plans.items()
+            for name, what in (
+                ("rounds", "rounds"),
+                ("clients_per_round", "clients a round"),
+            )
+        ]
+        + [
+            (f"{plan['noise_multiplier']:.3g}", f"noise multiplier, {kind} model")
+            for kind, plan in plans.items()
+        ],
+        sections=[
+            Section(
+                "Where: words out of vocabulary by their position in generated sentences",
+                f"{record['drawn']['sentences']:,} sentences drawn from each word model. The bug "
+                "joins the first two words of a share of the sentences.",
+                [
+                    ("oov_by_position", "OOV rate by position", _by_position(record, stamped)),
+                    ("oov_overall", "OOV rate overall", _overall(record, stamped)),
+                ],
+            ),
+            Section(
+                f"Which: the {record['drawn']['top']} most probable words of the character models",
+                "Trained on out-of-vocabulary words alone. The probability is that of the whole "
+                "word with its end, exactly rescored. A word with a space in it (marked ␣) "
+                "is what the bug makes.",
+                table=_top(record),
+            ),
+        ],
+        runs=[f"{kind}_{name}" for name in record["worlds"] for kind in ("words", "characters")],
+    )
+
+
+def _by_position(record: dict[str, Any], stamped: bool) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes = plots.axes("Out-of-vocabulary rate by position", stamped=stamped)
+    for number, world in enumerate(record["worlds"].values()):
+        rates = [(place + 1, rate) for place, rate in enumerate(world["oov_by_position"])]
+        seen = [(place, 100 * rate) for place, rate in rates if rate is not None]
+        axes.plot(
+            [place for place, _ in seen],
+            [rate for _, rate in seen],
+            color=plots.COLOURS[number % len(plots.COLOURS)],
+            linewidth=2,
+            marker="o",
+            markersize=3.5,
+            label=f"bug in {_share(world)} of sentences",
+        )
+    # A rate of 1 % more and one of 90 % must both be seen.
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("position in the sentence", color=plots.INK)
+    axes.set_ylabel("% of words", color=plots.INK)
+    axes.legend(frameon=False, fontsize=8.5)
+    return axes.figure
+
+
+def _overall(record: dict[str, Any], stamped: bool) -> Any:
+    axes = plots.axes("Out-of-vocabulary rate of all generated words", stamped=stamped)
+    worlds = list(record["worlds"].values())
+    rates = [100 * (world["oov_overall"] or 0.0) for world in worlds]
+    axes.bar(range(len(worlds)), rates, color=plots.COLOURS[: len(worlds)], width=0.6)
+    for place, rate in enumerate(rates):
+        axes.annotate(f"{rate:.1f} %", (place, rate), ha="center", va="bottom", fontsize=9)
+    axes.set_xticks(range(len(worlds)), [_share(world) for world in worlds])
+    axes.grid(False, axis="x")
+    axes.set_xlabel("sentences with the bug", color=plots.INK)
+    axes.set_ylabel("% of words", color=plots.INK)
+    return axes.figure
+
+
+def _top(record: dict[str, Any]) -> Table:
+    worlds = list(record["worlds"].values())
+    columns = ["rank"]
+    for world in worlds:
+        columns += [f"bug in {_share(world)}", "probability"]
+    rows = []
+    for rank in range(record["drawn"]["top"]):
+        row = [str(rank + 1)]
+        for world in worlds:
+            top = world["top_words"]
+            if rank < len(top):
+                word, log_p = top[rank]["word"], top[rank]["log_probability"]
+                row += [word.replace(" ", " ␣ "), f"{100 * math.exp(log_p):.2f} %"]
+            else:
+                row += ["", ""]
+        rows.append(tuple(row))
+    counts = [""]
+    for world in worlds:
+        counts += [f"{_spaces(world['top_words'])} with a space", ""]
+    numbers = (0, *range(2, len(columns), 2))
+    return Table(tuple(columns), [*rows, tuple(counts)], numbers)

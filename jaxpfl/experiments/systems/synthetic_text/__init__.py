@@ -1,0 +1,1 @@
+"""Synthetic text by POPri and its rivals (Hou et al. 2025)."""

@@ -1,0 +1,342 @@
+"""The public side of a study of synthetic text: models, and the methods that make a corpus of them.
+
+No client's data is read here: what clients scored is released to a step or found in the phases
+of an earlier attempt, so that a corpus can be written again, and continued, without the clients.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.popri import PopriSettings, popri, synthesise, with_adapters
+from jaxpfl.algorithms.private_evolution import (
+    EvolutionSettings,
+    Evolved,
+    Vary,
+    private_evolution,
+    selected_texts,
+)
+from jaxpfl.algorithms.rounds_of_text import Hooks, Keep
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_models import PublicModels, data_mesh, training
+from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    FitConfig,
+    SyntheticTextConfig,
+)
+from jaxpfl.models.base import Params
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import Embedder, embedder
+from jaxpfl.text.embed.base import as_texts
+from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.sampling import Sampling
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from jaxpfl.text.preference.optimisation import PreferenceSettings
+from jaxpfl.text.tokenisers.base import one_per_row
+
+_ATTEMPTS = 8
+
+
+@functools.lru_cache(maxsize=4)
+def loaded_embedder(name: str) -> Embedder:
+    """The embedder of a name, loaded once in a process."""
+    return embedder(name)
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
+    """The masked language model of a name, loaded once in a process."""
+    return mask_and_fill(name, tokens=tokens)
+
+
+@functools.lru_cache(maxsize=4)
+def _public_models(
+    sources: tuple[tuple[str, str], ...], limit: int, vocab_size: int, cache: Path, progress: bool
+) -> PublicModels:
+    """Corpora that are read once in a process, which a sweep's points share."""
+    return PublicModels(dict(sources), limit, vocab_size, cache, progress=progress)
+
+
+class _Remembering:
+    """An embedder that still has the vectors of its last call: each round's texts are asked twice.
+
+    A vector does not depend on the other texts of a call, so it is the same.
+    """
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: dict[str, np.ndarray] = {}
+        self.name, self.dimension, self.column = embedder.name, embedder.dimension, embedder.column
+
+    def __call__(self, examples: Any) -> np.ndarray:
+        texts = as_texts(examples)
+        if not texts or not all(text in self._known for text in texts):
+            vectors = np.asarray(self._embedder(texts))
+            self._known = dict(zip(texts, vectors, strict=True))
+            return vectors
+        return np.stack([self._known[text] for text in texts])
+
+
+Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
+"""`ask(step, state, round)` runs a step with access to clients, as `Releaser.step` does."""
+
+
+def nothing_shown(_: Any) -> None:
+    """What becomes of a round's texts that nobody looks at."""
+
+
+def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
+    state = algorithm.init(jax.random.key(0))
+    for round in range(1, algorithm.rounds + 1):
+        state, _ = ask(algorithm.step, state, round)
+    return state
+
+
+@dataclass(frozen=True)
+class CorpusWriter:
+    """Public models, and what a method makes of them by what clients released.
+
+    Attributes:
+      progress: show bars on stderr.
+    """
+
+    config: SyntheticTextConfig
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        evolution = self.config.evolution
+        if self.config.method in EVOLVING and evolution.fill_model is not None:
+            # What it needs may be missing: no client is asked before that is known.
+            loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
+
+    @cached_property
+    def public(self) -> PublicModels:
+        config = self.config
+        return _public_models(
+            tuple(config.corpora.items()),
+            config.corpus_texts,
+            config.vocab_size,
+            Path(config.cache),
+            self.progress,
+        )
+
+    @cached_property
+    def generator(self) -> LanguageModel:
+        settings, config = self.config.generator, self.config
+        positions = max(
+            settings.sequence_length, (config.popri.shots + 2) * config.corpus.tokens + 1
+        )
+        return self.public.decoder("generator", settings, positions)
+
+    @cached_property
+    def downstream(self) -> LanguageModel:
+        settings = self.config.downstream
+        positions = max(settings.sequence_length, self.config.corpus.tokens)
+        return self.public.decoder("downstream", settings, positions)
+
+    @cached_property
+    def function(self) -> Embedder:
+        return _Remembering(loaded_embedder(self.config.embedder))
+
+    @cached_property
+    def settings(self) -> PopriSettings:
+        config, tokens = self.config.popri, self.config.corpus.tokens
+        form = DOCUMENTS if config.format == "lines" else POPRI
+        if self.config.corpus.spans and form is DOCUMENTS:
+            # A span is full, whatever lines it goes through.
+            form = dataclasses.replace(form, stop="")
+        return PopriSettings(
+            prompts=config.prompts,
+            responses=config.responses,
+            rejected_rank=config.rejected_rank,
+            format=dataclasses.replace(form, shots=config.shots),
+            prompt_tokens=(config.shots + 1) * tokens,
+            new_tokens=tokens,
+            response_tokens=tokens,
+            temperature=config.temperature,
+            preference=PreferenceSettings(
+                loss=config.loss,
+                tau=config.tau,
+                epochs=config.epochs,
+                batch_size=config.batch_size,
+                learning_rate=config.learning_rate,
+                final_learning_rate=config.learning_rate / 3,
+                multiple=32,
+            ),
+            lora=LoRA(rank=config.rank, alpha=config.alpha),
+        )
+
+    @cached_property
+    def vary(self) -> Vary:
+        """What makes a text into another of the same format and length."""
+        evolution, tokens, form = self.config.evolution, self.config.corpus.tokens, self.settings
+        if evolution.fill_model is None:
+            stop = (form.format.stop,) if form.format.stop else ()
+            return Continue(self.generator, evolution.kept, tokens, Sampling(stop=stop))
+        fill = loaded_fill_model(evolution.fill_model, tokens)
+
+        def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
+            filled = [form.format.response(text) for text in fill(texts, key)]
+            # Its tokens are not the generator's, nor as long.
+            cut = self.generator.shortened(filled, tokens)
+            return [new or old for new, old in zip(cut, texts, strict=True)]
+
+        return vary
+
+    def scorer(self, plan: Plan) -> Scorer:
+        """How clients score; only of methods that ask them."""
+        votes = self.config.method != "popri"
+        return Scorer(
+            plan,
+            kind="nn_histogram" if votes else self.config.popri.score,
+            max_texts=self.config.evolution.max_texts,
+        )
+
+    def tuned(
+        self,
+        directory: Path,
+        keep: Keep,
+        scorer: Scorer | None,
+        ask: Ask,
+        on_round: Callable[[Any], None] = nothing_shown,
+    ) -> tuple[LanguageModel, list[str]]:
+        """The method's writer, and the texts that its prompts are made of.
+
+        Args:
+          directory: of the run; training is saved there.
+          keep: the run's phases.
+          scorer: how clients score; None of methods that ask nobody.
+          ask: runs a step, as `federated.Releaser.step` does; only of methods that ask clients.
+          on_round: is called with each round's `Written` or `Evolved`.
+        """
+        config, method = self.config, self.config.method
+        samples = self.public.texts(config.popri.samples)
+        if method == "generator":
+            return self.generator, samples
+        hooks: Hooks[Any] = Hooks(keep, on_round, self.progress)
+        assert scorer is not None, "all other methods ask clients"
+        if method == "popri":
+            algorithm = popri(
+                self.generator,
+                samples,
+                scorer,
+                self.function,
+                self.settings,
+                seed=config.run.seed,
+                hooks=hooks,
+            )
+            state = _all_rounds(algorithm, ask)
+            assert algorithm.params is not None
+            writer = with_adapters(self.generator, self.settings, algorithm.params(state))
+            return writer, samples
+        texts = self._evolved(samples, scorer, ask, hooks)
+        if method == "private_evolution":
+            return self.generator, texts
+        return self._tuned_on(texts, directory), samples
+
+    def texts(
+        self, writer: LanguageModel, samples: list[str], number: int, part: int = 0
+    ) -> list[str]:
+        """About `number` synthetic texts, none empty; another part has others."""
+        return synthesise(
+            writer,
+            samples,
+            number,
+            self.settings,
+            seed=self.config.run.seed,
+            part=part,
+            progress=self.progress,
+        )
+
+    def rows(self, texts: list[str]) -> np.ndarray:
+        """One text a row of token ids, with end-of-text where it was not cut."""
+        tokeniser = self.public.tokeniser
+        return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
+
+    def fitted(
+        self, start: LanguageModel, texts: list[str], settings: FitConfig, folder: Path
+    ) -> Params:
+        """A model's parameters after training on texts: its adapters, or all where it has none."""
+        adapters, base = start.params, None
+        if start.model.lora is not None:
+            adapters, base = lora.split(start.params)
+        found = fit(
+            start.model,
+            adapters,
+            {"tokens": self.rows(texts)},
+            training(settings),
+            seed=self.config.run.seed,
+            frozen=base,
+            mesh=data_mesh(settings.batch_size),
+            folder=folder,
+            progress=self.progress,
+        )
+        return found.params if base is None else lora.join(found.params, base)
+
+    def _evolved(
+        self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
+    ) -> list[str]:
+        config, evolution = self.config, self.config.evolution
+
+        def first() -> dict[str, np.ndarray]:
+            texts: list[str] = []
+            # Empty ones are left out.
+            for attempt in range(1, 1 + _ATTEMPTS):
+                number = (evolution.population - len(texts)) * 5 // 4 + 8
+                texts += synthesise(
+                    self.generator,
+                    samples,
+                    number,
+                    self.settings,
+                    seed=config.run.seed + attempt,
+                    progress=self.progress,
+                )
+                if len(texts) >= evolution.population:
+                    return {"texts": np.array(texts[: evolution.population])}
+            raise InputError(
+                f"the generator wrote {len(texts)} texts that are not empty, expected "
+                f"evolution.population = {evolution.population}: it needs more pretraining"
+            )
+
+        algorithm = private_evolution(
+            hooks.keep("first texts", first)["texts"].tolist(),
+            self.vary,
+            scorer,
+            self.function,
+            EvolutionSettings(
+                form=evolution.form,
+                population=evolution.population,
+                threshold=evolution.threshold,
+                lookahead=evolution.lookahead,
+                variations=evolution.variations,
+            ),
+            seed=config.run.seed,
+            hooks=hooks,
+        )
+        return selected_texts(_all_rounds(algorithm, ask))
+
+    def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
+        """The generator with adapters fine-tuned on texts."""
+        config = self.config
+        key = jax.random.key(config.run.seed)
+        model, params = lora.attach(
+            self.generator.model, self.generator.params, self.settings.lora, key
+        )
+        writer = self.generator.replaced(model, params)
+        folder = directory / "generator_tuning"
+        return writer.replaced(
+            model, self.fitted(writer, texts, config.evolution.fine_tuning, folder)
+        )

@@ -1,0 +1,391 @@
+"""The study of synthetic text: what a downstream model gains from private clients, by method.
+
+    CACHE/                       public models, see `public_models`
+    phases/                      what each round wrote and was told, see `phases`
+    ledger.jsonl, private/       every release; the secret, until the corpus is written
+    runs/fed_avg/                the rounds of method fed_avg, a run like any other
+    corpus.jsonl                 the synthetic corpus
+    fine_tuning/                 the downstream model's training
+
+The downstream model starts from its public checkpoint, is fine-tuned on what the method made, and
+is scored on test clients, declared public. Source of the comparison: POPri (Hou et al. 2025), Table
+1; each method is charged for what its clients send, on the same clients and under the same plan.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from jaxpfl import files
+from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.frechet import distance
+from jaxpfl.algorithms.gaussian_moments import Moments, moments
+from jaxpfl.algorithms.popri import Written
+from jaxpfl.algorithms.private_evolution import Evolved
+from jaxpfl.data.population import Population
+from jaxpfl.data.selection import at_most
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.engine.cost import both_statements, stamped
+from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.experiments.systems.federated_training.build import (
+    build_fed_avg,
+    build_plan,
+    cleaned,
+    read_clients,
+)
+from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
+from jaxpfl.models import count_parameters
+from jaxpfl.models.base import Params
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import Embedder, embed
+from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.tokenisers.spans import in_spans
+
+_SHOWN = 12
+_FID_TEXTS = 2_000
+_PLANE_TEXTS = 400
+
+
+def prepare(config: SyntheticTextConfig) -> Callable[[Path, bool], dict[str, Any]]:
+    """Reads the clients and builds all that can be refused, before a directory is touched."""
+    return built(config).carry_out
+
+
+def built(config: SyntheticTextConfig) -> "SyntheticText":
+    """The study of a config: its clients are read, nothing is trained or released yet."""
+    clients = read_clients(config.data)
+    if "text" not in clients.columns:
+        raise InputError("data.source needs a column 'text'")
+    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
+    plan = build_plan(_privacy(config), config.training, len(parts["train"]))
+    held = parts["train"], parts["valid"], parts["test"]
+    writer = CorpusWriter(config)
+    writer.public.refuse_private(parts["train"])
+    study = SyntheticText(config, *held, plan, writer)
+    if study.writes:
+        # What it needs may be missing.
+        loaded_embedder(config.embedder)
+    return study
+
+
+def _privacy(config: SyntheticTextConfig) -> Any:
+    """With the clip norm that the method's contributions have."""
+    clip_norm = config.privacy.clip_norm
+    if config.method in ("private_evolution", "pe_sft"):
+        # A client's votes: at most so many, all for one text.
+        clip_norm = float(config.evolution.max_texts)
+    elif config.method == "popri":
+        clip_norm = 1.0
+    return dataclasses.replace(config.privacy, clip_norm=clip_norm)
+
+
+_EMBEDDED: dict[tuple[str | None, ...], Population] = {}
+"""Clients' embeddings of this process, so that a sweep computes them once. PRIVATE: never saved."""
+
+
+def _embedded(
+    clients: Population, made_by: tuple[str | None, ...], function: Embedder, shown: bool
+) -> Population:
+    # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
+    key = (clients.content, function.name, *made_by)
+    if key not in _EMBEDDED:
+        _EMBEDDED.clear()
+        _EMBEDDED[key] = embed(clients, function, shown=shown)
+    return _EMBEDDED[key]
+
+
+@dataclass(frozen=True)
+class SyntheticText:
+    """One study, built: what is made of it follows from the config, the clients and the releases.
+
+    Attributes:
+      clients: who train, PRIVATE.
+      valid, test: held out and declared public.
+      plan: of what the clients send.
+      models: the public ones, and the method.
+    """
+
+    config: SyntheticTextConfig
+    clients: Population = field(repr=False)
+    valid: Population = field(repr=False)
+    test: Population = field(repr=False)
+    plan: Plan
+    models: CorpusWriter
+
+    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
+        """Does what is left to do in `directory`, whose lock the caller holds."""
+        models = CorpusWriter(self.config, shown)
+        study = dataclasses.replace(self, models=models)
+        if self.config.corpus.spans:
+            study = study.in_spans()
+        return study._carried_out(directory)
+
+    def in_spans(self) -> Self:
+        """The same study, whose examples are spans of the texts."""
+        tokeniser, tokens = self.models.public.tokeniser, self.config.corpus.tokens
+        parts = {
+            name: in_spans(getattr(self, name), tokeniser, tokens)
+            for name in ("clients", "valid", "test")
+        }
+        return dataclasses.replace(self, **parts)
+
+    def _carried_out(self, directory: Path) -> dict[str, Any]:
+        began = time.monotonic()
+        seconds: dict[str, float] = {}
+        params, told = self._method(directory, seconds)
+        tokens = self.models.rows(self._held_out(self.test))
+        start = self.models.downstream
+        metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
+        public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
+        seconds["all"] = time.monotonic() - began
+        # They follow from how much the clients hold: not for everyone.
+        files.write_atomically(
+            files.private_directory(directory / "private") / "seconds.json",
+            json.dumps(seconds) + "\n",
+            mode=0o600,
+        )
+        stamp = studies.stamp_of(directory)
+        guarantee = told.pop("guarantee", None) or self._guarantee(stamp)
+        return {
+            "method": self.config.method,
+            "tested_on": f"test clients of {self.config.data.source} (declared public)",
+            "validated_on": f"validation clients of {self.config.data.source} (declared public)",
+            "date": datetime.now(UTC).date().isoformat(),
+            "private": not stamp or not self._sends(),
+            "plan": self.plan.to_dict() if self._sends() else None,
+            "privacy": guarantee["privacy"],
+            "metrics": {
+                **metrics,
+                "public_accuracy": public["accuracy"],
+                "public_perplexity": public["perplexity"],
+                "epsilon": guarantee["epsilon"],
+            },
+            "cost": self._cost(),
+            "public_models": self._public_models(),
+            **told,
+        }
+
+    def _public_models(self) -> dict[str, Any]:
+        """What the run started from: names, and the SHA-256 of the parameters."""
+        found: dict[str, Any] = {
+            "tokeniser": {"name": self.models.public.tokeniser.name},
+            "downstream": {"sha256": self.models.downstream.digest()},
+        }
+        if self.writes:
+            found["generator"] = {"sha256": self.models.generator.digest()}
+            found["embedder"] = {"name": self.models.function.name}
+        return found
+
+    @property
+    def writes(self) -> bool:
+        """Whether the method makes texts."""
+        return self.config.method not in ("public", "fed_avg")
+
+    def _sends(self) -> bool:
+        """Whether clients send anything."""
+        return self.config.method in (*SCORING, "fed_avg")
+
+    def _guarantee(self, stamp: str, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
+        """Statement and epsilon of what the run charged; without a ledger: of the plan."""
+        if not self._sends():
+            return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
+        plan = self.plan
+        statement = plan.statement()
+        if not plan.private:
+            return {"privacy": statement, "epsilon": None}
+        epsilon = plan.epsilon()
+        if ledger is not None:
+            own = [charge.event for charge in ledger.charges if charge.run == run]
+            epsilon = Guarantee.of_events(own, plan.delta, plan.unit, plan.accountant).epsilon()
+            statement = both_statements(ledger, [run], plan.delta, plan.accountant)
+        return {"privacy": stamped(statement, stamp), "epsilon": epsilon}
+
+    def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
+        """The downstream model's parameters, and what is shown of how they came about."""
+        method = self.config.method
+        if method == "public":
+            return self.models.downstream.params, {}
+        if method == "fed_avg":
+            return self._fed_avg(directory)
+        began = time.monotonic()
+        texts, told = self._texts(directory)
+        seconds["method"] = time.monotonic() - began
+        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+        files.write_atomically(directory / "corpus.jsonl", "\n".join(lines) + "\n")
+        params = self.models.fitted(
+            self.models.downstream,
+            texts,
+            self.config.corpus.fine_tuning,
+            directory / "fine_tuning",
+        )
+        return params, {**told, "corpus": len(texts), "texts": texts[:_SHOWN]}
+
+    def _fed_avg(self, directory: Path) -> tuple[Params, dict[str, Any]]:
+        rows = self.models.rows(self.clients.columns["text"].to_pylist())
+        population = self.clients.with_columns({"tokens": rows})
+        start = self.models.downstream
+        algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
+        budget = studies.budget_of(self.config.privacy)
+        result = studies.train(
+            self.config,
+            algorithm,
+            population,
+            name="fed_avg",
+            directory=directory,
+            ledger=self.config.ledger_path(directory),
+            budget=budget,
+            tracking=Tracking(
+                evaluate_every=self.plan.rounds,
+                checkpoint_every=self.config.run.checkpoint_every,
+                shown=self.models.progress,
+            ),
+            start=f"{start.digest()} {self.models.public.tokeniser.name}",
+        )
+        guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
+        return result.params, {"guarantee": guarantee if self.plan.private else None}
+
+    def _texts(self, directory: Path) -> tuple[list[str], dict[str, Any]]:
+        """The synthetic corpus, made or found."""
+        config, models = self.config, self.models
+        history: list[dict[str, Any]] = []
+        scorer = models.scorer(self.plan) if config.method in SCORING else None
+        releases = self._releases(directory, scorer)
+
+        def on_round(found: Written | Evolved) -> None:
+            if isinstance(found, Written):
+                history.append(self._written(found))
+            else:
+                history.append(self._selected(found))
+
+        keep = releases.keep
+
+        def corpus() -> dict[str, np.ndarray]:
+            found = models.texts(writer, samples, config.corpus.texts)
+            if not found:
+                raise InputError("the generator wrote empty texts alone: there is no corpus")
+            return {"texts": np.array(found)}
+
+        with releases:
+            writer, samples = models.tuned(directory, keep, scorer, releases.ask, on_round)
+            texts = keep("corpus", corpus)["texts"].tolist()
+            releases.end()
+        shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        if releases.ledger is not None:
+            shown["guarantee"] = self._guarantee(
+                studies.stamp_of(directory), releases.ledger, releases.run
+            )
+        return texts, shown
+
+    def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
+        """Where phases are kept, and what asks the clients, if `scorer` does."""
+        config = self.config
+        described = json.dumps(jsonable(dataclasses.asdict(config)))
+        if scorer is None:
+            return Releases.without_clients(directory, described)
+        limit, seed = config.training.max_examples, config.data.split_seed
+        made_by = (config.data.remove, f"at most {limit} by {seed}")
+        if config.corpus.spans:
+            cut = f"{self.models.public.tokeniser.name} {config.corpus.tokens}"
+            made_by = (*made_by, cut)
+        few = self.clients.keeping(at_most(self.clients, limit, seed))
+        return Releases.of_clients(
+            directory,
+            described,
+            _embedded(few, made_by, loaded_embedder(config.embedder), self.models.progress),
+            name=config.method,
+            query=scorer.query,
+            ledger=Ledger(
+                config.ledger_path(directory),
+                self.clients,
+                budget=studies.budget_of(config.privacy),
+            ),
+            reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
+        )
+
+    def _held_out(self, part: Population) -> list[str]:
+        """The first texts of declared-public clients."""
+        limit = self.config.evaluation.max_examples
+        return part.columns["text"].slice(0, limit).to_pylist()
+
+    def _selected(self, evolved: Evolved) -> dict[str, Any]:
+        return {
+            "round": evolved.round,
+            "fid": self._fid(evolved.selected),
+            "texts": evolved.selected[:_SHOWN],
+        }
+
+    def _written(self, written: Written) -> dict[str, Any]:
+        texts = [text for row in written.responses for text in row]
+        best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_SHOWN]
+        return {
+            "round": written.round,
+            "fid": self._fid(texts),
+            "pairs": written.pairs,
+            "texts": [texts[i] for i in best],
+            **{
+                name: float(np.mean(written.record[name]))
+                for name in ("loss", "margin", "accuracy")
+                if name in written.record
+            },
+        }
+
+    def _fid(self, texts: list[str]) -> float:
+        """Frechet distance of embeddings to those of the declared-public validation clients."""
+        vectors = np.asarray(self.models.function(texts[:_FID_TEXTS]))
+        return distance(moments(vectors, math.inf), self._validation_moments)
+
+    @cached_property
+    def _validation(self) -> np.ndarray:
+        return np.asarray(self.models.function(self._held_out(self.valid)[:_FID_TEXTS]))
+
+    @cached_property
+    def _validation_moments(self) -> Moments:
+        return moments(self._validation, math.inf)
+
+    def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
+        """Synthetic and validation texts on the two principal axes of both together."""
+        both = {"synthetic": np.asarray(self.models.function(texts[:_PLANE_TEXTS]))}
+        both["validation"] = self._validation[:_PLANE_TEXTS]
+        rows = np.concatenate(list(both.values())).astype(np.float64)
+        centre = rows.mean(axis=0)
+        _, _, axes = np.linalg.svd(rows - centre, full_matrices=False)
+        # An axis has no direction of its own: its largest entry is made positive.
+        axes = axes[:2] * np.sign(axes[:2][[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
+        return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
+
+    def _cost(self) -> dict[str, Any]:
+        """Floats that a client receives and sends in a round, as POPri's Table 2 counts them."""
+        config = self.config
+        if config.method == "fed_avg":
+            size = count_parameters(self.models.downstream.params)
+            return {"down": size, "up": size}
+        if config.method not in SCORING:
+            return {"down": 0, "up": 0}
+        dimension = self.models.function.dimension
+        if config.method == "popri":
+            candidates = config.popri.prompts * config.popri.responses
+            if config.popri.score == "nn_histogram":
+                return {"down": candidates * dimension, "up": candidates}
+            # As `CandidateScores.floats_per_client` has it: neither grows with the candidates.
+            return {"down": dimension * (dimension + 1) // 2, "up": dimension}
+        return {
+            "down": config.evolution.population * dimension,
+            "up": config.evolution.population,
+        }

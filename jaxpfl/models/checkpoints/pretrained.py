@@ -1,0 +1,346 @@
+"""Published models: their weights as parameters of our networks, and back.
+
+    model, params = pretrained.load(pretrained.resolve("distilbert/distilgpt2"))
+    pretrained.save("tuned", model, params)
+
+A folder is what Hugging Face's libraries write: config.json, the weights as safetensors, and for
+text the tokenizer's files. Only JSON and safetensors are read, so no file can run code.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxpfl.checks import one_of, positive_int
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.base import Params
+from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
+from jaxpfl.models.checkpoints.hub import resolve as resolve
+from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks, naming
+from jaxpfl.models.checkpoints.model_files import read_json as read_json
+from jaxpfl.models.checkpoints.model_files import require as require
+from jaxpfl.models.checkpoints.model_files import sha256 as sha256
+from jaxpfl.models.checkpoints.safetensors_files import (
+    Described,
+    Tensors,
+    open_tensors,
+    write_folder,
+)
+from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
+from jaxpfl.models.decoder import config as transformer_config
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder import config as encoder_config
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
+
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
+
+# Rows of a tensor that are read at a time: few where they become columns, which a cache must hold.
+_ROWS, _ROWS_TURNED = 4_096, 64
+# Far above any published model's: a file must not make us build networks without end.
+_MOST_LAYERS = 1_000
+
+
+def load(
+    folder: str | Path, *, dtype: str = "float32", mesh: Mesh | None = None
+) -> tuple[Encoder | Decoder, Params]:
+    """The model in a folder, and its parameters.
+
+    An encoder has a head if the weights have one; with `is_decoder` in config.json it is causal.
+
+    Args:
+      folder: holds config.json and model.safetensors, or shards with their index.
+      dtype: of the parameters, "float32" or "bfloat16", which a decoder then computes in too
+        (`Decoder.compute`). Weights may be stored in float32, bfloat16 or float16; all but a
+        narrowing is exact. Encoders are float32.
+      mesh: where the parameters go, as `model.shardings` has it; None: the default device. Every
+        device's part is read from the file by itself. At no time is more than one parameter (of
+        all layers) held beside those that are in their place.
+
+    Raises:
+      InputError: a file is missing, the architecture is not supported, or a tensor is missing,
+        unexpected, of another shape or kind, or not finite. Shapes are checked before values
+        are read.
+      CorruptFile: a file is broken.
+    """
+    one_of("dtype", dtype, tuple(DTYPES))
+    folder = Path(folder)
+    model = read_config(folder / "config.json")
+    if isinstance(model, Decoder):
+        model = dataclasses.replace(model, compute=dtype)
+    elif dtype != "float32":
+        raise InputError(f"dtype must be 'float32' for a {model.name} encoder, found {dtype!r}")
+    with open_tensors(folder) as tensors:
+        reader = _Reader(tensors, naming(model.name))
+        if isinstance(model, Encoder):
+            model = dataclasses.replace(model, head=reader.names.head in reader.stored)
+        return model, reader.parameters(model, DTYPES[dtype], mesh)
+
+
+def read_config(path: str | Path) -> Encoder | Decoder:
+    """The model that a config.json describes, an encoder without a head; errors as `load`."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise CorruptFile(f"{path} must hold a JSON object")
+    try:
+        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        if model_type in transformer_config.MODEL_TYPES:
+            model = Decoder(DecoderConfig.from_dict(values))
+        else:
+            causal = values.get("is_decoder") or False
+            if not isinstance(causal, bool):
+                raise InputError(f"is_decoder must be true or false, found {causal!r}")
+            model = Encoder(EncoderConfig.from_dict(values), causal=causal)
+        if model.config.layers > _MOST_LAYERS:
+            raise InputError(f"layers must be at most {_MOST_LAYERS}, found {model.config.layers}")
+        return model
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def save(
+    folder: str | Path,
+    model: Encoder | Decoder,
+    params: Params,
+    *,
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Writes config.json and the weights in Hugging Face's layout and names, which `load` and
+    transformers read. What `load` then gives is bit by bit what was saved.
+
+    A model that the folder holds is replaced; a crash leaves the old model, the new one, or a
+    folder without config.json, which is not read. A tokenizer's files are neither written nor
+    removed.
+
+    Args:
+      folder: made if need be.
+      model, params: float32 or bfloat16; no adapters and no int8 weights.
+      shard_bytes: a model that is larger is written as several files of at most this size (or one
+        tensor), with an index.
+
+    Raises:
+      InputError: the model has adapters or int8 weights; or `params` are not those of the model,
+        or not finite.
+    """
+    positive_int("shard_bytes", shard_bytes)
+    if isinstance(model, Decoder):
+        if model.lora is not None:
+            raise InputError(
+                "a model with adapters is not saved whole: lora.merge them, or use "
+                "adapter_files.save for the adapters alone"
+            )
+        if model.int8:
+            raise InputError("int8 weights are not saved: save the model that was quantised")
+    shapes = _shapes(model)
+    leaves = {
+        tuple(str(getattr(key, "key", key)) for key in keys): leaf
+        for keys, leaf in jax.tree.leaves_with_path(params)
+    }
+    for leaf in sorted(set(shapes) ^ set(leaves)):
+        what = "is missing" if leaf in shapes else "is not part of the model"
+        raise InputError(f"parameter {'/'.join(leaf)} {what}")
+    for leaf, shape in shapes.items():
+        found = leaves[leaf]
+        if tuple(found.shape) != shape or found.dtype.name not in DTYPES:
+            raise InputError(
+                f"parameter {'/'.join(leaf)} must be float32 or bfloat16 {list(shape)}, found "
+                f"{found.dtype} {list(found.shape)}"
+            )
+    names = naming(model.name)
+    sources: dict[str, list[Block]] = {}
+    for block in blocks(model):
+        sources.setdefault(_full(names, model, block.tensor), []).append(block)
+    described = {
+        name: Described(_stored_shape(own[0], shapes[own[0].leaf]), leaves[own[0].leaf].dtype.name)
+        for name, own in sources.items()
+    }
+
+    def read(name: str) -> np.ndarray:
+        parts = [_cut(block, leaves[block.leaf]) for block in sources[name]]
+        tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
+        if not np.isfinite(tensor).all():
+            leaf = "/".join(sources[name][0].leaf)
+            raise InputError(f"parameter {leaf} holds values that are not finite")
+        return tensor.T if sources[name][0].transposed else tensor
+
+    kinds = {leaf.dtype.name for leaf in leaves.values()}
+    config = _config(model) | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
+    write_folder(folder, config, described, read, shard_bytes)
+
+
+class _Reader:
+    """The tensors of one model, and their names without its prefix."""
+
+    def __init__(self, tensors: Tensors, names: Naming):
+        self.tensors = tensors
+        self.names = names
+        self.stored: dict[str, str] = {}
+        for name in tensors:
+            short = names.short(name)
+            if short in self.stored:
+                raise InputError(
+                    f"{tensors.file(name)}: tensors {self.stored[short]!r} and {name!r} are the "
+                    "same parameter"
+                )
+            self.stored[short] = name
+
+    def parameters(
+        self, model: Encoder | Decoder, dtype: np.dtype, mesh: Mesh | None
+    ) -> dict[str, Any]:
+        shapes = _shapes(model)
+        sources: dict[tuple[str, ...], list[Block]] = {}
+        for block in blocks(model):
+            self._check(block, shapes[block.leaf])
+            sources.setdefault(block.leaf, []).append(block)
+        self._check_others({block.tensor for own in sources.values() for block in own})
+        described = {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape in shapes.items()}
+        shardings = None
+        if mesh is not None:
+            shardings = dict(jax.tree.leaves_with_path(model.shardings(mesh, _nested(described))))
+            shardings = {tuple(key.key for key in keys): value for keys, value in shardings.items()}
+        params: dict[tuple[str, ...], jax.Array] = {}
+        for leaf, shape in shapes.items():
+
+            def part(index: Any, leaf=leaf, shape=shape) -> np.ndarray:
+                return self._part(sources[leaf], shape, index, dtype)
+
+            if shardings is None:
+                params[leaf] = jax.device_put(part((slice(None),) * len(shape)))
+            else:
+                params[leaf] = jax.make_array_from_callback(shape, shardings[leaf], part)
+        return _nested(params)
+
+    def _check(self, block: Block, leaf_shape: tuple[int, ...]) -> None:
+        name = self.stored.get(block.tensor, block.tensor)
+        self.tensors.check(name, _stored_shape(block, leaf_shape))
+
+    def _check_others(self, used: set[str]) -> None:
+        """No tensor is left that the model does not know; stored twice means stored equal."""
+        for short in sorted(set(self.stored) - used):
+            name = self.stored[short]
+            path = self.tensors.file(name)
+            if self.names.is_ignored(short):
+                continue
+            if short not in self.names.tied:
+                raise InputError(f"{path}: tensor {name!r} is not part of the described model")
+            other = self.names.tied[short]
+            # An encoder's head is there as a whole or not at all; then nothing is tied to it.
+            twin = self.stored.get(other)
+            if twin is not None and not self._equal(name, twin):
+                raise InputError(
+                    f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
+                )
+
+    def _equal(self, name: str, other: str) -> bool:
+        shape = self.tensors.shape(name)
+        return shape == self.tensors.shape(other) and all(
+            np.array_equal(self.tensors.read(name, rows), self.tensors.read(other, rows))
+            for rows in _rows(shape[0], _ROWS)
+        )
+
+    def _part(
+        self,
+        sources: list[Block],
+        shape: tuple[int, ...],
+        index: tuple[slice, ...],
+        dtype: np.dtype,
+    ) -> np.ndarray:
+        """A slice of a parameter, out of the tensors that it is made of."""
+        ranges = [range(size)[part] for part, size in zip(index, shape, strict=True)]
+        made = np.empty([len(own) for own in ranges], dtype)
+        for block in sources:
+            if block.layer is None:
+                target, own = made, ranges
+            elif block.layer in ranges[0]:
+                target, own = made[block.layer - ranges[0].start], ranges[1:]
+            else:
+                continue
+            width = shape[-1] // block.leaf_parts
+            first = block.leaf_part * width
+            start = max(own[-1].start, first)
+            stop = min(own[-1].stop, first + width)
+            if start >= stop:
+                continue
+            target = target[..., start - own[-1].start : stop - own[-1].start]
+            shift = block.part * width - first
+            outputs = slice(start + shift, stop + shift)
+            inputs = slice(own[0].start, own[0].stop) if len(own) == 2 else None
+            self._fill(target, block, inputs, outputs)
+        return made
+
+    def _fill(self, target: np.ndarray, block: Block, inputs: slice | None, outputs: slice) -> None:
+        name = self.stored[block.tensor]
+        if inputs is None:
+            target[:] = self.tensors.finite(name, (outputs,))
+        elif block.transposed:
+            for (rows,) in _rows(target.shape[1], _ROWS_TURNED):
+                there = slice(outputs.start + rows.start, outputs.start + rows.stop)
+                target[:, rows] = self.tensors.finite(name, (there, inputs)).T
+        else:
+            for (rows,) in _rows(target.shape[0], _ROWS):
+                there = slice(inputs.start + rows.start, inputs.start + rows.stop)
+                target[rows] = self.tensors.finite(name, (there, outputs))
+
+
+def _shapes(model: Encoder | Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """Shapes of the parameters by their keys."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return {
+        tuple(key.key for key in keys): leaf.shape
+        for keys, leaf in jax.tree.leaves_with_path(shapes)
+    }
+
+
+def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
+    own = leaf_shape if block.layer is None else leaf_shape[1:]
+    shape = (*own[:-1], own[-1] // block.leaf_parts * block.parts)
+    return shape[::-1] if block.transposed else shape
+
+
+def _cut(block: Block, leaf: Any) -> np.ndarray:
+    """What a block takes from a parameter, in the parameter's orientation."""
+    own = leaf if block.layer is None else leaf[block.layer]
+    width = own.shape[-1] // block.leaf_parts
+    return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
+
+
+def _rows(count: int, step: int) -> Iterator[tuple[slice]]:
+    """`count` rows in slices of `step`, each as an index of the first axis."""
+    for start in range(0, count, step):
+        yield (slice(start, min(start + step, count)),)
+
+
+def _nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (*keys, last), leaf in leaves.items():
+        node = nested
+        for key in keys:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    return nested
+
+
+def _full(names: Naming, model: Encoder | Decoder, short: str) -> str:
+    """The name that transformers gives a tensor: without a head, there is no prefix either."""
+    return short if isinstance(model, Encoder) and not model.head else names.full(short)
+
+
+_CLASSES = {"bert": "Bert", "albert": "Albert", "roberta": "Roberta"}
+
+
+def _config(model: Encoder | Decoder) -> dict[str, Any]:
+    values = model.config.to_dict()
+    if isinstance(model, Decoder):
+        return values
+    kind = "Model" if not model.head else "ForMaskedLM"
+    if model.causal and model.head:
+        kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
+    return values | {"architectures": [_CLASSES[model.name] + kind], "is_decoder": model.causal}

@@ -1,0 +1,161 @@
+"""The parts of a decoder: linear maps (with adapters, or of int8 weights), norms, attention.
+
+Weights may be stored in float32 or bfloat16; every part computes in the dtype of its input, but
+norms, softmax and rotary angles in float32.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.layers.lora import LoRA
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+"""By the names that Hugging Face configurations use; "gelu" is the exact one, by erf."""
+
+MASKED = -1e30
+"""Added to the score of a key that must not be seen; finite, so that no row becomes NaN."""
+
+
+class Linear(nnx.Module):
+    """x W (+ bias) (+ alpha / rank (x A) B, the adapter of Hu et al. 2021).
+
+    With `int8`, W is stored as whole numbers and one scale per output (`models.layers.quantise`).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        key: Array,
+        *,
+        deviation: float,
+        bias: bool = False,
+        int8: bool = False,
+        lora: LoRA | None = None,
+    ):
+        rank = 0 if lora is None else lora.rank
+        self.adapter_scale = 1.0 if lora is None else lora.scale
+        if int8:
+            self.kernel_int8 = nnx.Param(jnp.zeros((inputs, outputs), jnp.int8))
+            self.kernel_scale = nnx.Param(jnp.ones(outputs, jnp.float32))
+        else:
+            normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
+            self.kernel = nnx.Param(normal * jnp.float32(deviation))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
+        self.a = nnx.Param(jnp.zeros((inputs, rank), jnp.float32)) if rank else None
+        self.b = nnx.Param(jnp.zeros((rank, outputs), jnp.float32)) if rank else None
+
+    def __call__(self, x: Array) -> Array:
+        """[..., inputs] to [..., outputs], in the dtype of `x`."""
+        # Two axes: the kernel's gradient is then one product, without transposing first.
+        outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
+        if hasattr(self, "kernel_int8"):
+            scale = self.kernel_scale[...].astype(x.dtype)
+            y = (x @ self.kernel_int8[...].astype(x.dtype)) * _along_last(scale, x.ndim)
+        else:
+            y = x @ self.kernel[...].astype(x.dtype)
+        if self.bias is not None:
+            y = y + _along_last(self.bias[...].astype(x.dtype), x.ndim)
+        if self.a is not None and self.b is not None:
+            inner = x @ self.a[...].astype(x.dtype)
+            y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)
+        return y.reshape(*outer, y.shape[-1])
+
+
+class Norm(nnx.Module):
+    """Layer norm (scale and bias) or RMS norm (scale alone), computed in float32."""
+
+    def __init__(self, config: DecoderConfig):
+        self.epsilon = config.norm_epsilon
+        size = config.hidden_size
+        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
+        centred = config.model_type == "gpt2"
+        self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if centred else None
+
+    def __call__(self, x: Array) -> Array:
+        wide = x.astype(jnp.float32)
+        if self.bias is not None:
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        y = wide * jax.lax.rsqrt(square + self.epsilon)
+        y = y * _along_last(self.scale[...].astype(jnp.float32), x.ndim)
+        if self.bias is not None:
+            y = y + _along_last(self.bias[...].astype(jnp.float32), x.ndim)
+        return y.astype(x.dtype)
+
+
+def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:
+    """Every query's mean of the values it sees, weighted by softmax of q k / sqrt(D).
+
+    Args:
+      q_BxLxHxD: queries; head h reads the keys of head h K / H.
+      k_BxMxKxD, v_BxMxKxD: keys and values.
+      seen_BxLxM: bool. A query that sees nothing gives a finite result that means nothing.
+
+    Returns:
+      [B, L, H D], in the dtype of the queries.
+    """
+    batch, length, heads, features = q_BxLxHxD.shape
+    kv_heads, keys = k_BxMxKxD.shape[2], k_BxMxKxD.shape[1]
+    group = heads // kv_heads
+    # Heads before positions, and the queries of a group below each other: plain matrix products.
+    q = q_BxLxHxD * jnp.asarray(1 / math.sqrt(features), q_BxLxHxD.dtype)
+    q_BxKxGLxD = (
+        q.reshape(batch, length, kv_heads, group, features)
+        .transpose(0, 2, 3, 1, 4)
+        .reshape(batch, kv_heads, group * length, features)
+    )
+    scores = jnp.matmul(
+        q_BxKxGLxD, k_BxMxKxD.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32
+    )
+    barrier_BxLxM = jnp.where(seen_BxLxM, jnp.float32(0), jnp.float32(MASKED))
+    scores_BxKxGxLxM = scores.reshape(batch, kv_heads, group, length, keys)
+    scores_BxKxGxLxM = scores_BxKxGxLxM + barrier_BxLxM[:, None, None]
+    weights = jax.nn.softmax(scores_BxKxGxLxM, axis=-1).astype(q.dtype)
+    attended = jnp.matmul(weights.reshape(scores.shape), v_BxMxKxD.transpose(0, 2, 1, 3))
+    return (
+        attended.reshape(batch, kv_heads, group, length, features)
+        .transpose(0, 3, 1, 2, 4)
+        .reshape(batch, length, heads * features)
+    )
+
+
+def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
+    """Radians a position, float32 [head_size / 2] (Su et al. 2021; Llama 3.1's scaling)."""
+    exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
+    frequencies = config.rope_theta**-exponents
+    scaling = config.rope_scaling
+    if scaling is not None:
+        turns = scaling.original_positions * frequencies / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        frequencies = frequencies * (kept + (1 - kept) / scaling.factor)
+    return frequencies.astype(np.float32)
+
+
+def rotate(x_BxLxHxD: Array, angles_BxLxE: Array) -> Array:
+    """Turns features i and i + D/2 of every head by angle i of the token, E = D / 2."""
+    cos = jnp.cos(angles_BxLxE)[:, :, None]
+    sin = jnp.sin(angles_BxLxE)[:, :, None]
+    first, second = jnp.split(x_BxLxHxD.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x_BxLxHxD.dtype)
+
+
+def _along_last(vector: Array, rank: int) -> Array:
+    """A vector as an array of `rank` axes, along the last."""
+    return vector.reshape((1,) * (rank - 1) + vector.shape)

@@ -1,0 +1,353 @@
+"""Decoder language models: GPT-2 (Radford et al. 2019) and Llama 3 (Grattafiori et al. 2024).
+
+With x = [B, L, H] the tokens of B sequences and Norm before every block:
+
+    x  = E_token[t]                (+ E_position[l] in gpt2; in llama, positions turn q and k)
+    x <- x + W_o Attention(W_q n, W_k n, W_v n)      with n = Norm(x), in every layer
+    x <- x + W_down act(W_up n)                      gpt2
+    x <- x + W_down (act(W_gate n) * W_up n)         llama
+    logits = Norm(x) W_head,    W_head = E_token^T if tied
+
+Attention is causal. The parameters of all layers are stacked, [layers, ...], and a scan goes over
+them: a model compiles in the time of one layer. Dropout is left out.
+
+Padding is -1, an id that no vocabulary has, on the right of a row: it cannot be taken for
+end-of-text, is never a target, and no real token sees it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl.checks import one_of
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.decoder.cache import Cache, attend_to_cache
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.layers import (
+    ACTIVATIONS,
+    Linear,
+    Norm,
+    attend,
+    rotary_frequencies,
+    rotate,
+)
+from jaxpfl.models.layers.lora import PROJECTIONS, LoRA
+
+PAD = -1
+"""Padding, in every array of token ids of this and the modules that use it."""
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward block, each with the norm before and the residual around it."""
+
+    def __init__(self, model: "Decoder", key: Array):
+        config, lora = model.config, model.lora
+        gated = config.model_type == "llama"
+        hidden, inner = config.hidden_size, config.inner_size
+        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+        # The outputs that are added up over the layers, as in GPT-2 (section 2.3).
+        residual = (2 * config.layers) ** -0.5
+
+        def linear(name: str, inputs: int, outputs: int, factor: float = 1.0) -> Linear:
+            adapters = lora if lora is not None and name in lora.targets else None
+            return Linear(
+                inputs,
+                outputs,
+                jax.random.fold_in(key, PROJECTIONS.index(name)),
+                deviation=config.initializer_range * factor,
+                bias=not gated,
+                int8=model.int8,
+                lora=adapters,
+            )
+
+        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
+        self.activation = config.activation
+        self.attention_norm = Norm(config)
+        self.q = linear("q", hidden, queries)
+        self.k = linear("k", hidden, keys)
+        self.v = linear("v", hidden, keys)
+        self.o = linear("o", queries, hidden, residual)
+        self.mlp_norm = Norm(config)
+        self.gate = linear("gate", hidden, inner) if gated else None
+        self.up = linear("up", hidden, inner)
+        self.down = linear("down", inner, hidden, residual)
+
+    def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
+        """Queries, keys and values of [B, L, H], each [B, L, its heads, D]."""
+        n = self.attention_norm(x)
+        q = self.q(n).reshape(*x.shape[:2], self.heads, self.head_size)
+        k = self.k(n).reshape(*x.shape[:2], self.kv_heads, self.head_size)
+        v = self.v(n).reshape(*x.shape[:2], self.kv_heads, self.head_size)
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
+        return q, k, v
+
+    def finish(self, x: Array, attended: Array) -> Array:
+        """The layer's output from its input and what attention gave."""
+        x = x + self.o(attended)
+        n = self.mlp_norm(x)
+        activation = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            return x + self.down(activation(self.up(n)))
+        return x + self.down(activation(self.gate(n)) * self.up(n))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder language model: pure functions over a nested dict of arrays.
+
+    The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
+    {part: {leaf [layers, ...]}}, "norm", "head": {"kernel" [H, V]} (untied)}, with kernels
+    [inputs, outputs]. See `jaxpfl.models.layers.lora` for adapters and
+    `jaxpfl.models.layers.quantise` for int8.
+
+    Attributes:
+      config: sizes and settings.
+      lora: the adapters that the parameters have, or None.
+      int8: the linear maps of the layers are stored as int8.
+      compute: dtype of the products and of the cache. Norms, softmax, rotary angles, logits and
+        losses are float32 always. Parameters may be stored in either.
+      remat: in training, keep one array a layer and compute the rest again (less memory, a third
+        more time); else the products of the linear maps are kept, and what lies between them is
+        computed again, which is faster than storing it.
+
+    As a `jaxpfl.models.base.Model` it reads batches of "tokens" int32 [B, L], padded with -1 on
+    the right; every real token but a row's first is a target.
+    """
+
+    config: DecoderConfig
+    lora: LoRA | None = None
+    int8: bool = False
+    compute: str = "float32"
+    remat: bool = False
+
+    def __post_init__(self):
+        one_of("compute", self.compute, PRECISIONS)
+
+    @property
+    def name(self) -> str:
+        return self.config.model_type
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("tokens",)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @cached_property
+    def _layer(self) -> nnx.GraphDef:
+        return nnx.split(nnx.eval_shape(lambda: Layer(self, jax.random.key(0))))[0]
+
+    @cached_property
+    def _norm(self) -> nnx.GraphDef:
+        return nnx.split(nnx.eval_shape(lambda: Norm(self.config)))[0]
+
+    def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
+        """Random parameters: normal matrices of deviation `initializer_range`, those of the
+        residual outputs divided by sqrt(2 layers); unit scales and zero biases.
+
+        Args:
+          key: typed.
+          dtype: of the stored parameters, float32 or bfloat16.
+
+        Raises:
+          InputError: the model has adapters or int8 weights; make a plain one and turn that.
+        """
+        if self.lora is not None or self.int8:
+            raise InputError(
+                "parameters are drawn for a plain model: use lora.attach and quantise on those"
+            )
+        config = self.config
+        keys = [jax.random.fold_in(key, i) for i in range(4)]
+
+        def normal(key: Array, shape: tuple[int, ...]) -> Array:
+            drawn = jax.random.normal(key, shape, jnp.float32)
+            return drawn * jnp.float32(config.initializer_range)
+
+        embed = {"token": normal(keys[0], (config.vocab_size, config.hidden_size))}
+        if not config.rotary:
+            embed["position"] = normal(keys[1], (config.positions, config.hidden_size))
+        layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
+            keys[2], jnp.arange(config.layers)
+        )
+        params = {
+            "embed": embed,
+            "layers": jax.vmap(lambda key: split(Layer(self, key))[1])(layer_keys),
+            "norm": split(Norm(config))[1],
+        }
+        if not config.tied:
+            params["head"] = {"kernel": normal(keys[3], (config.hidden_size, config.vocab_size))}
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+
+    def hidden(
+        self,
+        params: Params,
+        tokens_BxL: Array,
+        positions_BxL: Array | None = None,
+        branch_BxL: Array | None = None,
+    ) -> Array:
+        """The last norm's output, [B, L, H] in the dtype of `compute`.
+
+        Args:
+          params: as returned by `init` or `jaxpfl.models.checkpoints.pretrained.load`.
+          tokens_BxL: int32 ids, -1 = padding. No real token sees padding; the output there is
+            finite and means nothing.
+          positions_BxL: int32, 0 .. L - 1 by default.
+          branch_BxL: int32. A token sees earlier tokens of branch 0 and of its own branch alone:
+            several continuations of one prompt (branch 0) lie side by side in one row.
+        """
+        x, seen, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
+
+        def layer(x: Array, slices: Params) -> tuple[Array, None]:
+            network = merge(self._layer, slices)
+            q, k, v = network.project(x, angles)
+            return network.finish(x, attend(q, k, v, seen)), None
+
+        kept = jax.checkpoint_policies
+        policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
+        # Inside a scan, nothing can undo the recomputation.
+        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        x, _ = jax.lax.scan(body, x, params["layers"])
+        return merge(self._norm, params["norm"])(x)
+
+    def logits(self, params: Params, hidden: Array) -> Array:
+        """Float32 logits [..., V] of the next token, from the output of `hidden`."""
+        if self.config.tied:
+            matrix = params["embed"]["token"].astype(hidden.dtype).T
+        else:
+            matrix = params["head"]["kernel"].astype(hidden.dtype)
+        return jnp.matmul(hidden, matrix, preferred_element_type=jnp.float32)
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
+        tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
+        hidden_BxLxH = self.hidden(params, tokens_BxL[:, :-1])
+        targets_N = tokens_BxL[:, 1:].reshape(-1)
+        logits_NxV = self.logits(params, hidden_BxLxH.reshape(-1, self.config.hidden_size))
+        return masked_loss(logits_NxV, targets_N, targets_N != PAD)
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """Sums of loss, correct predictions and targets."""
+        return self.loss(params, batch, mask)[1]
+
+    def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
+        """Reads P sequences, and makes room for `room` further tokens of each.
+
+        Args:
+          tokens_PxL: int32, padded with -1 on the right.
+        """
+        x, seen, angles = self._start(params, tokens_PxL, None, None)
+
+        def layer(x: Array, slices: Params) -> tuple[Array, tuple[Array, Array]]:
+            network = merge(self._layer, slices)
+            q, k, v = network.project(x, angles)
+            return network.finish(x, attend(q, k, v, seen)), (k, v)
+
+        _, (k, v) = jax.lax.scan(layer, x, params["layers"])
+        keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
+        values = jnp.pad(v.transpose(0, 1, 3, 2, 4), ((0, 0),) * 3 + ((0, room), (0, 0)))
+        return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
+
+    def step(self, params: Params, tokens_S: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Reads one token of every sequence; float32 logits [S, V] of the next ones.
+
+        A sequence whose cache is full overwrites its last place.
+        """
+        barrier_SxC = cache.barrier()
+        x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None], None)
+
+        def layer(x: Array, slices: tuple[Params, Array, Array]):
+            network = merge(self._layer, slices[0])
+            q, k, v = (part[:, 0] for part in network.project(x, angles))
+            attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
+            # The cache is read here and written once for all layers: a scan that returned it
+            # would copy it whole for every token.
+            return network.finish(x, attended_SxE[:, None]), (k, v)
+
+        x, (k, v) = jax.lax.scan(layer, x, (params["layers"], cache.keys, cache.values))
+        hidden_SxH = merge(self._norm, params["norm"])(x)[:, 0]
+        return self.logits(params, hidden_SxH), cache.write(k, v)
+
+    def _start(
+        self,
+        params: Params,
+        tokens_BxL: Array,
+        positions_BxL: Array | None,
+        branch_BxL: Array | None,
+    ) -> tuple[Array, Array, Array | None]:
+        """Embedded tokens [B, L, H], who sees whom [B, L, L], and the rotary angles [B, L, D/2]."""
+        batch, length = tokens_BxL.shape
+        if positions_BxL is None and length > self.config.positions:
+            raise InputError(f"a sequence may have {self.config.positions} tokens, found {length}")
+        real_BxL = tokens_BxL != PAD
+        seen_BxLxL = jnp.tril(jnp.ones((length, length), jnp.bool))[None] & real_BxL[:, None]
+        if branch_BxL is not None:
+            own_BxLxL = branch_BxL[:, :, None] == branch_BxL[:, None]
+            seen_BxLxL &= own_BxLxL | (branch_BxL == 0)[:, None]
+        if positions_BxL is None:
+            positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+        embed = params["embed"]
+        x = embed["token"][jnp.maximum(tokens_BxL, 0)]
+        if not self.config.rotary:
+            return (x + embed["position"][positions_BxL]).astype(self.compute), seen_BxLxL, None
+        frequencies_E = jnp.asarray(rotary_frequencies(self.config))
+        angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
+        return x.astype(self.compute), seen_BxLxL, angles
+
+    def shardings(self, mesh: Mesh, params: Params) -> Params:
+        """How parameters lie on a mesh: a tree like `params` of `NamedSharding`.
+
+        Over the axis "model", heads and inner features are dealt out (Shoeybi et al. 2019); over
+        "data", the other side of each matrix, gathered when it is used (fully sharded data
+        parallelism). An axis that a mesh does not have, or that does not divide the size, is left
+        out.
+
+        Args:
+          params: arrays or shapes.
+        """
+
+        def place(keys: Any, leaf: Any) -> NamedSharding:
+            names = tuple(key.key for key in keys)
+            wanted = _AXES.get((names[-2], names[-1]), ())
+            wanted = (None,) * (len(leaf.shape) - len(wanted)) + wanted
+            axes = [
+                axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
+                for axis, size in zip(wanted, leaf.shape, strict=True)
+            ]
+            return NamedSharding(mesh, PartitionSpec(*axes))
+
+        return jax.tree.map_with_path(place, params)
+
+
+def _axes() -> dict[tuple[str, str], tuple[str | None, ...]]:
+    """Mesh axes of the last axes of a leaf, by the last two names of its path."""
+    axes: dict[tuple[str, str], tuple[str | None, ...]] = {
+        ("embed", "token"): ("model", "data"),
+        ("embed", "position"): (None, "data"),
+        ("head", "kernel"): ("data", "model"),
+    }
+    for part in ("q", "k", "v", "gate", "up", "o", "down"):
+        inputs, outputs = ("model", "data") if part in ("o", "down") else ("data", "model")
+        axes |= {
+            (part, "kernel"): (inputs, outputs),
+            (part, "kernel_int8"): (inputs, outputs),
+            (part, "kernel_scale"): (outputs,),
+            (part, "bias"): (outputs,),
+            (part, "a"): (inputs, None),
+            (part, "b"): (None, outputs),
+        }
+    return axes
+
+
+_AXES = _axes()

@@ -1,0 +1,167 @@
+"""Sizes and settings of BERT-like encoders, and their form in a Hugging Face config.json."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.decoder.config import ACTIVATION_NAMES
+
+MODEL_TYPES = ("bert", "albert", "roberta")
+
+_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "inner_size",
+    "hidden_act": "activation",
+    "max_position_embeddings": "positions",
+    "type_vocab_size": "segments",
+    "layer_norm_eps": "norm_epsilon",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad",
+}
+_ALBERT_NAMES = {"embedding_size": "embedding_size", "num_hidden_groups": "groups"}
+# What a config.json leaves out has the value that transformers gives it.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "albert": {
+        "vocab_size": 30_000,
+        "hidden_size": 4_096,
+        "heads": 64,
+        "inner_size": 16_384,
+        "activation": "gelu_new",
+        "embedding_size": 128,
+        "groups": 1,
+    },
+    "roberta": {"vocab_size": 50_265, "pad": 1},
+}
+# Variants that these networks do not compute: the field, and the one value that is.
+_FIXED: dict[str, Any] = {
+    "position_embedding_type": "absolute",
+    "add_cross_attention": False,
+    "inner_group_num": 1,
+}
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """What an encoder computes, and how large it is; the defaults are BERT-base's.
+
+    Attributes:
+      model_type: "bert" (MiniLM too), "albert" (factorised embeddings, layers shared within
+        groups) or "roberta" (the first real token has position `pad + 1`).
+      vocab_size: number of token ids.
+      hidden_size: features of a token between the layers.
+      layers, heads: numbers of them.
+      inner_size: features inside the feed-forward block; None: four times the hidden size.
+      activation: in the feed-forward block, by the name that Hugging Face gives it.
+      positions: tokens of the longest sequence.
+      segments: rows of the segment embedding; every token is in segment 0.
+      norm_epsilon: added to the variance in the norms.
+      initializer_range: standard deviation of random weights.
+      embedding_size: features of an embedding ("albert" alone); None: the hidden size.
+      groups: sets of parameters that the layers take turns to use ("albert" alone); None: one a
+        layer.
+      pad: id of the padding token; only RoBERTa's positions depend on it.
+
+    Raises:
+      InputError: a size is not a positive whole number, sizes do not fit together, or the
+        activation is unknown.
+    """
+
+    model_type: str = "bert"
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    layers: int = 12
+    heads: int = 12
+    inner_size: int | None = None
+    activation: str = "gelu"
+    positions: int = 512
+    segments: int = 2
+    norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+    embedding_size: int | None = None
+    groups: int | None = None
+    pad: int = 0
+
+    def __post_init__(self):
+        one_of("model_type", self.model_type, MODEL_TYPES)
+        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions", "segments"):
+            positive_int(field, getattr(self, field))
+        for field, default in (
+            ("inner_size", 4 * self.hidden_size),
+            ("embedding_size", self.hidden_size),
+            ("groups", self.layers),
+        ):
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, default)
+            positive_int(field, getattr(self, field))
+        for field in ("norm_epsilon", "initializer_range"):
+            positive(field, getattr(self, field))
+        non_negative_int("pad", self.pad)
+        one_of("activation", self.activation, ACTIVATION_NAMES)
+        if self.hidden_size % self.heads:
+            raise InputError(
+                f"hidden_size must be a multiple of heads = {self.heads}, found {self.hidden_size}"
+            )
+        assert self.groups is not None
+        if self.groups > self.layers:
+            raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
+        if self.model_type != "albert":
+            for field, only in (("embedding_size", self.hidden_size), ("groups", self.layers)):
+                if getattr(self, field) != only:
+                    raise InputError(
+                        f"{field} must be {only} in {self.model_type}, found {getattr(self, field)}"
+                    )
+
+    @property
+    def first_position(self) -> int:
+        """Row of the position embedding of a text's first token."""
+        return self.pad + 1 if self.model_type == "roberta" else 0
+
+    def group(self, layer: int) -> int:
+        """The set of parameters that a layer uses."""
+        assert self.groups is not None
+        return layer * self.groups // self.layers
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Reads what a config.json holds; fields that it does not have take their defaults.
+
+        Raises:
+          InputError: another architecture, or a variant that these networks do not compute.
+        """
+        model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        for field, only in _FIXED.items():
+            found = values.get(field)
+            if found is not None and found != only:
+                raise InputError(f"{field} must be {only!r}, found {found!r}")
+        names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
+        given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+        given = _DEFAULTS[model_type] | given
+        if model_type == "roberta":
+            # Rows of the table; the rows up to the padding token's are no token's position.
+            pad = non_negative_int("pad_token_id", given["pad"])
+            rows = positive_int("max_position_embeddings", given.get("positions", 512))
+            if rows <= pad + 1:
+                raise InputError(
+                    f"max_position_embeddings must be above pad_token_id + 1 = {pad + 1}, "
+                    f"found {rows}"
+                )
+            given["positions"] = rows - pad - 1
+        return cls(model_type=model_type, **given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of a config.json that transformers reads, see `from_dict`."""
+        names = _NAMES | (_ALBERT_NAMES if self.model_type == "albert" else {})
+        values = {theirs: getattr(self, ours) for theirs, ours in names.items()}
+        values["max_position_embeddings"] = self.positions + self.first_position
+        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return {"model_type": self.model_type, **values, **dropout, "tie_word_embeddings": True}
+
+
+def bert_small() -> EncoderConfig:
+    """BERT-small's shape (Turc et al. 2019): 28.8 M parameters with its vocabulary."""
+    return EncoderConfig(hidden_size=512, layers=4, heads=8)

@@ -1,0 +1,309 @@
+"""Encoders of the BERT family: the post-layer-norm Transformer over word pieces.
+
+BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020) and RoBERTa (Liu et
+al. 2019). For token ids t at positions 0..L-1, all in one segment, with x = [N, H] the N = B L
+tokens:
+
+    x  = Norm(E_word[t] + E_position[l] + E_segment[0])        (ALBERT: x W_widen + b_widen)
+    x <- Norm(x + W_O Attention(W_Q x, W_K x, W_V x) + b_O)      in every layer
+    x <- Norm(x + W_down act(W_up x + b_up) + b_down)
+
+Attention is softmax(q k^T / sqrt(D)) v per head of D = H / heads features, over the real tokens of
+the same row; in a causal model over those up to the token itself. The three input products are
+one matrix [H, 3H]. ALBERT's layers take their parameters from few groups, mostly a single one. The
+language-model head, where there is one, is E_word Norm(act(W x + b)) + c. Dropout is left out:
+these networks are used as they were published.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.decoder.layers import ACTIVATIONS
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.layers.output_layer import mean_cross_entropy
+
+
+def linear_init(config: EncoderConfig) -> jax.nn.initializers.Initializer:
+    return jax.nn.initializers.normal(config.initializer_range)
+
+
+class Linear(nnx.Module):
+    """x W + b."""
+
+    def __init__(self, inputs: int, outputs: int, config: EncoderConfig, key: Array):
+        self.kernel = nnx.Param(linear_init(config)(key, (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+
+    def __call__(self, x_NxI: Array) -> Array:
+        return x_NxI @ self.kernel[...] + self.bias[...][None, :]
+
+
+class Norm(nnx.Module):
+    """Layer normalisation over the features, with scale and bias (Ba et al. 2016)."""
+
+    def __init__(self, size: int, epsilon: float):
+        self.epsilon = epsilon
+        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(size, jnp.float32))
+
+    def __call__(self, x_NxH: Array) -> Array:
+        centred_NxH = x_NxH - jnp.mean(x_NxH, axis=-1, keepdims=True)
+        variance_Nx1 = jnp.mean(jnp.square(centred_NxH), axis=-1, keepdims=True)
+        unit_NxH = centred_NxH * jax.lax.rsqrt(variance_Nx1 + self.epsilon)
+        return unit_NxH * self.scale[...][None, :] + self.bias[...][None, :]
+
+
+class Embeddings(nnx.Module):
+    """Sum of word, position and segment embeddings, normalised; every token in segment 0."""
+
+    def __init__(self, config: EncoderConfig, key: Array):
+        assert config.embedding_size is not None
+        size, initialise = config.embedding_size, linear_init(config)
+        keys = [jax.random.fold_in(key, i) for i in range(3)]
+        self.first = config.first_position
+        rows = self.first + config.positions
+        self.word = nnx.Param(initialise(keys[0], (config.vocab_size, size), jnp.float32))
+        self.position = nnx.Param(initialise(keys[1], (rows, size), jnp.float32))
+        self.segment = nnx.Param(initialise(keys[2], (config.segments, size), jnp.float32))
+        self.norm = Norm(size, config.norm_epsilon)
+
+    def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
+        """Float32 [B * L, embedding_size]."""
+        batch, length = tokens_BxL.shape
+        position, segment = self.position[...], self.segment[...][:1]
+        if self.first:
+            # RoBERTa counts real tokens only, wherever the padding is.
+            order_BxL = jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32)
+            order_BxL = jnp.where(mask_BxL, order_BxL, 0)
+            places_BxLxE = position[order_BxL + (self.first - 1)] + segment[None]
+        else:
+            places_BxLxE = (position[:length] + segment)[None]
+        # A padding id that is no row of the table (-1) must not read its last one.
+        x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
+        return self.norm(x_BxLxE.reshape(batch * length, -1))
+
+
+class Layer(nnx.Module):
+    """Self-attention and feed-forward block, each with its residual and norm."""
+
+    def __init__(self, config: EncoderConfig, key: Array):
+        assert config.inner_size is not None
+        keys = [jax.random.fold_in(key, i) for i in range(4)]
+        hidden, inner = config.hidden_size, config.inner_size
+        self.heads = config.heads
+        self.activation = config.activation
+        self.qkv = Linear(hidden, 3 * hidden, config, keys[0])
+        self.attention = Linear(hidden, hidden, config, keys[1])
+        self.attention_norm = Norm(hidden, config.norm_epsilon)
+        self.up = Linear(hidden, inner, config, keys[2])
+        self.down = Linear(inner, hidden, config, keys[3])
+        self.output_norm = Norm(hidden, config.norm_epsilon)
+
+    def __call__(self, x_NxH: Array, mask_BxL: Array, causal: bool) -> Array:
+        attended_NxH = attend(self.qkv(x_NxH), mask_BxL, self.heads, causal=causal)
+        x_NxH = self.attention_norm(x_NxH + self.attention(attended_NxH))
+        inner_NxI = ACTIVATIONS[self.activation](self.up(x_NxH))
+        return self.output_norm(x_NxH + self.down(inner_NxI))
+
+
+def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False) -> Array:
+    """Every token's mean of the values of its row's real tokens, by softmax of q k / sqrt(D).
+
+    Args:
+      qkv_Nx3H: queries, keys and values of N = B L tokens, row after row.
+      mask_BxL: True = real token. A token that sees no real one attends to all alike; its result
+        is finite and means nothing.
+      causal: a token sees those up to itself alone.
+
+    Returns:
+      Float32 [N, H].
+    """
+    batch, length = mask_BxL.shape
+    features = qkv_Nx3H.shape[1] // (3 * heads)
+    # Heads before positions: both products are then plain matrix products, which CPUs run fastest.
+    qkv_3xBxKxLxD = jnp.transpose(
+        qkv_Nx3H.reshape(batch, length, 3, heads, features), (2, 0, 3, 1, 4)
+    )
+    q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
+    scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
+    seen_BxMxL = mask_BxL[:, None, :]
+    if causal:
+        place_L = jnp.arange(length, dtype=jnp.int32)
+        seen_BxMxL = jnp.logical_and(seen_BxMxL, (place_L[:, None] >= place_L[None, :])[None])
+    # Finite, so that a row of padding alone gives no NaN.
+    barrier_BxMxL = jnp.where(seen_BxMxL, 0.0, jnp.finfo(jnp.float32).min / 2)
+    weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxMxL[:, None], axis=-1)
+    attended_BxKxLxD = jnp.matmul(weights_BxKxLxL, v)
+    return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
+
+
+class Head(nnx.Module):
+    """Features of the tied output layer, and its biases."""
+
+    def __init__(self, config: EncoderConfig, key: Array):
+        assert config.embedding_size is not None
+        # RoBERTa's is the exact one, whatever its layers use.
+        self.activation = "gelu" if config.model_type == "roberta" else config.activation
+        self.dense = Linear(config.hidden_size, config.embedding_size, config, key)
+        self.norm = Norm(config.embedding_size, config.norm_epsilon)
+        self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
+
+    def __call__(self, x_NxH: Array) -> Array:
+        return self.norm(ACTIVATIONS[self.activation](self.dense(x_NxH)))
+
+
+class Network(nnx.Module):
+    """Embeddings, the map to the hidden size (ALBERT), the layers in turn, and the head."""
+
+    def __init__(self, model: "Encoder", key: Array):
+        config = model.config
+        assert config.groups is not None and config.embedding_size is not None
+        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 3)]
+        self.causal = model.causal
+        self.turns = tuple(config.group(i) for i in range(config.layers))
+        self.embeddings = Embeddings(config, keys[0])
+        for i in range(config.groups):
+            setattr(self, f"layer_{i}", Layer(config, keys[i + 1]))
+        albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
+        self.widen = Linear(*sizes, config, keys[-2]) if albert else None
+        self.head = Head(config, keys[-1]) if model.head else None
+
+    def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
+        x_NxH = self.embeddings(tokens_BxL, mask_BxL)
+        if self.widen is not None:
+            x_NxH = self.widen(x_NxH)
+        for group in self.turns:
+            x_NxH = getattr(self, f"layer_{group}")(x_NxH, mask_BxL, self.causal)
+        return x_NxH.reshape(*tokens_BxL.shape, -1)
+
+    def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:
+        """Features [N, E], matrix [V, E] and biases [V]; the logits are their product and sum."""
+        assert self.head is not None
+        return self.head(x_NxH), self.embeddings.word[...], self.head.bias[...]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder of the BERT family: pure functions over a nested dict of float32 arrays.
+
+    Attributes:
+      config: sizes and architecture.
+      causal: a token sees those up to itself alone, as in transformers' models with `is_decoder`.
+      head: there is a language-model head: of masked tokens, or (causal) of the next one.
+
+    A causal encoder with a head is a `jaxpfl.models.base.Model`: a batch holds "tokens" int32
+    [B, L] with padding -1, at the end of a row; every token predicts the next.
+    """
+
+    config: EncoderConfig
+    causal: bool = False
+    head: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.config.model_type
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("tokens",)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @cached_property
+    def _graphdef(self) -> nnx.GraphDef:
+        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
+
+    def init(self, key: Array) -> Params:
+        """Normal matrices of deviation `initializer_range`, zero biases, unit scales."""
+        return split(Network(self, key))[1]
+
+    def shardings(self, mesh: Mesh, params: Params) -> Params:
+        """How parameters lie on a mesh: a copy on every device, as these networks are small."""
+        return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), params)
+
+    def hidden(self, params: Params, tokens_BxL: Array, mask_BxL: Array | None = None) -> Array:
+        """The last layer's output, float32 [B, L, H].
+
+        Args:
+          params: as returned by `init` or `jaxpfl.models.checkpoints.pretrained.load`.
+          tokens_BxL: int32 ids, L at most `config.positions`.
+          mask_BxL: True = real token; None: where the id is not negative. What masked positions
+            hold has no influence on the output at the real ones; their own output is finite and
+            means nothing.
+
+        Raises:
+          InputError: the rows are longer than the model's positions.
+        """
+        if tokens_BxL.shape[1] > self.config.positions:
+            raise InputError(
+                f"tokens must be at most {self.config.positions} a row, found {tokens_BxL.shape[1]}"
+            )
+        mask_BxL = tokens_BxL >= 0 if mask_BxL is None else mask_BxL
+        return merge(self._graphdef, params)(tokens_BxL, mask_BxL)
+
+    def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
+        """Logits [..., V] of the token at every place (causal: of the one after it).
+
+        Raises:
+          InputError: the model has no head.
+        """
+        self._expect_head()
+        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
+        m_NxE, matrix_VxE, bias_V = merge(self._graphdef, params).output_layer(flat_NxH)
+        logits_NxV = m_NxE @ matrix_VxE.T + bias_V[None, :]
+        return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
+
+    def masked_logits(
+        self, params: Params, tokens_BxL: Array, mask_BxL: Array | None = None
+    ) -> Array:
+        """Logits float32 [B, L, V] of what a mask token stands for; see `hidden` and `logits`."""
+        return self.logits(params, self.hidden(params, tokens_BxL, mask_BxL))
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean cross-entropy of the next tokens, see `jaxpfl.models.base.Model.loss`.
+
+        Raises:
+          InputError: the model is not causal, or has no head.
+        """
+        output, targets_N, real_N = self._read(params, batch, mask)
+        loss = mean_cross_entropy(*output, targets_N, real_N)
+        # Training does not use the metrics, and XLA then leaves out their logits.
+        return loss, _metrics(output, targets_N, real_N)
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """Sums of loss, correct predictions and targets; errors as `loss`."""
+        return _metrics(*self._read(params, batch, mask))
+
+    def _read(
+        self, params: Params, batch: Batch, mask: Array
+    ) -> tuple[tuple[Array, Array, Array], Array, Array]:
+        """The output layer of all tokens but the last of a row, what follows, and where it is."""
+        self._expect_head()
+        if not self.causal:
+            raise InputError("only a causal encoder predicts the next token: causal is False")
+        tokens_BxL = jnp.where(mask[:, None], batch["tokens"], -1)
+        hidden_BxLxH = self.hidden(params, tokens_BxL[:, :-1])
+        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
+        targets_N = tokens_BxL[:, 1:].reshape(-1)
+        output = merge(self._graphdef, params).output_layer(flat_NxH)
+        return output, jnp.maximum(targets_N, 0), targets_N >= 0
+
+    def _expect_head(self) -> None:
+        if not self.head:
+            raise InputError("the encoder has no language-model head: its weights had none")
+
+
+def _metrics(output: tuple[Array, Array, Array], targets_N: Array, real_N: Array) -> Metrics:
+    m_NxE, matrix_VxE, bias_V = output
+    return masked_loss(m_NxE @ matrix_VxE.T + bias_V[None, :], targets_N, real_N)[1]

@@ -1,0 +1,150 @@
+"""LoRA: low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685).
+
+A linear map x W becomes x W + alpha / rank (x A) B with A [in, rank] and B [rank, out]. A starts
+uniform in +-1 / sqrt(in), B at zero, so that an adapted model starts as the model it adapts. Only A
+and B are trained:
+
+    model, params = lora.attach(model, params, LoRA(rank=4, alpha=8.0), key)
+    adapters, base = lora.split(params)
+    gradients = jax.grad(lambda a: model.loss(lora.join(a, base), batch, mask)[0])(adapters)
+
+No function here changes an array it was given, so the base can be neither moved nor lost: taking
+the adapters off again (`detach`) gives the very arrays back, without a copy. `merge` makes new
+ones. The base may be bfloat16 or int8; adapters are float32.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpfl.checks import positive, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+
+if TYPE_CHECKING:
+    from jaxpfl.models.decoder.network import Decoder
+
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+"""The linear maps of a layer: attention, and the feed-forward block ("gate" in Llama alone)."""
+
+_LEAVES = ("a", "b")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which linear maps have adapters, and of what rank.
+
+    The defaults are those of POPri (Hou et al. 2025, appendix): rank 4 and alpha 8, on all
+    projections of attention and feed-forward block.
+
+    Raises:
+      InputError: a rank that is not a positive whole number, an unknown or repeated target.
+    """
+
+    rank: int = 4
+    alpha: float = 8.0
+    targets: tuple[str, ...] = PROJECTIONS
+
+    def __post_init__(self):
+        positive_int("rank", self.rank)
+        positive("alpha", self.alpha)
+        if not self.targets or len(set(self.targets)) != len(self.targets):
+            raise InputError(f"targets must be different names, at least one: {self.targets!r}")
+        for target in self.targets:
+            if target not in PROJECTIONS:
+                choices = ", ".join(repr(name) for name in PROJECTIONS)
+                raise InputError(f"targets must be among {choices}, found {target!r}")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+def attach(
+    model: "Decoder", params: Params, lora: LoRA, key: Array
+) -> tuple["Decoder", dict[str, Any]]:
+    """The model with adapters, and its parameters: the same base arrays, and new adapters.
+
+    Args:
+      key: typed; the adapters of projection i of `PROJECTIONS` are drawn from `fold_in(key, i)`.
+
+    Raises:
+      InputError: the model has adapters already, or none of the targets.
+    """
+    if model.lora is not None:
+        raise InputError("the model has adapters already: merge or detach them first")
+    layers = params["layers"]
+    targets = [name for name in lora.targets if name in layers]
+    if not targets:
+        raise InputError(
+            f"a {model.config.model_type} model has none of the targets {lora.targets}"
+        )
+    adapted = dict(layers)
+    for name in targets:
+        kernel = layers[name]["kernel_int8" if model.int8 else "kernel"]
+        depth, inputs, outputs = kernel.shape
+        bound = inputs**-0.5
+        adapted[name] = dict(layers[name]) | {
+            "a": jax.random.uniform(
+                jax.random.fold_in(key, PROJECTIONS.index(name)),
+                (depth, inputs, lora.rank),
+                jnp.float32,
+                -bound,
+                bound,
+            ),
+            "b": jnp.zeros((depth, lora.rank, outputs), jnp.float32),
+        }
+    return dataclasses.replace(model, lora=lora), dict(params) | {"layers": adapted}
+
+
+def split(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Adapters {projection: {"a", "b"}}, and the parameters without them."""
+    layers = params["layers"]
+    adapters = {
+        name: {leaf: part[leaf] for leaf in _LEAVES} for name, part in layers.items() if "a" in part
+    }
+    base = {
+        name: {leaf: value for leaf, value in part.items() if leaf not in _LEAVES}
+        for name, part in layers.items()
+    }
+    return adapters, dict(params) | {"layers": base}
+
+
+def join(adapters: Params, base: Params) -> dict[str, Any]:
+    """The inverse of `split`."""
+    layers = {name: dict(part) | adapters.get(name, {}) for name, part in base["layers"].items()}
+    return dict(base) | {"layers": layers}
+
+
+def detach(model: "Decoder", params: Params) -> tuple["Decoder", dict[str, Any]]:
+    """The model without its adapters: the base, in the same arrays."""
+    return dataclasses.replace(model, lora=None), split(params)[1]
+
+
+def merge(model: "Decoder", params: Params) -> tuple["Decoder", dict[str, Any]]:
+    """The model with W + alpha / rank A B in place of every adapted W, computed in float32.
+
+    The merged weights have the dtype of the base; rounding to bfloat16 can swallow small adapters.
+    Kept apart, the base is exact for ever: to unmerge is to go on using `params`.
+
+    Raises:
+      InputError: the model has no adapters, or int8 weights, which cannot take them up.
+    """
+    if model.lora is None:
+        raise InputError("the model has no adapters to merge")
+    if model.int8:
+        raise InputError("adapters cannot be merged into int8 weights: keep them apart")
+    scale = jnp.float32(model.lora.scale)
+    adapters, base = split(params)
+    layers = dict(base["layers"])
+    for name, adapter in adapters.items():
+        kernel = layers[name]["kernel"]
+        update = jnp.matmul(adapter["a"], adapter["b"], precision="highest") * scale
+        layers[name] = dict(layers[name]) | {
+            "kernel": (kernel.astype(jnp.float32) + update).astype(kernel.dtype)
+        }
+    return dataclasses.replace(model, lora=None), dict(base) | {"layers": layers}

@@ -1,0 +1,1 @@
+"""Texts that language models write."""

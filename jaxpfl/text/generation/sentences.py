@@ -1,0 +1,191 @@
+"""Sequences drawn from a recurrent language model, on the device, by ancestral sampling."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpfl.checks import positive, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+from jaxpfl.text.generation import continuous_batching as slots
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, PAD, Vocabulary
+
+_LOGITS = 2**18
+"""Logits of one step, in all sequences that run at a time: what fits in a processor's cache."""
+
+_REQUESTS = 8192
+"""Sequences of one call on the device; fixed, so that there is one program for any number."""
+
+
+class Recurrent(Protocol):
+    """A hashable language model that reads one token at a time."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def initial_carry(self, batch: int) -> Any: ...
+
+    def step(self, params: Params, tokens_B: Array, carry: Any) -> tuple[Array, Any]: ...
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """The ids that frame a sequence; padding is 0.
+
+    Attributes:
+      start: what a model reads first. Never drawn.
+      end: what it draws last.
+      never: further ids that are never drawn.
+    """
+
+    start: int
+    end: int
+    never: tuple[int, ...] = (PAD,)
+
+    def banned(self, vocab_size: int) -> np.ndarray:
+        """Which ids are never drawn: bool [vocab_size]."""
+        for name, token in (("start", self.start), ("end", self.end)):
+            if not 0 <= token < vocab_size:
+                raise InputError(
+                    f"{name} must be an id of the model, 0 .. {vocab_size - 1}, found {token}"
+                )
+        return np.isin(np.arange(vocab_size), (PAD, self.start, *self.never))
+
+
+WORD_IDS = SpecialIds(start=BOS, end=EOS)
+"""Of a model of sentences, sequences of a `Vocabulary`'s words."""
+
+
+def sample_tokens(
+    model: Recurrent,
+    params: Params,
+    keys_N: Array,
+    *,
+    max_tokens: int = 20,
+    temperature: float = 1.0,
+    ids: SpecialIds = WORD_IDS,
+    progress: bool = False,
+) -> np.ndarray:
+    """Token ids int32 [N, max_tokens]: what follows the start, up to and with the end, padded by 0.
+
+    Each request has its own typed key, and token t is drawn with `fold_in(key, t)` from the softmax
+    of the logits, divided by `temperature`, over the ids that can be drawn: a request gives the
+    same tokens whatever else is asked for. (Rounding apart: should two draws be tied to the last
+    bit.)
+
+    A fixed number of sequences runs at a time, see `jaxpfl.text.generation.continuous_batching`.
+
+    Args:
+      progress: show a bar on stderr.
+    """
+    positive_int("max_tokens", max_tokens)
+    positive("temperature", temperature)
+    number = keys_N.shape[0]
+    banned_V = jnp.asarray(ids.banned(model.vocab_size))
+    scale = np.float32(temperature)
+    tokens_NxT = np.zeros((number, max_tokens), np.int32)
+    for start in steps(range(0, number, _REQUESTS), "Sampling", progress):
+        # Repeating requests to fill the array keeps one compiled program for any number.
+        rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
+        count = min(number - start, _REQUESTS)
+        log_Lx3xS, filled = _sample(
+            model, max_tokens, ids, params, keys_N[rows], np.int32(count), banned_V, scale
+        )
+        slots.collect(tokens_NxT[start:], np.asarray(log_Lx3xS), int(filled))
+    return tokens_NxT
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sample(
+    model: Recurrent,
+    max_tokens: int,
+    ids: SpecialIds,
+    params: Params,
+    keys_R: Array,
+    count: Array,
+    banned_V: Array,
+    temperature: Array,
+) -> tuple[Array, Array]:
+    requests = keys_R.shape[0]
+    initial = model.initial_carry(slots_of(model))
+
+    def begin(carry: Any, takes_S: Array, _: Array) -> Any:
+        def fresh(new: Array, old: Array) -> Array:
+            return jnp.where(takes_S.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return jax.tree.map(fresh, initial, carry)
+
+    def draw(keys_S: Array, logits_SxV: Array) -> Array:
+        logits_SxV = jnp.where(banned_V[None, :], -jnp.inf, logits_SxV / temperature)
+        return jax.vmap(jax.random.categorical)(keys_S, logits_SxV).astype(jnp.int32)
+
+    sequences = slots.Sequences(
+        step=partial(model.step, params),
+        begin=begin,
+        draw=draw,
+        ended=lambda token_S, stop_S: (token_S == ids.end, stop_S),
+        max_tokens=max_tokens,
+        key_impl=jax.random.key_impl(keys_R),
+    )
+    words_RxW = jax.random.key_data(keys_R)
+    waiting = slots.Requests(
+        number_R=jnp.arange(requests, dtype=jnp.int32),
+        key_RxW=words_RxW,
+        token_R=jnp.full(requests, ids.start, jnp.int32),
+        count=count,
+    )
+    start = slots.idle(slots_of(model), words_RxW.shape[1], initial)
+    _, log_Lx3xS, filled = slots.run(sequences, start, waiting, jnp.bool(True))
+    return log_Lx3xS, filled
+
+
+def slots_of(model: Recurrent) -> int:
+    """How many sequences run at a time: a function of the model, so that its program is one."""
+    fitting = max(_LOGITS // model.vocab_size, 64)
+    return min(1 << (fitting.bit_length() - 1), 1024)
+
+
+def steps(starts: range, label: str, shown: bool) -> Iterator[int]:
+    """The starts, with a bar on stderr if it is to be shown."""
+    if not shown:
+        yield from starts
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(starts, description=label, console=Console(stderr=True), transient=True)
+
+
+def request_keys(key: Array, number: int) -> Array:
+    """The keys of requests 0 .. number - 1: request i has `fold_in(key, i)`."""
+    positive_int("number", number)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
+
+
+def generate_sentences(
+    model: Recurrent,
+    params: Params,
+    vocabulary: Vocabulary,
+    key: Array,
+    number: int,
+    *,
+    max_tokens: int = 20,
+    temperature: float = 1.0,
+    progress: bool = False,
+) -> list[str]:
+    """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
+    tokens_NxT = sample_tokens(
+        model,
+        params,
+        request_keys(key, number),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        progress=progress,
+    )
+    return [vocabulary.decode(row) for row in tokens_NxT]

@@ -1,0 +1,240 @@
+"""Variations: texts made into others like them, by public models alone.
+
+`MaskAndFill` is PrE-Text's (Hou et al. 2024, "PrE-Text: Training Language Models on Private
+Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked language model,
+RoBERTa there, draws others in their place, several times over. `Continue` is for a decoder that
+follows no instructions: it keeps a text's beginning and writes another end.
+
+    vary = mask_and_fill("FacebookAI/roberta-large")
+    others = vary(texts, jax.random.key(0))
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.sampling import Sampling
+from jaxpfl.text.tokenisers.base import PAD, Tokeniser, check_fits, pad
+from jaxpfl.text.tokenisers.fast import hugging_face
+
+_ROWS, _MULTIPLE = 32, 32
+_MASKS = ("[MASK]", "<mask>")
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Keeps the first tokens of a text and lets a decoder go on from there.
+
+    Attributes:
+      writer: the decoder.
+      kept: the share of a text's tokens that stay, rounded down.
+      tokens: a variation has at most so many.
+      sampling: of the new ones; its `max_new_tokens` is ignored.
+    """
+
+    writer: LanguageModel
+    kept: float = 0.5
+    tokens: int = 64
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        open_fraction("kept", self.kept)
+        positive_int("tokens", self.tokens)
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text; a text whose variation would be empty stays as it is."""
+        tokeniser = self.writer.tokeniser
+        rows = [row[: self.tokens] for row in tokeniser.encode(texts)]
+        starts = [
+            tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
+        ]
+        sampling = replace(self.sampling, max_new_tokens=self.tokens)
+        written = self.writer.write(starts, key, sampling=sampling)
+        joined = [(start + end).strip() for start, (end,) in zip(starts, written, strict=True)]
+        cut = self.writer.shortened(joined, self.tokens)
+        return [new or old for new, old in zip(cut, texts, strict=True)]
+
+
+@dataclass(frozen=True)
+class MaskAndFill:
+    """Masks tokens at random and draws others from a masked language model.
+
+    Attributes:
+      model: an encoder with a language-model head (`models.encoder.network`).
+      params: its parameters.
+      tokeniser: of its vocabulary.
+      mask_id: the id of the mask token.
+      first_id, last_id: ids around a text.
+      share: of the tokens that are masked at a time, at least one of each text.
+      times: so often one after the other.
+      temperature: of the draws.
+      tokens: a text is cut to so many.
+
+    Raises:
+      InputError: an id that the model has no row for.
+    """
+
+    model: Encoder
+    params: Params = field(repr=False)
+    tokeniser: Tokeniser = field(repr=False)
+    mask_id: int
+    first_id: int
+    last_id: int
+    share: float = 0.3
+    times: int = 1
+    temperature: float = 1.0
+    tokens: int = 64
+
+    def __post_init__(self) -> None:
+        check_fits(self.tokeniser, self.model.vocab_size)
+        for name in ("mask_id", "first_id", "last_id"):
+            if non_negative_int(name, getattr(self, name)) >= self.model.vocab_size:
+                raise InputError(
+                    f"{name} must be an id of the model, 0 .. {self.model.vocab_size - 1}, found "
+                    f"{getattr(self, name)}"
+                )
+        open_fraction("share", self.share)
+        positive("temperature", self.temperature)
+        for name in ("times", "tokens"):
+            positive_int(name, getattr(self, name))
+
+    def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
+        """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
+        rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
+        found: list[str] = list(texts)
+        # By length, so that little is padding; the rows of a program are always as many.
+        order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
+        banned_V = jnp.asarray(self._banned())
+        for start in range(0, len(order), _ROWS):
+            chosen = order[start : start + _ROWS]
+            framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
+            width = _width(max(map(len, framed)))
+            tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
+            tokens_BxL[: len(chosen)] = pad(framed, width)
+            numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
+            filled_BxL = _filled(self._program(), self.params, tokens_BxL, key, numbers_B, banned_V)
+            for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
+                found[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
+        return found
+
+    def _banned(self) -> np.ndarray:
+        """Ids that are never drawn: those that stand for nothing, and those of no row."""
+        banned = np.ones(self.model.vocab_size, bool)
+        pieces = self.tokeniser.token_bytes()
+        banned[: len(pieces)] = [not piece for piece in pieces]
+        return banned
+
+    def _program(self) -> tuple[Encoder, int, float, int, float]:
+        return self.model, self.mask_id, self.share, self.times, self.temperature
+
+
+def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
+    """`MaskAndFill` by a published masked language model of the BERT family.
+
+    Args:
+      name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
+        Face hub NAME[@REVISION], see `models.checkpoints.pretrained`.
+      tokens: a text is cut to so many.
+
+    Raises:
+      InputError: there is no such model, it predicts no masked tokens or reads fewer tokens, or
+        its tokeniser has no mask token or puts no tokens around a text.
+      CorruptFile: a file is broken.
+    """
+    positive_int("tokens", tokens)
+    folder = pretrained.resolve(name)
+    model, params = pretrained.load(folder)
+    if not isinstance(model, Encoder) or model.causal or not model.head:
+        raise InputError(
+            f"{name} must be a masked language model: an encoder with a language-model head, "
+            f"found {_kind(model)}"
+        )
+    if _width(tokens + 2) > model.config.positions:
+        raise InputError(
+            f"{name} reads {model.config.positions} tokens at a time, too few for texts of "
+            f"{tokens}, which it reads in rows of {_width(tokens + 2)}"
+        )
+    tokeniser = hugging_face(folder)
+    mask_id, first_id, last_id = _special_ids(folder)
+    return MaskAndFill(
+        model, params, tokeniser, mask_id=mask_id, first_id=first_id, last_id=last_id, tokens=tokens
+    )
+
+
+def _kind(model: object) -> str:
+    if not isinstance(model, Encoder):
+        return "a decoder"
+    return "a causal encoder" if model.causal else "an encoder without that head"
+
+
+def _special_ids(folder: Path) -> tuple[int, int, int]:
+    """The mask token, and those around a text, by tokenizer.json and its settings."""
+    tokenizer = pretrained.require("tokenizers", "text").Tokenizer.from_file(
+        str(folder / "tokenizer.json")
+    )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    path = folder / "tokenizer_config.json"
+    named = pretrained.read_json(path).get("mask_token") if path.is_file() else None
+    named = named.get("content") if isinstance(named, dict) else named
+    masks = _MASKS if named is None else (named,)
+    ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
+    mask = next((i for i in ids if i is not None), None)
+    if mask is None:
+        raise InputError(
+            f"{folder / 'tokenizer.json'} has no mask token {' or '.join(map(repr, masks))}"
+        )
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", add_special_tokens=True).ids
+    if framed[1:-1] != plain:
+        raise InputError(f"{folder / 'tokenizer.json'} must put one token before a text, one after")
+    return mask, framed[0], framed[-1]
+
+
+def _width(tokens: int) -> int:
+    """Places of a row for so many tokens: few different ones, and so few programs."""
+    return -(-tokens // _MULTIPLE) * _MULTIPLE
+
+
+@partial(jax.jit, static_argnums=0)
+def _filled(
+    program: tuple[Encoder, int, float, int, float],
+    params: Params,
+    tokens_BxL: Array,
+    key: Array,
+    numbers_B: Array,
+    banned_V: Array,
+) -> Array:
+    model, mask_id, share, times, temperature = program
+    real_BxL = tokens_BxL != PAD
+    # The frame is never masked.
+    places_L = jnp.arange(tokens_BxL.shape[1])
+    length_B = jnp.sum(real_BxL, axis=1)
+    inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - 1)
+    keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers_B)
+
+    def once(time: Array, tokens_BxL: Array) -> Array:
+        draws_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, time)))(keys_B)
+        uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(draws_Bx2[:, 0])
+        uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
+        least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
+        masked_BxL = inside_BxL & ((uniform_BxL < share) | (uniform_BxL == least_Bx1))
+        given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
+        logits = model.masked_logits(params, given_BxL, real_BxL) / temperature
+        logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
+        drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
+        return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)
+
+    return jax.lax.fori_loop(0, times, once, jnp.asarray(tokens_BxL))

@@ -1,0 +1,1 @@
+"""How well language models predict."""

@@ -1,0 +1,75 @@
+"""What a language model must beat: the unigram model."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.text.tokenisers.vocabulary import BOS, PAD
+
+
+@dataclass(frozen=True)
+class UnigramBaseline:
+    """How well word frequencies alone predict held-out text.
+
+    Attributes:
+      perplexity: exp of the mean negative log-likelihood in nats.
+      accuracy: share of targets equal to the most frequent training target.
+      count: number of evaluation targets.
+    """
+
+    perplexity: float
+    accuracy: float
+    count: int
+
+
+def unigram_baseline(
+    train_NxL: np.ndarray, evaluation_MxL: np.ndarray, *, vocab_size: int
+) -> UnigramBaseline:
+    """Fits token frequencies on one token array and scores them on another.
+
+    The targets are those of the language models: every token after the first of a row but padding,
+    end of sentence and out-of-vocabulary included. Frequencies are add-one smoothed over the ids
+    that can be targets (all but padding and beginning of sentence); a tie for the most frequent
+    goes to the lowest id. The counts are exact: nothing here is private, so neither the frequencies
+    nor a model made of them may be released when the training text is.
+
+    Args:
+      train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
+      vocab_size: number of token ids, special tokens included.
+
+    Raises:
+      InputError: an id is out of range, or there is nothing to evaluate.
+    """
+    positive_int("vocab_size", vocab_size)
+    counts_V = _target_counts("train", train_NxL, vocab_size)
+    held_out_V = _target_counts("evaluation", evaluation_MxL, vocab_size)
+    total = int(held_out_V.sum())
+    if total == 0:
+        raise InputError("evaluation tokens must hold at least one target, found none")
+    possible_V = np.ones(vocab_size, bool)
+    possible_V[[PAD, BOS]] = False
+    smoothed_V = np.where(possible_V, counts_V + 1.0, 0.0)
+    log_probability_V = np.log(np.where(possible_V, smoothed_V, 1.0) / smoothed_V.sum())
+    loss = -float(held_out_V @ log_probability_V) / total
+    best = int(np.argmax(smoothed_V))
+    return UnigramBaseline(
+        perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
+    )
+
+
+def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each id is a target: float64 [vocab_size]."""
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise InputError(
+            f"{name} tokens must be a two-dimensional array of integers, "
+            f"found shape {tokens.shape} of {tokens.dtype}"
+        )
+    targets = tokens[:, 1:].reshape(-1)
+    if targets.size and not (0 <= targets.min() and targets.max() < vocab_size):
+        raise InputError(f"{name} tokens must lie in 0 .. {vocab_size - 1}, found one outside")
+    counts_V = np.bincount(targets, minlength=vocab_size).astype(np.float64)
+    counts_V[[PAD, BOS]] = 0
+    return counts_V

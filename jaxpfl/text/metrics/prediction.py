@@ -1,0 +1,173 @@
+"""How well a language model predicts texts: next-token accuracy and perplexity.
+
+A text is tokenised once, every real token but a row's first is a target, predicted from those
+before it, and padding counts nothing. Figures of models with different tokenisers cannot be
+compared.
+
+`popri_released_evaluation` repeats the evaluation in the code that was released with POPri (Hou et
+al. 2025), to be held against that paper's tables and for nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Metrics, Model, Params, summarise
+from jaxpfl.text.preference.log_probabilities import dealt, filled, placed, shown_steps
+from jaxpfl.text.tokenisers.base import PAD, Tokeniser, check_fits, pad
+from jaxpfl.text.tokenisers.fast import byte_characters
+
+
+def evaluate(
+    model: Model,
+    params: Params,
+    tokens_NxL: np.ndarray,
+    *,
+    batch_size: int = 16,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> dict[str, float]:
+    """Next-token accuracy and perplexity of a decoder, over the real targets of all rows.
+
+    Args:
+      tokens_NxL: int32 ids, -1 = padding on the right.
+      batch_size: rows on the accelerator at a time.
+      mesh: axis "data": each batch is dealt over its devices, see `preference.tune`.
+      progress: show a bar on stderr.
+
+    Returns:
+      "accuracy" (top-1, 0 .. 1), "loss" (nats per target), "perplexity" (exp of it) and "count" of
+      targets; NaN when there is none.
+
+    Raises:
+      InputError: tokens that are not int32 with two axes, or none at all.
+    """
+    positive_int("batch_size", batch_size)
+    if tokens_NxL.ndim != 2 or tokens_NxL.dtype != np.int32:
+        raise InputError(
+            f"tokens must be int32 with two axes, found {tokens_NxL.dtype} {tokens_NxL.shape}"
+        )
+    if not len(tokens_NxL):
+        raise InputError("tokens: there are no texts to evaluate on")
+    params = placed(params, mesh)
+    totals: dict[str, float] = {}
+    for start in shown_steps(range(0, len(tokens_NxL), batch_size), "Evaluating", progress):
+        chosen = np.arange(start, min(start + batch_size, len(tokens_NxL)))
+        rows, real_B = filled(chosen, batch_size, mesh)
+        tokens_BxL, real_B = dealt((tokens_NxL[rows], real_B), mesh)
+        found = jax.device_get(_evaluated(model, params, tokens_BxL, real_B))
+        # In float64: float32 counts no further than 16 million.
+        totals = {name: totals.get(name, 0.0) + float(value) for name, value in found.items()}
+    return summarise(totals)  # pyright: ignore[reportArgumentType]
+
+
+@partial(jax.jit, static_argnums=0)
+def _evaluated(model: Model, params: Params, tokens_BxL: Any, real_B: Any) -> Metrics:
+    return model.evaluate(params, {"tokens": tokens_BxL}, real_B)
+
+
+INFLATED = (
+    "POPri's released evaluation: texts tokenised twice, so many targets are artefacts that are "
+    "always the same. Inflated; not comparable with any other figure."
+)
+
+
+@dataclass(frozen=True)
+class ReleasedEvaluation:
+    """What POPri's released evaluation would report. INFLATED, and comparable with nothing else.
+
+    Attributes:
+      accuracy, loss, perplexity, count: as of `evaluate`, over tokens of tokens.
+      artefacts: share of the targets that the second tokenisation added.
+      note: says so wherever this is written.
+    """
+
+    accuracy: float
+    loss: float
+    perplexity: float
+    count: float
+    artefacts: float
+    note: str = INFLATED
+
+
+def popri_released_evaluation(
+    model: Model,
+    params: Params,
+    tokeniser: Tokeniser,
+    texts: Sequence[str],
+    *,
+    length: int = 64,
+    batch_size: int = 16,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> ReleasedEvaluation:
+    """COMPATIBILITY MODE: the evaluation of POPri's released code. Its figures are inflated.
+
+    That code tokenises a text, and hands the tokens, as GPT-2 spells them, to the tokeniser again
+    as if they were words (`tokenised_twice`). "Ġthe" becomes three tokens, two of which spell the
+    mark of a space and are the same after every space: about half of all targets are that mark,
+    which a model trained on the same soup predicts almost always. It is also the reason that a row
+    of 64 tokens there holds half of a sample. Nothing else in jaxpfl is measured so; use
+    `evaluate`.
+
+    Args:
+      tokeniser: a byte-level one, such as GPT-2's.
+      length: tokens of a row, longer texts are cut.
+
+    Raises:
+      InputError: a tokeniser without end-of-text, or one that does not fit the model.
+    """
+    tokens_NxL, is_artefact_NxL = tokenised_twice(tokeniser, texts, length)
+    vocab_size = getattr(model, "vocab_size", None)
+    if vocab_size is not None:
+        check_fits(tokeniser, vocab_size)
+    found = evaluate(model, params, tokens_NxL, batch_size=batch_size, mesh=mesh, progress=progress)
+    targets = np.sum(tokens_NxL[:, 1:] != PAD)
+    artefacts = float(np.sum(is_artefact_NxL[:, 1:]) / targets) if targets else float("nan")
+    return ReleasedEvaluation(
+        accuracy=found["accuracy"],
+        loss=found["loss"],
+        perplexity=found["perplexity"],
+        count=found["count"],
+        artefacts=artefacts,
+    )
+
+
+def tokenised_twice(
+    tokeniser: Tokeniser, texts: Sequence[str], length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of POPri's released code: int32 [N, length], and which tokens are artefacts.
+
+    Each token of a text, and the end-of-text before and after it, is spelled in the characters that
+    stand for bytes in a byte-level vocabulary, and tokenised again with a space in front. Of what
+    a token becomes, all but the last token are artefacts: with GPT-2 and English prose three of
+    five, most of them the mark of a space.
+    """
+    end = tokeniser.end_of_text
+    if end is None:
+        raise InputError(f"the tokeniser {tokeniser.name} has no end-of-text, which is put around")
+    characters = byte_characters()
+    spelled = [
+        " " + "".join(characters[value] for value in content) for content in tokeniser.token_bytes()
+    ]
+    # A special token stays itself, after a space.
+    again: dict[int, np.ndarray] = {
+        end: np.append(tokeniser.encode([" "])[0], end).astype(np.int32)
+    }
+    first = tokeniser.encode(texts)
+    used = sorted({int(token) for row in first for token in row} - {end})
+    again |= dict(zip(used, tokeniser.encode([spelled[token] for token in used]), strict=True))
+    rows, marks = [], []
+    for row in first:
+        groups = [again[int(token)] for token in (end, *row, end)]
+        rows.append(np.concatenate(groups))
+        marks.append(np.concatenate([np.arange(len(group)) < len(group) - 1 for group in groups]))
+    is_artefact_NxL = pad([mark.astype(np.int32) for mark in marks], length) == 1
+    return pad(rows, length), is_artefact_NxL

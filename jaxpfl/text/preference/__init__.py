@@ -1,0 +1,1 @@
+"""Preference optimisation of language models."""

@@ -1,0 +1,155 @@
+"""Log-probabilities of responses, after prompts that are read once for both of a pair."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, room, rows
+from jaxpfl.text.tokenisers.base import PAD
+
+if TYPE_CHECKING:
+    from jaxpfl.models.decoder.network import Decoder
+
+_LOGITS = 2**26
+"""Logits that exist at a time; in float32 a quarter of a GiB."""
+
+LogProbabilities = tuple[Array, Array]
+"""Of the chosen and the rejected responses: float32 [N] each, in nats."""
+
+
+def log_probabilities(
+    model: "Decoder",
+    params: Params,
+    pairs: Pairs,
+    *,
+    part: int = 24,
+    multiple: int = 64,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> LogProbabilities:
+    """Log-probabilities of the responses after their prompts: sums over tokens, on the host.
+
+    Args:
+      part: pairs on the accelerator at a time.
+      multiple: rows are padded to a multiple of so many tokens.
+      mesh: axis "data": the pairs are dealt over its devices.
+      progress: show a bar on stderr.
+
+    Raises:
+      InputError: a pair longer than the model's positions, an id outside of its vocabulary.
+    """
+    check_fits(model, pairs)
+    params = placed(params, mesh)
+    width_N, response = room(pairs, multiple)
+    order = np.argsort(-width_N, kind="stable")
+    found_Nx2 = np.zeros((len(pairs), 2), np.float32)
+    starts = range(0, len(pairs), part)
+    for start in shown_steps(starts, "Reference", progress):
+        chosen = order[start : start + part]
+        indices, _ = filled(chosen, part, mesh)
+        read = dealt(rows(pairs[indices], int(np.max(width_N[chosen])), response), mesh)
+        found_Nx2[chosen] = np.asarray(_jitted(model, params, read))[: len(chosen)]
+    return jnp.asarray(found_Nx2[:, 0]), jnp.asarray(found_Nx2[:, 1])
+
+
+def sums(model: "Decoder", params: Params, read: Rows) -> Array:
+    """Log-probabilities of both responses, float32 [B, 2]; differentiable in the parameters."""
+    hidden_BxRxH = model.hidden(params, read.tokens_BxR, read.positions_BxR, read.branch_BxR)
+    batch = hidden_BxRxH.shape[0]
+    place_BxG, target_BxG = (x.reshape(batch, -1) for x in (read.place_Bx2xT, read.target_Bx2xT))
+    picked_BxGxH = jnp.take_along_axis(hidden_BxRxH, place_BxG[:, :, None], axis=1)
+
+    def picked(hidden_BxGxH: Array, target_BxG: Array) -> Array:
+        logits_BxGxV = model.logits(params, hidden_BxGxH)
+        # By comparison, not by indexing: its transpose is then no scatter.
+        classes_V = jnp.arange(logits_BxGxV.shape[-1], dtype=jnp.int32)
+        is_target = classes_V[None, None] == target_BxG[:, :, None]
+        target_logit_BxG = jnp.sum(jnp.where(is_target, logits_BxGxV, 0.0), axis=-1)
+        return target_logit_BxG - jax.nn.logsumexp(logits_BxGxV, axis=-1)
+
+    # Blocks along the response, not along the pairs, which lie on different devices.
+    places = target_BxG.shape[1]
+    block = min(max(_LOGITS // (model.vocab_size * batch), 1), places)
+    if block == places:
+        found_BxG = picked(picked_BxGxH, target_BxG)
+    else:
+        blocks = -(-places // block)
+        rest = ((0, 0), (0, blocks * block - places))
+        hidden = jnp.pad(picked_BxGxH, (*rest, (0, 0))).reshape(batch, blocks, block, -1)
+        target = jnp.pad(target_BxG, rest, constant_values=PAD).reshape(batch, blocks, block)
+        found = lax.map(
+            lambda each: jax.checkpoint(picked)(*each),
+            (jnp.swapaxes(hidden, 0, 1), jnp.swapaxes(target, 0, 1)),
+        )
+        found_BxG = jnp.swapaxes(found, 0, 1).reshape(batch, -1)[:, :places]
+    found_BxG = jnp.where(target_BxG != PAD, found_BxG, 0.0)
+    return jnp.sum(found_BxG.reshape(read.target_Bx2xT.shape), axis=-1)
+
+
+_jitted = jax.jit(sums, static_argnums=0)
+
+
+def filled(chosen: np.ndarray, part: int, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a part, filled up with the first, and which of them are real."""
+    devices = 1 if mesh is None else mesh.shape["data"]
+    size = -(-part // devices) * devices
+    indices = np.concatenate([chosen, np.full(size - len(chosen), chosen[0])])
+    return indices, np.arange(size) < len(chosen)
+
+
+def dealt(tree: Any, mesh: Mesh | None) -> Any:
+    if mesh is None:
+        return jax.device_put(tree)
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def placed(params: Params, mesh: Mesh | None) -> Params:
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, params)
+    if "data" not in mesh.axis_names:
+        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
+    devices = set(mesh.devices.flat)
+
+    def place(leaf: Any) -> Array:
+        if isinstance(leaf, Array) and leaf.sharding.device_set == devices:
+            return leaf
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
+
+    return jax.tree.map(place, params)
+
+
+def check_fits(model: "Decoder", pairs: Pairs) -> None:
+    tokens_Nx3 = lengths(pairs)
+    longest_N = tokens_Nx3[:, 0] + np.max(tokens_Nx3[:, 1:], axis=1)
+    row = int(np.argmax(longest_N))
+    if longest_N[row] > model.config.positions:
+        raise InputError(
+            f"pair {row} has {longest_N[row]} tokens in prompt and response, the model reads at "
+            f"most {model.config.positions}"
+        )
+    for name in ("prompt_NxP", "chosen_NxT", "rejected_NxT"):
+        array = getattr(pairs, name)
+        if np.max(array) >= model.vocab_size:
+            row = int(np.argmax(np.any(array >= model.vocab_size, axis=1)))
+            raise InputError(
+                f"{name}: row {row} holds id {np.max(array[row])}, the model has ids 0 .. "
+                f"{model.vocab_size - 1}"
+            )
+
+
+def shown_steps(starts: range, label: str, shown: bool) -> Iterator[int]:
+    """The starts, with a bar on stderr if it is to be shown."""
+    if not shown:
+        yield from starts
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(starts, description=label, console=Console(stderr=True), transient=True)

@@ -1,0 +1,277 @@
+"""Preference optimisation: DPO and IPO of a decoder's LoRA adapters, against the model as it was.
+
+Sources: Rafailov et al. 2023, "Direct Preference Optimization", equation 7; Azar et al. 2024, "A
+General Theoretical Paradigm to Understand Learning from Human Preferences" (IPO), equation 17; the
+settings are those of POPri (Hou et al. 2025, appendix). With y_w chosen over y_l for prompt x and
+log pi(y | x) the SUM of the response's token log-probabilities (in both losses, as both papers
+have it; some libraries take IPO's mean),
+
+    h    = log pi(y_w|x) / pi_ref(y_w|x) - log pi(y_l|x) / pi_ref(y_l|x)
+    DPO  = -log sigmoid(tau h)
+    IPO  = (h - 1 / (2 tau))^2
+
+The reference is the model without its adapters: the same base arrays, no second copy. Its
+log-probabilities are computed once.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpfl.checks import non_negative, one_of, positive, positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Params
+from jaxpfl.models.layers import lora
+from jaxpfl.text.preference.log_probabilities import (
+    LogProbabilities,
+    check_fits,
+    dealt,
+    filled,
+    placed,
+    shown_steps,
+    sums,
+)
+from jaxpfl.text.preference.log_probabilities import log_probabilities as log_probabilities
+from jaxpfl.text.preference.pairs import Pairs as Pairs
+from jaxpfl.text.preference.pairs import Rows, lengths, room, rows
+from jaxpfl.text.preference.pairs import pairs_of as pairs_of
+
+if TYPE_CHECKING:
+    from jaxpfl.models.decoder.network import Decoder
+
+
+@dataclass(frozen=True)
+class PreferenceSettings:
+    """How adapters are tuned; the defaults are POPri's.
+
+    Attributes:
+      loss: "dpo" or "ipo".
+      tau: how dear it is to leave the reference; beta in the DPO paper.
+      epochs: passes over the pairs, each in a new order.
+      batch_size: pairs a step.
+      learning_rate, final_learning_rate: of AdamW, along a cosine from the first step to the last.
+      weight_decay: of the adapters, times the learning rate.
+      clip_norm: the gradient's global L2 norm is at most this; None = no bound. (The paper does
+        not say; the trainer of the released code has 1.)
+      part: pairs on the accelerator at a time, which a batch is accumulated of; None = a batch.
+      multiple: rows are padded to a multiple of so many tokens.
+    """
+
+    loss: str = "dpo"
+    tau: float = 0.01
+    epochs: int = 2
+    batch_size: int = 24
+    learning_rate: float = 8e-7
+    final_learning_rate: float = 3e-7
+    weight_decay: float = 0.0
+    clip_norm: float | None = 1.0
+    part: int | None = None
+    multiple: int = 64
+
+    def __post_init__(self) -> None:
+        one_of("loss", self.loss, tuple(_LOSSES))
+        for name in ("tau", "learning_rate"):
+            positive(name, getattr(self, name))
+        for name in ("final_learning_rate", "weight_decay"):
+            non_negative(name, getattr(self, name))
+        for name in ("epochs", "batch_size", "multiple"):
+            positive_int(name, getattr(self, name))
+        if self.clip_norm is not None:
+            positive("clip_norm", self.clip_norm)
+        if self.part is not None:
+            positive_int("part", self.part)
+
+    def optimizer(self, steps: int) -> optax.GradientTransformation:
+        """AdamW for `steps` steps, clipping first."""
+        schedule = optax.cosine_decay_schedule(
+            self.learning_rate, max(steps - 1, 1), self.final_learning_rate / self.learning_rate
+        )
+        adamw = optax.adamw(schedule, weight_decay=self.weight_decay)
+        if self.clip_norm is None:
+            return adamw
+        return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
+
+
+def log_ratio(policy: LogProbabilities, reference: LogProbabilities) -> Array:
+    """h of the module's equations: float32 [N], nats."""
+    return (policy[0] - reference[0]) - (policy[1] - reference[1])
+
+
+def dpo(policy: LogProbabilities, reference: LogProbabilities, tau: float) -> Array:
+    """DPO's loss of each pair: float32 [N]; finite, with finite gradients, for finite input."""
+    return jax.nn.softplus(-tau * log_ratio(policy, reference))
+
+
+def ipo(policy: LogProbabilities, reference: LogProbabilities, tau: float) -> Array:
+    """IPO's loss of each pair: float32 [N], in squared nats."""
+    return jnp.square(log_ratio(policy, reference) - 1.0 / (2.0 * tau))
+
+
+_LOSSES = {"dpo": dpo, "ipo": ipo}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The tuned parameters, base and adapters, and how it went.
+
+    `record` holds for every step "loss", "margin" (tau h, mean over the batch: the difference of
+    DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), as they were before the
+    step; "padding", the share of places that held no token; and "shapes", the number of programs.
+    """
+
+    params: Params
+    record: dict[str, Any]
+
+
+def tune(
+    model: "Decoder",
+    params: Params,
+    pairs: Pairs,
+    settings: PreferenceSettings = PreferenceSettings(),
+    *,
+    seed: int,
+    reference: LogProbabilities | None = None,
+    mesh: Mesh | None = None,
+    progress: bool = False,
+) -> Tuned:
+    """Tunes the adapters of `model` on preference pairs; the base is not touched.
+
+    The optimiser's state is fresh in each call and holds adapters only. A batch is drawn from all
+    pairs; its parts are formed by length, so that little of them is padding.
+
+    Args:
+      params: with adapters (`lora.attach`); not changed.
+      seed: of the orders; the same gives the same parameters on the same hardware.
+      reference: log-probabilities of the model without adapters; None: they are computed.
+      mesh: axis "data": each part is dealt over its devices. Parameters that lie on the mesh stay
+        as they lie; others are put on all of its devices.
+      progress: show a bar on stderr.
+
+    Raises:
+      InputError: a model without adapters, and as for `log_probabilities`.
+    """
+    if model.lora is None:
+        raise InputError("the model has no adapters to tune: attach them first (lora.attach)")
+    check_fits(model, pairs)
+    params = placed(params, mesh)
+    part = min(settings.part or settings.batch_size, settings.batch_size)
+    if reference is None:
+        bare, base = lora.detach(model, params)
+        reference = log_probabilities(
+            bare, base, pairs, part=part, multiple=settings.multiple, mesh=mesh, progress=progress
+        )
+    reference_Nx2 = np.stack([np.asarray(side) for side in reference], axis=1)
+    if reference_Nx2.shape != (len(pairs), 2):
+        raise InputError(
+            f"reference must have {len(pairs)} log-probabilities, as there are pairs, found "
+            f"{[np.shape(side) for side in reference]}"
+        )
+
+    adapters, base = lora.split(params)
+    # A copy: steps write into what they are given.
+    adapters = jax.tree.map(jnp.copy, adapters)
+    steps = settings.epochs * -(-len(pairs) // settings.batch_size)
+    optimizer = settings.optimizer(steps)
+    state = jax.jit(optimizer.init)(adapters)
+    state = jax.device_put(state, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+    width_N, response = room(pairs, settings.multiple)
+    tokens_N = np.sum(lengths(pairs), axis=1)
+
+    batches = [
+        batch
+        for epoch in range(settings.epochs)
+        for batch in _batches(len(pairs), settings.batch_size, seed, epoch)
+    ]
+    history, shapes, places, tokens = [], set(), 0, 0
+    for step in shown_steps(range(steps), "Tuning", progress):
+        batch = batches[step]
+        batch = batch[np.argsort(-width_N[batch], kind="stable")]
+        total = None
+        for start in range(0, len(batch), part):
+            chosen = batch[start : start + part]
+            indices, real_B = filled(chosen, part, mesh)
+            width = int(np.max(width_N[chosen]))
+            shapes.add((len(indices), width))
+            places, tokens = places + len(indices) * width, tokens + int(np.sum(tokens_N[chosen]))
+            read = dealt(rows(pairs[indices], width, response), mesh)
+            weight_B = (real_B / len(batch)).astype(np.float32)
+            given = dealt((reference_Nx2[indices], weight_B), mesh)
+            found = _gradients(model, settings.loss, settings.tau, adapters, base, read, *given)
+            total = found if total is None else _sum(total, found)
+        assert total is not None
+        (loss, metrics), gradients = total
+        adapters, state = _apply(settings, steps, adapters, state, gradients)
+        history.append({"loss": loss, **metrics})
+
+    record: dict[str, Any] = {
+        name: [float(entry[name]) for entry in jax.device_get(history)] for name in history[0]
+    }
+    record |= {"padding": 1 - tokens / places, "shapes": len(shapes), "steps": steps}
+    return Tuned(lora.join(adapters, base), record)
+
+
+def evaluate(
+    policy: LogProbabilities, reference: LogProbabilities, settings: PreferenceSettings
+) -> dict[str, float]:
+    """Means over the pairs of "loss", "margin" and "accuracy", as in `Tuned.record`."""
+    h_N = log_ratio(policy, reference)
+    loss_N = _LOSSES[settings.loss](policy, reference, settings.tau)
+    return {
+        "loss": float(jnp.mean(loss_N)),
+        "margin": settings.tau * float(jnp.mean(h_N)),
+        "accuracy": float(jnp.mean(h_N > 0)),
+    }
+
+
+@partial(jax.jit, static_argnames=("model", "loss", "tau"))
+def _gradients(
+    model: "Decoder",
+    loss: str,
+    tau: float,
+    adapters: Params,
+    base: Params,
+    read: Rows,
+    reference_Bx2: Array,
+    weight_B: Array,
+) -> tuple[tuple[Array, dict[str, Array]], Params]:
+    """A part's share of the batch's loss and metrics, and of the gradient."""
+    reference = reference_Bx2[:, 0], reference_Bx2[:, 1]
+
+    def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
+        found_Bx2 = sums(model, lora.join(adapters, base), read)
+        policy = found_Bx2[:, 0], found_Bx2[:, 1]
+        h_B = log_ratio(policy, reference)
+        metrics = {
+            "margin": tau * jnp.sum(weight_B * h_B),
+            "accuracy": jnp.sum(jnp.where(h_B > 0, weight_B, 0.0)),
+        }
+        return jnp.sum(weight_B * _LOSSES[loss](policy, reference, tau)), metrics
+
+    return jax.value_and_grad(share, has_aux=True)(adapters)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _sum(total: Any, found: Any) -> Any:
+    return jax.tree.map(jnp.add, total, found)
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
+def _apply(
+    settings: PreferenceSettings, steps: int, adapters: Params, state: Any, gradients: Params
+) -> tuple[Params, Any]:
+    # Optax mixes integer and float types in places; its results are float32 all the same.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = settings.optimizer(steps).update(gradients, state, adapters)
+    return optax.apply_updates(adapters, updates), state
+
+
+def _batches(pairs: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(pairs)
+    return [order[start : start + size] for start in range(0, pairs, size)]

@@ -1,0 +1,160 @@
+"""Pairs of responses to one prompt, and the rows in which a network reads them.
+
+A row is [prompt | chosen | rejected]: the prompt is read once, and by `branch` neither response
+sees the other (`models.decoder.network.Decoder.hidden`). The last token of the prompt predicts the
+first of both responses.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.text.tokenisers.base import PAD, pad
+
+_COLUMNS = ("prompt_NxP", "chosen_NxT", "rejected_NxT")
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """N prompts, each with a chosen and a rejected response: token ids, -1 = padding on the right.
+
+    A response holds its end-of-text if it has one: it is a token like others. See `pairs_of`.
+
+    Attributes:
+      prompt_NxP, chosen_NxT, rejected_NxT: int32.
+
+    Raises:
+      InputError: no pairs, shapes that do not fit, padding before a token, an empty row.
+    """
+
+    prompt_NxP: np.ndarray
+    chosen_NxT: np.ndarray
+    rejected_NxT: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in _COLUMNS:
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 2 or array.dtype != np.int32:
+                raise InputError(
+                    f"{name} must be int32 with two axes, found {array.dtype} {array.shape}"
+                )
+            object.__setattr__(self, name, array)
+        if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
+            shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in _COLUMNS)
+            raise InputError(f"prompts and responses differ in number: {shapes}")
+        if not len(self):
+            raise InputError("there are no preference pairs")
+        for name in _COLUMNS:
+            array = getattr(self, name)
+            if np.any(array < PAD):
+                row = int(np.argmax(np.any(array < PAD, axis=1)))
+                raise InputError(f"{name}: row {row} holds an id below -1")
+            real = array != PAD
+            broken = np.any(real[:, 1:] & ~real[:, :-1], axis=1)
+            if np.any(broken):
+                raise InputError(f"{name}: row {int(np.argmax(broken))} has padding before a token")
+            empty = ~np.any(real, axis=1)
+            if np.any(empty):
+                raise InputError(f"{name}: row {int(np.argmax(empty))} has no tokens")
+
+    def __len__(self) -> int:
+        return len(self.prompt_NxP)
+
+    def __getitem__(self, rows: np.ndarray) -> "Pairs":
+        """The pairs of these rows, an array of indices."""
+        return Pairs(*(getattr(self, name)[rows] for name in _COLUMNS))
+
+
+def pairs_of(
+    prompts: Sequence[np.ndarray],
+    chosen: Sequence[np.ndarray],
+    rejected: Sequence[np.ndarray],
+    *,
+    prompt_tokens: int = 256,
+    total_tokens: int = 512,
+) -> Pairs:
+    """Pairs from sequences of token ids, cut to length.
+
+    Of a prompt the last `prompt_tokens` are kept, of a response the first, so many that prompt and
+    response have at most `total_tokens`. The defaults are POPri's.
+    """
+    positive_int("prompt_tokens", prompt_tokens)
+    positive_int("total_tokens", total_tokens)
+    if total_tokens <= prompt_tokens:
+        raise InputError(
+            f"total_tokens must be above prompt_tokens, {prompt_tokens}, found {total_tokens}"
+        )
+    if not len(prompts) == len(chosen) == len(rejected):
+        raise InputError(
+            f"prompts and responses differ in number: {len(prompts)} prompts, {len(chosen)} "
+            f"chosen, {len(rejected)} rejected"
+        )
+    prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
+    room = [total_tokens - len(prompt) for prompt in prompts]
+    cut = [
+        [np.asarray(response)[:left] for response, left in zip(responses, room, strict=True)]
+        for responses in (chosen, rejected)
+    ]
+    columns = [pad(rows, max([1, *map(len, rows)])) for rows in (prompts, *cut)]
+    return Pairs(*columns)
+
+
+class Rows(NamedTuple):
+    """What a network reads of B pairs, in rows of R places, and the responses' T targets.
+
+    Attributes:
+      tokens_BxR, positions_BxR, branch_BxR: int32, see `Decoder.hidden`.
+      place_Bx2xT: int32, the place in the row that predicts the target.
+      target_Bx2xT: int32 tokens of chosen (0) and rejected (1), -1 = padding.
+    """
+
+    tokens_BxR: Any
+    positions_BxR: Any
+    branch_BxR: Any
+    place_Bx2xT: Any
+    target_Bx2xT: Any
+
+
+def lengths(pairs: Pairs) -> np.ndarray:
+    """Tokens of prompt, chosen and rejected: int [N, 3]."""
+    return np.stack([np.sum(getattr(pairs, name) != PAD, axis=1) for name in _COLUMNS], axis=1)
+
+
+def rows(pairs: Pairs, width: int, response: int) -> Rows:
+    """The rows of some pairs, `width` places and `response` targets long: room for the longest."""
+    count = len(pairs)
+    tokens, positions, branch = (np.full((count, width), fill, np.int32) for fill in (PAD, 0, 0))
+    place, target = (
+        np.zeros((count, 2, response), np.int32),
+        np.full((count, 2, response), PAD, np.int32),
+    )
+    for row, (prompt, *responses) in enumerate(lengths(pairs)):
+        tokens[row, :prompt] = pairs.prompt_NxP[row, :prompt]
+        positions[row, :prompt] = np.arange(prompt)
+        start = prompt
+        for side, length in enumerate(responses):
+            ids = (pairs.chosen_NxT, pairs.rejected_NxT)[side][row, :length]
+            here = slice(start, start + length)
+            tokens[row, here] = ids
+            positions[row, here] = np.arange(prompt, prompt + length)
+            branch[row, here] = side + 1
+            place[row, side, 0] = prompt - 1
+            place[row, side, 1:length] = np.arange(start, start + length - 1)
+            target[row, side, :length] = ids
+            start += length
+    return Rows(tokens, positions, branch, place, target)
+
+
+def room(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
+    """Places that each pair's row takes, [N], rounded up to a `multiple`; targets of the longest.
+
+    Rounding up keeps the number of different shapes, and so of compiled programs, small.
+    """
+    tokens_Nx3 = lengths(pairs)
+    width_N = -(-np.sum(tokens_Nx3, axis=1) // multiple) * multiple
+    response = -(-int(np.max(tokens_Nx3[:, 1:])) // 8) * 8
+    return width_N, response

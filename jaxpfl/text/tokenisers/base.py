@@ -1,0 +1,216 @@
+"""Tokenisers of language models, and the arrays of token ids that networks read.
+
+A text is tokenised once, and its ids stay what they are: what a network reads in training is what
+it draws in generation. Padding is -1, which is no token of any vocabulary, so it can be taken
+neither for a word nor for the end of a text.
+
+The special tokens of a vocabulary are ids that only this library puts anywhere: a text that spells
+one ("<|endoftext|>") is tokenised as the characters it consists of. A lone surrogate becomes
+U+FFFD. What an id stands for is bytes (`token_bytes`), and a text is the bytes of its ids in
+UTF-8, invalid ones shown as U+FFFD.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from jaxpfl.checks import positive_int
+from jaxpfl.errors import InputError
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary, words
+
+PAD = -1
+"""Fills a row after its last token; never an id."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Tokeniser(Protocol):
+    """Texts to token ids and back.
+
+    Attributes:
+      name: for reports; never a path.
+      vocab_size: ids are 0 .. vocab_size - 1.
+      end_of_text: the id after a finished text, or None.
+      ends: all ids that end a text that is drawn; `end_of_text` is one of them.
+      start: the id that models of this vocabulary read before a text, or None where they read none.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_text(self) -> int | None: ...
+
+    @property
+    def ends(self) -> tuple[int, ...]: ...
+
+    @property
+    def start(self) -> int | None: ...
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of every text, int32, without special tokens."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of one sequence; special tokens and padding are left out."""
+        ...
+
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """What each id adds to a text that went before; special tokens add nothing."""
+        ...
+
+
+def pad(sequences: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Rows of one length, int32 [N, length]: cut, or filled with PAD on the right."""
+    positive_int("length", length)
+    rows_NxL = np.full((len(sequences), length), PAD, np.int32)
+    for row_L, sequence in zip(rows_NxL, sequences, strict=True):
+        row_L[: len(sequence)] = sequence[:length]
+    return rows_NxL
+
+
+def one_per_row(
+    sequences: Sequence[np.ndarray], length: int, end_of_text: int | None = None
+) -> np.ndarray:
+    """One text a row, int32 [N, length], for fine-tuning: cut at `length`.
+
+    A text that is shorter is followed by `end_of_text`, unless that is None, then by PAD.
+    """
+    rows_NxL = pad(sequences, length)
+    if end_of_text is not None:
+        for row_L, sequence in zip(rows_NxL, sequences, strict=True):
+            if len(sequence) < length:
+                row_L[len(sequence)] = end_of_text
+    return rows_NxL
+
+
+def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np.ndarray:
+    """Texts one after the other, each followed by `end_of_text`, cut into rows of one length.
+
+    For pretraining: every place of int32 [rows, length] holds a token, except after the last text.
+    """
+    positive_int("length", length)
+    end = np.array([end_of_text], np.int32)
+    joined = np.concatenate([part for text in sequences for part in (text, end)] or [end[:0]])
+    rows = -(-len(joined) // length)
+    rows_NxL = np.full(rows * length, PAD, np.int32)
+    rows_NxL[: len(joined)] = joined
+    return rows_NxL.reshape(rows, length)
+
+
+def check_fits(tokeniser: Tokeniser, vocab_size: int) -> None:
+    """Refuses a tokeniser with ids that a model of `vocab_size` tokens has no row for.
+
+    A model may have more rows than the tokeniser has ids: some are padded to a round number.
+    """
+    if tokeniser.vocab_size > vocab_size:
+        raise InputError(
+            f"the tokeniser {tokeniser.name} has token ids up to {tokeniser.vocab_size - 1}, "
+            f"but the model's vocab_size is {vocab_size}"
+        )
+
+
+class ByteJoining:
+    """What the tokenisers have in common."""
+
+    name: str
+    vocab_size: int
+    end_of_text: int | None
+    ends: tuple[int, ...]
+    start: int | None
+
+    def token_bytes(self) -> tuple[bytes, ...]:
+        return self._bytes
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return as_text(self._joined(ids))
+
+    def _joined(self, ids: Iterable[int]) -> bytes:
+        pieces = self._bytes
+        found = []
+        for token in map(int, ids):
+            if token == PAD:
+                continue
+            if not 0 <= token < len(pieces):
+                raise InputError(f"ids must lie in 0 .. {len(pieces) - 1}, found {token}")
+            found.append(pieces[token])
+        return b"".join(found)
+
+    @cached_property
+    def _bytes(self) -> tuple[bytes, ...]:
+        raise NotImplementedError
+
+
+def as_text(content: bytes) -> str:
+    """UTF-8 bytes as text; what is invalid becomes U+FFFD."""
+    return content.decode("utf-8", "replace")
+
+
+def clean(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise InputError("encode takes a list of texts, found one text")
+    return [_SURROGATES.sub("\ufffd", text) for text in texts]
+
+
+class UTF8Bytes(ByteJoining):
+    """The 256 bytes, and 256 for the end of a text."""
+
+    name = "utf8-bytes"
+    vocab_size = 257
+    end_of_text = 256
+    ends = (256,)
+    start = None
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [
+            np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32) for text in clean(texts)
+        ]
+
+    @cached_property
+    def _bytes(self) -> tuple[bytes, ...]:
+        return (*(bytes([value]) for value in range(256)), b"")
+
+
+def utf8_bytes() -> UTF8Bytes:
+    """The tokeniser of raw bytes: every text round-trips."""
+    return UTF8Bytes()
+
+
+class Words(ByteJoining):
+    """The words of a `Vocabulary`, each with a space before it; see `from_vocabulary`."""
+
+    end_of_text = EOS
+    ends = (EOS,)
+    start = BOS
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.name = f"words of {vocabulary.source}"
+        self.vocab_size = len(vocabulary)
+        self._vocabulary = vocabulary
+        self._ids = {word: i for i, word in enumerate(vocabulary.tokens) if i > OOV}
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        ids = self._ids
+        return [
+            np.array([ids.get(word, OOV) for word in words(text)], np.int32)
+            for text in clean(texts)
+        ]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return super().decode(ids).removeprefix(" ")
+
+    @cached_property
+    def _bytes(self) -> tuple[bytes, ...]:
+        tokens = self._vocabulary.tokens
+        return tuple(b"" if i < OOV else f" {word}".encode() for i, word in enumerate(tokens))
+
+
+def from_vocabulary(vocabulary: Vocabulary) -> Words:
+    """Words by the rules of `text.tokenisers.vocabulary`; a word that it lacks is "<oov>"."""
+    return Words(vocabulary)

@@ -1,0 +1,229 @@
+"""Tokenisers of published models, by the fast `tokenizers` library.
+
+A folder is what Hugging Face's libraries write (tokenizer.json and JSON settings), or GPT-2's
+original two files. Nothing else is read, so no file can run code.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.text.tokenisers.base import PAD, ByteJoining, clean
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_GPT2_END = "<|endoftext|>"
+
+
+class FastTokeniser(ByteJoining):
+    """A `tokenizers.Tokenizer`; see `hugging_face` and `gpt2`."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        name: str,
+        end_of_text: int | None,
+        ends: Iterable[int] = (),
+        start: int | None = None,
+    ):
+        """`tokenizer` is changed: no padding, no cutting, no special tokens out of a text."""
+        ids = tokenizer.get_vocab(with_added_tokens=True)
+        self.name = name
+        self.vocab_size = max(ids.values(), default=-1) + 1
+        self.end_of_text = end_of_text
+        own = () if end_of_text is None else (end_of_text,)
+        self.ends = tuple(dict.fromkeys((*own, *ends)))
+        self.start = start
+        for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
+            if token is not None and not 0 <= token < self.vocab_size:
+                raise InputError(
+                    f"the tokeniser {name} has ids 0 .. {self.vocab_size - 1}, "
+                    f"found {token} for its {what} token"
+                )
+        self._ids = ids
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(clean(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        if self._style == "word":
+            real = [int(token) for token in ids if token != PAD]
+            return self._tokenizer.decode(real, skip_special_tokens=True)
+        text = super().decode(ids)
+        return text.removeprefix(" ") if self._style == "piece" else text
+
+    @cached_property
+    def _style(self) -> str:
+        """How the pieces spell bytes: "byte" (GPT-2, Llama-3), "piece" (▁) or "word" (##)."""
+        decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
+        kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
+        if "ByteLevel" in kinds:
+            return "byte"
+        if "WordPiece" in kinds:
+            return "word"
+        if kinds & {"ByteFallback", "Metaspace"}:
+            return "piece"
+        raise InputError(
+            f"the tokeniser {self.name} has a decoder that is not known here: it must be "
+            f"ByteLevel, ByteFallback, Metaspace or WordPiece, found {decoder.get('type')}"
+        )
+
+    @cached_property
+    def _bytes(self) -> tuple[bytes, ...]:
+        of_character = {character: value for value, character in enumerate(byte_characters())}
+        style = self._style
+        added = self._tokenizer.get_added_tokens_decoder()
+        found = [b""] * self.vocab_size
+        for piece, i in self._ids.items():
+            if i in added:
+                found[i] = b"" if added[i].special else added[i].content.encode()
+            elif style == "byte":
+                try:
+                    found[i] = bytes(of_character[character] for character in piece)
+                except KeyError:
+                    found[i] = piece.encode()
+            elif style == "piece":
+                byte = _BYTE_PIECE.fullmatch(piece)
+                found[i] = (
+                    bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+                )
+            else:
+                found[i] = piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
+        return tuple(found)
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary (Radford et al. 2019).
+
+    Printable characters of Latin-1 stand for themselves, the rest follow from U+0100 on.
+    """
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return [chr(value if value in shown else next(hidden)) for value in range(256)]
+
+
+def gpt2(folder: str | Path) -> FastTokeniser:
+    """GPT-2's byte-level BPE (Radford et al. 2019) from encoder.json and vocab.bpe.
+
+    Raises:
+      InputError: a file is missing, or the vocabulary has no "<|endoftext|>".
+      CorruptFile: a file is broken.
+    """
+    tokenizers = pretrained.require("tokenizers", "text")
+    vocabulary_path, merges_path = Path(folder) / "encoder.json", Path(folder) / "vocab.bpe"
+    ids = pretrained.read_json(vocabulary_path)
+    if not isinstance(ids, dict) or sorted(ids.values(), key=str) != sorted(
+        range(len(ids)), key=str
+    ):
+        raise CorruptFile(f"{vocabulary_path} must give each token its own id, 0 .. {len(ids) - 1}")
+    if _GPT2_END not in ids:
+        raise InputError(f"{vocabulary_path}: token {_GPT2_END!r} is missing")
+    model = tokenizers.models.BPE(ids, _merges(merges_path, ids))
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([_GPT2_END])
+    return FastTokeniser(tokenizer, name="gpt2", end_of_text=ids[_GPT2_END])
+
+
+def _merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"{path} is not UTF-8 text: {error.reason}") from error
+    merges = []
+    for number, line in enumerate(lines, 1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
+            raise CorruptFile(
+                f"{path}, line {number}: expected two tokens of the vocabulary whose union is one"
+            )
+        merges.append((pair[0], pair[1]))
+    return merges
+
+
+def hugging_face(name: str | Path) -> FastTokeniser:
+    """The tokeniser of a folder with tokenizer.json, or of a Hugging Face hub NAME[@REVISION].
+
+    The end-of-text and start tokens are those of tokenizer_config.json; generation_config.json and
+    config.json may add further ends. `start` is set where the tokenizer puts that token before
+    every text.
+
+    Raises:
+      InputError: a file is missing, or names a token that the vocabulary does not have.
+      CorruptFile: a file is broken.
+    """
+    tokenizers = pretrained.require("tokenizers", "text")
+    folder = pretrained.resolve(name)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    # The library raises nothing more special.
+    except Exception as error:
+        raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error
+    settings = _settings(folder / "tokenizer_config.json")
+
+    def named(role: str) -> int | None:
+        token = settings.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is None:
+            return None
+        found = tokenizer.token_to_id(token) if isinstance(token, str) else None
+        if found is None:
+            raise InputError(
+                f"{folder / 'tokenizer_config.json'}: {role} must be a token of tokenizer.json, "
+                f"found {token!r}"
+            )
+        return found
+
+    end, ends = named("eos_token"), []
+    for file in ("generation_config.json", "config.json"):
+        ids = _settings(folder / file).get("eos_token_id")
+        ids = ids if isinstance(ids, list) else [ids]
+        for token in ids:
+            if token is None:
+                continue
+            if type(token) is not int or tokenizer.id_to_token(token) is None:
+                raise InputError(
+                    f"{folder / file}: eos_token_id must be of tokenizer.json, found {token!r}"
+                )
+            ends.append(token)
+    start = named("bos_token")
+    if not settings.get("add_bos_token"):
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        framed = tokenizer.encode("a", add_special_tokens=True).ids
+        start = framed[0] if framed[1:] == plain else None
+    return FastTokeniser(
+        tokenizer,
+        name=Path(str(name)).name or folder.name,
+        end_of_text=ends[0] if end is None and ends else end,
+        ends=ends,
+        start=start,
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    values = pretrained.read_json(path)
+    if not isinstance(values, dict):
+        raise CorruptFile(f"{path} must hold a JSON object")
+    return values

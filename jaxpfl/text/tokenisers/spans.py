@@ -1,0 +1,60 @@
+"""Texts cut into successive spans of equally many tokens: the samples of LargeFedBench.
+
+Source: Hou et al. 2025 (POPri), section 4: a client's speech or abstract becomes samples of 64
+tokens, one after the other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpfl.checks import positive_int
+from jaxpfl.data.columns import text_array
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.text.tokenisers.base import Tokeniser
+
+_BLOCK = 1_024
+
+
+def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[list[str]]:
+    """The spans of every text, in order: `tokens` tokens each, the last one what is left.
+
+    Space at a span's ends is left out, and a span that has nothing else. A character whose bytes
+    are cut in two is lost to both sides.
+    """
+    positive_int("tokens", tokens)
+    found = []
+    for row in tokeniser.encode(texts):
+        cut = [
+            tokeniser.decode(row[start : start + tokens]).strip("\ufffd").strip()
+            for start in range(0, len(row), tokens)
+        ]
+        found.append([span for span in cut if span])
+    return found
+
+
+def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> Population:
+    """The same clients, whose examples are the spans of all that each wrote; no other column.
+
+    A client's texts are joined by newlines first, in their order. The fingerprint stays: spans are
+    as private as the text.
+
+    Raises:
+      InputError: the population has no column "text".
+    """
+    if "text" not in population.columns:
+        raise InputError(f"population {population.name!r} has no column 'text' to cut into spans")
+    column, offsets = population.columns["text"], population.offsets
+    texts: list[str] = []
+    sizes = [0]
+    for first in range(0, len(population), _BLOCK):
+        bounds = offsets[first : first + _BLOCK + 1]
+        joined = [
+            "\n".join(column.slice(int(start), int(stop - start)).to_pylist())
+            for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+        for cut in spans(tokeniser, joined, tokens):
+            texts.extend(cut)
+            sizes.append(len(cut))
+    return population.with_examples({"text": text_array(texts)}, np.cumsum(sizes))

@@ -1,0 +1,129 @@
+"""`jaxpfl convert`: any source becomes a folder, whole or not at all."""
+
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.data import Population
+from jaxpfl.data import open as open_population
+from jaxpfl.data.convert import convert
+from jaxpfl.errors import CorruptFile, InputError
+from tests.data.populations import same
+from tests.data.tff_files import example, write_file
+
+
+@pytest.fixture
+def plays(tmp_path):
+    path = tmp_path / "plays.sqlite"
+    texts = {f"role {n}": [f"line {k}".encode() for k in range(n)] for n in range(5)}
+    clients = {i: [example({"snippets": text}) for text in held] for i, held in texts.items()}
+    return write_file(path, clients)
+
+
+@pytest.mark.parametrize("query", ["", "&split=train&form=raw", "&min_examples=2"])
+def test_tff_files(plays, query, tmp_path):
+    packed = tmp_path / "plays.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plays.read_bytes(), lzma.FORMAT_ALONE))
+    for number, path in enumerate((plays, packed)):
+        before = set(tmp_path.iterdir())
+        source = f"{path}?dataset=shakespeare{query}"
+        record = convert(source, tmp_path / str(number))
+        expected = open_population(source)
+        assert (record["clients"], record["examples"]) == (len(expected), expected.num_examples)
+        same(Population.load(tmp_path / str(number)), expected)
+        same(open_population(record["out"]), expected)
+        # Nothing temporary stays behind.
+        assert set(tmp_path.iterdir()) == before | {tmp_path / str(number)}
+
+
+def test_other_sources(tmp_path):
+    record = convert("digits?clients=7", tmp_path / "new" / "digits")
+    assert (record["clients"], record["examples"]) == (7, 1797)
+    same(open_population(tmp_path / "new" / "digits"), open_population("digits?clients=7"))
+
+
+def test_what_fails_leaves_nothing(plays, tmp_path):
+    packed = tmp_path / "plays.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plays.read_bytes(), lzma.FORMAT_ALONE)[:-9])
+    before = set(tmp_path.iterdir())
+    with pytest.raises(CorruptFile, match="truncated"):
+        convert(f"{packed}?dataset=shakespeare", tmp_path / "out")
+    with pytest.raises(InputError, match="client 1, row 1: it has a feature that is not declared"):
+        convert(f"{plays}?dataset=emnist", tmp_path / "out")
+    with pytest.raises(InputError, match="no such file"):
+        convert(f"{tmp_path}/absent.sqlite?dataset=emnist", tmp_path / "out")
+    with pytest.raises(InputError, match="exists already"):
+        convert("digits", tmp_path)
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.fixture
+def python_handlers():
+    """Tests that a shell started in the background ignore SIGINT, as all that they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(number, plays, tmp_path, capsys, monkeypatch, python_handlers):
+    packed = tmp_path / "plays.sqlite.lzma"
+    packed.write_bytes(lzma.compress(plays.read_bytes(), lzma.FORMAT_ALONE))
+    before, seen = set(tmp_path.iterdir()), []
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(folder, opened):
+        seen.extend(set(tmp_path.iterdir()) - before)
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    monkeypatch.setattr("jaxpfl.data.stream._copy", interrupted)
+    code = main(["convert", f"{packed}?dataset=shakespeare", str(tmp_path / "out")])
+    assert code == 128 + number
+    assert len(seen) == 2 and set(tmp_path.iterdir()) == before
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_command(plays, tmp_path, capsys):
+    out = tmp_path / "out"
+    source = f"{plays}?dataset=shakespeare"
+    assert main(["convert", source, str(out), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["out"], printed["clients"], printed["examples"]) == (str(out), 5, 10)
+    assert main(["convert", source, str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["convert", source, str(tmp_path / "other")]) == 0
+    assert capsys.readouterr().out == f"5 clients written to {tmp_path / 'other'}\n"
+
+
+# Not getrusage: its peak begins with that of the process which started this one.
+MEASURE = """
+import pathlib, sys
+from jaxpfl.data.convert import convert
+convert(sys.argv[1], sys.argv[2])
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak")
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """TRUST 4: ten times the clients, a few megabytes more at most."""
+    peaks = []
+    for clients in (1_000, 10_000):
+        # 8 KB a client: 80 MB in the larger file.
+        held = {f"{n:05}": [example({"snippets": b"%07d" % n * 570})] * 2 for n in range(clients)}
+        path = write_file(tmp_path / f"{clients}.sqlite", held)
+        command = [sys.executable, "-c", MEASURE, f"{path}?dataset=shakespeare"]
+        done = subprocess.run([*command, str(tmp_path / str(clients))], capture_output=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] < peaks[0] + 20, f"peak memory {peaks} MB"

@@ -1,0 +1,264 @@
+"""Central training: the steps are AdamW, whatever the batch is cut into and wherever it stops."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central import training as central
+from jaxpfl.experiments.central.adamw import Training, decayed
+from jaxpfl.experiments.central.training import fit
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
+
+SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, warmup_steps=4, weight_decay=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Least squares on columns x [B, 3] and y [B]; an example with y = 100 has no target."""
+
+    name: str = "linear"
+    columns: tuple[str, ...] = ("x", "y")
+
+    def init(self, key: jax.Array) -> Any:
+        del key
+        return {"kernel": jnp.ones(3), "bias": jnp.ones(())}
+
+    def loss(self, params: Any, batch: Any, mask: jax.Array) -> Any:
+        real = jnp.logical_and(mask, batch["y"] < 50)
+        found = batch["x"] @ params["kernel"] + params["bias"]
+        total = jnp.sum(jnp.where(real, found - batch["y"], 0.0) ** 2)
+        count = jnp.sum(real, dtype=jnp.float32)
+        sums = {"loss_sum": total, "correct": jnp.zeros(()), "count": count}
+        return total / jnp.maximum(count, 1.0), sums
+
+    def evaluate(self, params: Any, batch: Any, mask: jax.Array) -> Any:
+        return self.loss(params, batch, mask)[1]
+
+
+MODEL = Linear()
+START = MODEL.init(jax.random.key(0))
+
+
+def _columns(examples: int = 45, seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(examples, 3)).astype(np.float32)
+    y = x @ np.array([1.0, -2.0, 0.5]) + 0.1 * generator.normal(size=examples)
+    y[::5] = 100
+    return {"x": x, "y": y.astype(np.float32)}
+
+
+def _reference(columns: Any, settings: Training, seed: int) -> tuple[np.ndarray, list[float]]:
+    """Parameters (kernel, bias) and each epoch's training loss, in float64 numpy."""
+    x = np.concatenate([columns["x"], np.ones((len(columns["x"]), 1))], 1).astype(np.float64)
+    y, w, m, v = columns["y"].astype(np.float64), np.ones(4), np.zeros(4), np.zeros(4)
+    size, steps = settings.batch_size, -(-len(x) // settings.batch_size) * settings.epochs
+    step, losses = 0, []
+    for epoch in range(settings.epochs):
+        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(len(x))
+        total = count = 0.0
+        for start in range(0, len(x), size):
+            rows = order[start : start + size]
+            rows = rows[y[rows] < 50]
+            residuals = x[rows] @ w - y[rows]
+            total, count = total + np.sum(residuals**2), count + len(rows)
+            gradient = 2 * x[rows].T @ residuals / len(rows)
+            if settings.clip_norm is not None:
+                gradient *= min(1.0, settings.clip_norm / np.linalg.norm(gradient))
+            if step < settings.warmup_steps:
+                rate = settings.learning_rate * (step + 1) / settings.warmup_steps
+            else:
+                share = (step - settings.warmup_steps) / (steps - settings.warmup_steps)
+                low, high = settings.final_learning_rate, settings.learning_rate
+                rate = low + (high - low) * 0.5 * (1 + np.cos(np.pi * share))
+            step += 1
+            m = settings.beta1 * m + (1 - settings.beta1) * gradient
+            v = settings.beta2 * v + (1 - settings.beta2) * gradient**2
+            move = m / (1 - settings.beta1**step)
+            move /= np.sqrt(v / (1 - settings.beta2**step)) + settings.epsilon
+            decay = settings.weight_decay * np.array([1.0, 1.0, 1.0, 0.0])
+            w = w - rate * (move + decay * w)
+        losses.append(total / count)
+    return w, losses
+
+
+def _flat(params: Any) -> np.ndarray:
+    return np.concatenate([params["kernel"], params["bias"][None]])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"accumulate": 4},
+        {"clip_norm": None, "final_learning_rate": 0.01},
+        {"warmup_steps": 0, "batch_size": 64},
+    ],
+)
+def test_it_is_adamw_with_clipping_and_a_cosine(changed):
+    settings, columns = dataclasses.replace(SETTINGS, **changed), _columns()
+    found = fit(MODEL, START, columns, settings, seed=3)
+    expected, losses = _reference(columns, settings, 3)
+    np.testing.assert_allclose(_flat(found.params), expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(found.record["train_loss"], losses, rtol=1e-4)
+    np.testing.assert_array_equal(START["kernel"], np.ones(3))
+
+
+def test_devices_and_parts_change_nothing_but_rounding():
+    columns = _columns(50)
+    whole = fit(MODEL, START, columns, SETTINGS, seed=0)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    valid = _columns(7, 1)
+    dealt = fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
+    parts = dataclasses.replace(SETTINGS, accumulate=2)
+    both = fit(MODEL, START, columns, parts, seed=0, mesh=mesh)
+    np.testing.assert_allclose(_flat(dealt.params), _flat(whole.params), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_flat(both.params), _flat(whole.params), rtol=1e-5, atol=1e-6)
+    alone = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid)
+    dealt = fit(MODEL, START, columns, SETTINGS, seed=0, valid=valid, mesh=mesh)
+    np.testing.assert_allclose(dealt.record["valid_loss"], alone.record["valid_loss"], rtol=1e-5)
+
+
+def test_the_best_by_validation_is_kept():
+    """Validation data from elsewhere: training comes past it and moves away."""
+    columns, valid = _columns(), _columns(9, 1)
+    valid["y"] = (valid["x"] @ np.array([1.0, 0.9, 0.92]) + 0.9).astype(np.float32)
+    settings = dataclasses.replace(SETTINGS, validate_every=4)
+    found = fit(MODEL, START, columns, settings, seed=0, valid=valid)
+    losses, steps = found.record["valid_loss"], found.record["valid_steps"]
+    assert steps == [4, 8, 12, 16, 18]
+    assert found.record["best_step"] == steps[int(np.argmin(losses))] < 18
+    residuals = valid["x"] @ found.params["kernel"] + found.params["bias"] - valid["y"]
+    assert np.mean(residuals**2) == pytest.approx(min(losses), rel=1e-5)
+
+
+class _Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kill_after", [1, 5, 6, 11, 15])
+def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, kill_after):
+    settings = dataclasses.replace(SETTINGS, validate_every=4, save_every=5, epochs=3)
+    columns, valid = _columns(), _columns(9, 1)
+    expected = fit(MODEL, START, columns, settings, seed=0, valid=valid)
+    given = {"seed": 0, "valid": valid, "folder": tmp_path}
+
+    def kill(done: int, steps: int, loss: float) -> None:
+        assert steps == 18
+        if done >= kill_after:
+            raise _Killed
+
+    with pytest.raises(_Killed):
+        fit(MODEL, START, columns, settings, told=kill, **given)
+    started = []
+    found = fit(
+        MODEL, START, columns, settings, told=lambda done, *_: started.append(done), **given
+    )
+    if kill_after >= 5:
+        assert started[0] > 5
+    np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
+    assert found.record == expected.record
+    # Finished: nothing is done again.
+    again = fit(MODEL, START, columns, settings, told=kill, **given)
+    assert again.record == expected.record
+    with pytest.raises(InputError, match="belongs to run"):
+        fit(MODEL, START, columns, settings, **{**given, "seed": 1})
+
+
+def test_dispatches_of_any_length_give_the_same(monkeypatch):
+    columns = _columns()
+    expected = fit(MODEL, START, columns, SETTINGS, seed=0)
+    monkeypatch.setattr(central, "_DISPATCH_SECONDS", 0.0)
+    told = []
+    found = fit(MODEL, START, columns, SETTINGS, seed=0, told=lambda *at: told.append(at))
+    assert [done for done, _, _ in told] == list(range(1, 19))
+    np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
+
+
+def test_adapters_are_trained_on_a_base_that_stays(tmp_path):
+    plain = Decoder(DecoderConfig("gpt2", 11, 8, 2, 2, positions=8, initializer_range=0.5))
+    base = plain.init(jax.random.key(0))
+    model, params = lora.attach(plain, base, LoRA(2, 4.0), jax.random.key(1))
+    adapters, frozen = lora.split(params)
+    tokens = np.tile(np.arange(8, dtype=np.int32), (16, 1))
+    columns = {"tokens": tokens}
+    settings = Training(epochs=20, batch_size=8, learning_rate=0.05)
+    given = {"seed": 0, "frozen": frozen, "valid": columns}
+    before = jax.tree.map(np.array, base)
+    found = fit(model, adapters, columns, settings, folder=tmp_path, **given)
+    assert jax.tree.structure(found.params) == jax.tree.structure(adapters)
+    assert found.record["valid_loss"][-1] < 0.5 * found.record["train_loss"][0]
+    tuned = lora.join(found.params, frozen)
+    batch = {"tokens": jnp.asarray(tokens)}
+    loss = model.loss(tuned, batch, jnp.ones(16, bool))[0]
+    assert float(loss) == pytest.approx(min(found.record["valid_loss"]), rel=1e-4)
+    jax.tree.map(np.testing.assert_array_equal, before, lora.detach(model, tuned)[1])
+
+
+def test_decay_spares_biases_norms_and_embeddings():
+    params = {
+        "embed": {"token": 0, "position": 0},
+        "layers": {"attention_norm": {"scale": 0, "bias": 0}, "q": {"kernel": 0, "bias": 0}},
+        "embedding": 0,
+        "output_bias": 0,
+        "head": {"kernel": 0},
+        "up": {"a": 0, "b": 0},
+    }
+    assert decayed(params) == {
+        "embed": {"token": False, "position": False},
+        "layers": {
+            "attention_norm": {"scale": False, "bias": False},
+            "q": {"kernel": True, "bias": False},
+        },
+        "embedding": False,
+        "output_bias": False,
+        "head": {"kernel": True},
+        "up": {"a": True, "b": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
+        ({"accumulate": 3}, "accumulate must divide batch_size, 8, found 3"),
+        ({"schedule": "linear"}, "schedule must be one of 'cosine', 'constant'"),
+        ({"final_learning_rate": 1.0}, "final_learning_rate must be at most"),
+        ({"clip_norm": 0.0}, "clip_norm must be positive"),
+    ],
+)
+def test_bad_settings_are_named(changed, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(SETTINGS, **changed)
+
+
+def test_bad_input_is_named():
+    columns = _columns()
+    with pytest.raises(InputError, match="columns: column 'y' is missing"):
+        fit(MODEL, START, {"x": columns["x"]}, SETTINGS, seed=0)
+    with pytest.raises(InputError, match="valid: there are no examples"):
+        empty = {name: column[:0] for name, column in columns.items()}
+        fit(MODEL, START, columns, SETTINGS, seed=0, valid=empty)
+    with pytest.raises(InputError, match="columns differ in length"):
+        fit(MODEL, START, {**columns, "y": columns["y"][1:]}, SETTINGS, seed=0)
+    with pytest.raises(InputError, match="axis 'data'"):
+        mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+        fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
+    with pytest.raises(InputError, match="a part of a batch has 1 examples"):
+        mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+        parts = dataclasses.replace(SETTINGS, accumulate=8)
+        fit(MODEL, START, columns, parts, seed=0, mesh=mesh)
+
+
+def test_a_bar_is_not_shown_on_stdout(capsys):
+    fit(MODEL, START, _columns(), SETTINGS, seed=0, progress=True)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,193 @@
+"""Configs: what is refused, and with which words."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config.sections import Config, ImageModelConfig, LanguageModelConfig
+
+TEXT = """\
+data: {source: "docstrings:scipy", public: "docstrings:numpy"}
+model: {name: cifg_lm, vocab_size: 100}
+privacy: {epsilon: 8, delta: 1e-5}
+training: {rounds: 3, clients_per_round: 10}
+evaluation: {every: 0}
+"""
+
+
+def _load(tmp_path: Path, text: str = TEXT, *overrides: str) -> Config:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    return config_file.load(path, overrides)
+
+
+def _refused(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        _load(tmp_path, text, *overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_config_is_read_with_its_defaults_and_exponents_are_numbers(tmp_path):
+    config = _load(tmp_path)
+    assert config.privacy.delta == 1e-5
+    assert isinstance(config.privacy.epsilon, float)
+    assert isinstance(config.model, LanguageModelConfig)
+    assert config.training.server.name == "nesterov"
+
+
+def test_the_resolved_config_reads_back_as_itself(tmp_path):
+    config = _load(tmp_path, TEXT, "--privacy.adaptive", "True", "--training.chunk", "4")
+    path = tmp_path / "resolved.yaml"
+    path.write_text(config_file.to_yaml(config))
+    assert config_file.load(path) == config
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "nearest"),
+    [
+        ("rounds: 3", "round: 3", "'training.rounds'"),
+        ("epsilon: 8", "epsillon: 8", "'privacy.epsilon'"),
+        ("training:", "trianing:", "'training'"),
+        ("vocab_size: 100", "vocabsize: 100", "'model.vocab_size'"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_file_and_nearest_name(tmp_path, old, new, nearest):
+    """TRUST 10: unknown or misspelt key -> refused with the nearest valid name."""
+    message = _refused(tmp_path, TEXT.replace(old, new))
+    assert "experiment.yaml" in message
+    assert nearest in message
+
+
+@pytest.mark.parametrize(
+    ("argument", "nearest"),
+    [
+        ("--training.round", "'training.rounds'"),
+        ("--rounds", "'training.rounds'"),
+        ("--privacy.clipnorm", "'privacy.clip_norm'"),
+        ("--model.classes", "'"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest_name(tmp_path, argument, nearest):
+    """TRUST 10: the same on the command line."""
+    message = _refused(tmp_path, TEXT, argument, "5")
+    assert argument in message
+    assert nearest in message
+
+
+@pytest.mark.parametrize("bad", ["-1", "0", ".nan", ".inf", "-.inf", "'eight'", "true", "[8]"])
+def test_a_bad_epsilon_is_refused_by_name(tmp_path, bad):
+    """TRUST 9: negative, zero, NaN, infinite or text."""
+    message = _refused(tmp_path, TEXT.replace("epsilon: 8", f"epsilon: {bad}"))
+    assert "privacy.epsilon" in message
+    assert "experiment.yaml" in message
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-1", "0", "eight"])
+def test_a_bad_epsilon_on_the_command_line_is_refused_by_name(tmp_path, bad):
+    """TRUST 9: the same on the command line."""
+    assert "privacy.epsilon" in _refused(tmp_path, TEXT, "--privacy.epsilon", bad)
+
+
+@pytest.mark.parametrize("bad", ["0", "1", "-1e-5", ".nan", "2"])
+def test_a_bad_delta_is_refused(tmp_path, bad):
+    """TRUST 9: delta outside (0, 1)."""
+    assert "privacy.delta" in _refused(tmp_path, TEXT.replace("delta: 1e-5", f"delta: {bad}"))
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        "{epsilon: 8, noise_multiplier: 1, delta: 1e-5}",
+        "{delta: 1e-5}",
+        "{epsilon: 8}",
+        "{private: false, epsilon: 8, delta: 1e-5}",
+        "{epsilon: 8, noise_multiplier: 0, delta: 1e-5}",
+    ],
+)
+def test_contradicting_privacy_settings_are_refused(tmp_path, privacy):
+    """TRUST 11: exactly one of epsilon, noise multiplier, or an explicit private: false."""
+    text = TEXT.replace("{epsilon: 8, delta: 1e-5}", privacy)
+    assert "privacy" in _refused(tmp_path, text)
+
+
+@pytest.mark.parametrize("bad", ["3.0", "true", "'3'", "0", "null"])
+def test_rounds_must_be_a_whole_number(tmp_path, bad):
+    message = _refused(tmp_path, TEXT.replace("rounds: 3", f"rounds: {bad}"))
+    assert "training.rounds" in message
+
+
+def test_private_evaluation_data_is_refused_until_declared_public(tmp_path):
+    """TRUST 31: a metric on private validation data -> refused unless declared public."""
+    text = TEXT.replace("evaluation: {every: 0}", "evaluation: {every: 5}")
+    assert "declared_public" in _refused(tmp_path, text)
+    declared = text.replace("every: 5", "every: 5, declared_public: true")
+    assert _load(tmp_path, declared).evaluation.declared_public
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch SPOILED']",
+        "data: !!python/name:os.system",
+        "data: &a [x]\nmodel: *a",
+        "data: {source: a}\ndata: {source: b}",
+        "data: {source: a, source: b}",
+        "[" * 1_500,
+        "data: [unclosed",
+        "just text",
+        "",
+        "\x00",
+    ],
+)
+def test_hostile_yaml_is_refused_and_runs_nothing(tmp_path, monkeypatch, text):
+    """TRUST 39: yaml.safe_load, no tags, no aliases, no duplicates."""
+    monkeypatch.chdir(tmp_path)
+    assert "experiment.yaml" in _refused(tmp_path, text)
+    assert not (tmp_path / "SPOILED").exists()
+
+
+def test_a_giant_config_is_refused_before_it_is_read(tmp_path):
+    """TRUST 39: size limits."""
+    assert "at most" in _refused(tmp_path, "#" * 2_000_000)
+
+
+def test_a_missing_config_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match="absent.yaml"):
+        config_file.load(tmp_path / "absent.yaml")
+
+
+def test_overrides_reach_every_section_and_keep_their_types(tmp_path):
+    config = _load(
+        tmp_path, TEXT, "--training.rounds", "7", "--model.hidden=9",
+        "--run.also_without_privacy", "True", "--privacy.accountant", "rdp",
+        "--training.client.learning-rate", "0.25", "--data.split.train", "0.8",
+    )  # fmt: skip
+    assert (config.training.rounds, config.training.client.learning_rate) == (7, 0.25)
+    assert isinstance(config.model, LanguageModelConfig)
+    assert config.model.hidden == 9
+    assert config.run.also_without_privacy
+    assert config.privacy.accountant == "rdp"
+
+
+def test_a_split_must_sum_to_one(tmp_path):
+    assert "data.split" in _refused(tmp_path, TEXT, "--data.split.train", "0.9")
+
+
+def test_the_kind_of_model_is_chosen_by_its_name(tmp_path):
+    text = TEXT.replace(
+        "{name: cifg_lm, vocab_size: 100}",
+        "{name: emnist_cnn, image_shape: [28, 28, 1], classes: 62}",
+    )
+    model = _load(tmp_path, text).model
+    assert model == ImageModelConfig(name="emnist_cnn", image_shape=(28, 28, 1), classes=62)
+    assert "model.name" in _refused(tmp_path, text.replace("emnist_cnn", "emnist"))
+    assert "model.image_shape" in _refused(tmp_path, text.replace("[28, 28, 1]", "[28, 28]"))
+
+
+def test_a_language_model_needs_a_public_corpus(tmp_path):
+    """TRUST 8: the vocabulary is declared public."""
+    assert "data.public" in _refused(tmp_path, TEXT.replace(', public: "docstrings:numpy"', ""))

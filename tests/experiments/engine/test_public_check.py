@@ -1,0 +1,187 @@
+"""Clients' own data under a public name is refused, however it is named, read or copied."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import open as open_population
+from jaxpfl.data.population import Population, from_clients
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments.choose import choose
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.engine.public_check import PrivateContent, content
+from jaxpfl.experiments.systems.federated_training.build import build
+
+WORDS = [f"word{number}" for number in range(400)]
+
+
+def write(path, seed, clients=30, rows=3):
+    """Texts of three sentences of seven words each."""
+    rng = np.random.default_rng(seed)
+    with open(path, "w") as file:
+        for number in range(clients):
+            for _ in range(rows):
+                drawn = rng.choice(WORDS, (3, 7))
+                text = " ".join(" ".join(sentence).capitalize() + "." for sentence in drawn)
+                file.write(json.dumps({"client": f"c{number}", "text": text}) + "\n")
+    return path
+
+
+@pytest.fixture
+def private(tmp_path):
+    return open_population(str(write(tmp_path / "clients.jsonl", 0)))
+
+
+def refused(private: Population, corpus: Population) -> bool:
+    try:
+        PrivateContent(private).refuse(corpus, "data.public = 'x'")
+    except InputError as error:
+        assert "data.public = 'x' holds the private clients' own data" in str(error)
+        # How much of it is private.
+        assert not re.search(r"\d", str(error))
+        return True
+    return False
+
+
+def _texts(population: Population) -> list[str]:
+    return population.columns["text"].to_pylist()
+
+
+def test_the_same_data_is_refused_under_any_name(tmp_path, private):
+    path = tmp_path / "clients.jsonl"
+    os.symlink(path, tmp_path / "link.jsonl")
+    (tmp_path / "copy.jsonl").write_bytes(path.read_bytes())
+    (tmp_path / "prose.txt").write_text("\n\n".join(_texts(private)))
+    for source in (
+        path,
+        tmp_path / "link.jsonl",
+        tmp_path / "sub" / ".." / "copy.jsonl",
+        f"{path}?client=*",
+        f"{path}?split=sentences",
+        f"{path}?split=lines&min_examples=2",
+        tmp_path / "prose.txt",
+    ):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        assert refused(private, open_population(str(source))), source
+
+
+def test_a_part_of_it_and_a_corpus_around_it_are_refused(tmp_path, private):
+    other = _texts(open_population(str(write(tmp_path / "other.jsonl", 1, rows=9))))
+    mine = _texts(private)
+
+    def corpus(texts):
+        return Population({"text": texts}, np.array([0, len(texts)]), ["one"])
+
+    assert refused(private, corpus(mine[:5]))
+    assert refused(private, corpus([*mine[:40], *other[:20]]))
+    # All of theirs, among three times as much.
+    assert refused(private, corpus([*mine, *other]))
+    assert refused(private, corpus(sorted(mine, key=len)))
+    assert refused(private, corpus([text.upper() for text in mine]))
+    # Texts of their own, of the same words, and a few quotations.
+    assert not refused(private, corpus(other))
+    assert not refused(private, corpus([*mine[:20], *other]))
+    assert not refused(private, corpus([""]))
+    assert not refused(corpus([""]), corpus(other))
+
+
+def test_runs_of_words_do_not_go_across_texts():
+    def runs(*texts):
+        population = Population({"text": list(texts)}, np.array([0, len(texts)]), ["one"])
+        return set(content(population, "text").tolist())
+
+    assert len(runs("a b c d e f g")) == 3
+    assert runs("a b c d e", "b c d e f", "c d e f g") == runs("a b c d e f g")
+    assert len(runs("a b c", "d e f")) == 2
+    assert runs("a b c", "d e f") == runs("d e f", "A, b? c!", "a b c")
+    assert not runs("a b c") & runs("a b", "c")
+
+
+def test_images_and_tokens_are_compared_by_example():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 4, 4, 1), np.uint8)
+    labels = np.zeros(40, np.int32)
+
+    def clients(rows):
+        held = {"image": images[rows], "label": labels[rows]}
+        return from_clients({"a": held})
+
+    assert refused(clients(slice(0, 20)), clients(slice(5, 30)))
+    assert not refused(clients(slice(0, 20)), clients(slice(15, 40)))
+    tokens = from_clients({"a": {"tokens": np.arange(20).reshape(4, 5)}})
+    assert refused(tokens, tokens)
+    assert not refused(tokens, clients(slice(0, 20)))
+
+
+def test_evaluation_clients_are_compared_client_by_client(private):
+    """Other clients may say what these say; the same clients may not be evaluated on."""
+    parts = private.split({"train": 0.6, "test": 0.4}, seed=0)
+    check = PrivateContent(parts["train"])
+    check.refuse_clients(parts["test"], "evaluation")
+    for same in (parts["train"], private, parts["train"].select([0])):
+        with pytest.raises(InputError, match="evaluation holds the private clients' own data"):
+            check.refuse_clients(same, "evaluation")
+
+
+def _pipeline(pipeline_config, tmp_path, old, new):
+    text = pipeline_config.read_text()
+    assert old in text
+    path = tmp_path / "changed.yaml"
+    path.write_text(text.replace(old, new))
+    return config_file.load(path)
+
+
+def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_path):
+    folder = pipeline_config.parent
+    clients = f"{folder}/clients.jsonl"
+    copy = tmp_path / "corpus.jsonl"
+    copy.write_text(Path(clients).read_text())
+    for old, new, what in (
+        (f"{folder}/vocabulary.jsonl", clients, "data.public"),
+        (f"{folder}/vocabulary.jsonl", f"{copy}?split=sentences", "data.public"),
+        (f"{folder}/far.jsonl", str(copy), "fred.candidates.far"),
+    ):
+        with pytest.raises(InputError, match=re.escape(f"{what} = {new!r} holds the private")):
+            build(_pipeline(pipeline_config, tmp_path, old, new))
+
+
+def test_the_declared_public_part_of_the_same_source_is_allowed(pipeline_config, tmp_path):
+    text = pipeline_config.read_text()
+    text = text.replace("train: 0.7, valid: 0.15, test: 0.15", "train: 0.6, public: 0.4, test: 0.0")
+    text = text.replace("test: 0.0", "test: 0.0, valid: 0.0").replace("every: 3", "every: 0")
+    text = text.replace(f"{pipeline_config.parent}/near.jsonl", "split:public")
+    path = tmp_path / "changed.yaml"
+    path.write_text(text)
+    assert build(config_file.load(path)).candidates is not None
+
+
+def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):
+    config = synthetic_config("popri")
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text(Path(config.data.source).read_text())
+    path = tmp_path / "popri.yaml"
+    path.write_text(config_file.to_yaml(config).replace(config.corpora["far"], str(copy)))
+    with pytest.raises(InputError, match=re.escape(f"corpora.far = {str(copy)!r} holds")):
+        studies.run_study(config_file.load(path), tmp_path / "run", shown=False)
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_candidate_of_the_command_that_is_a_copy_is_refused(tmp_path):
+    private = write(tmp_path / "clients.jsonl", 0)
+    other = write(tmp_path / "other.jsonl", 1)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(private.read_bytes())
+    from jaxpfl.algorithms.fred import FredPlan
+
+    plan = FredPlan.calibrated(epsilon=1.0, delta=1e-3, unit="client", clip_norm=1.0)
+    with pytest.raises(InputError, match="candidate copy = .* holds the private"):
+        choose(
+            str(private), [str(other), str(copy)], plan=plan, embedder_name="hashed:8",
+            out=tmp_path / "out", shown=False,
+        )  # fmt: skip
+    assert not (tmp_path / "out" / "ledger.jsonl").exists()

@@ -1,0 +1,251 @@
+"""The page of a sweep, made of invented results: figure, table, costs, texts."""
+
+import csv
+import html
+import json
+import re
+
+import pytest
+import yaml
+
+from jaxpfl.experiments.sweep import page as sweep_page
+from jaxpfl.experiments.sweep import sweep as sweep_module
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.sweep.page import table_lines
+from jaxpfl.experiments.sweep.sweep import run_sweep
+
+BASE = {
+    "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
+    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
+    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
+    "training": {"rounds": 3, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
+    "evaluation": {"declared_public": True, "every": 3},
+}
+SWEEP = {
+    "base": "base.yaml",
+    "metric": "accuracy",
+    "gap": {"from": "public", "to": "best"},
+    "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
+    "grid": {"run.seed": [0, 1]},
+}
+VALUES = [0.2, 0.3, 0.6, 0.5, 0.3, 0.45]
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """Carries out a sweep whose points come to `values`, and to what is given of their cases."""
+
+    def carried_out(change, values, of_case=None):
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+        (tmp_path / "grid.yaml").write_text(yaml.safe_dump(SWEEP | change, sort_keys=False))
+        sweep = load_sweep(tmp_path / "grid.yaml")
+        results = {}
+        for point, value in zip(sweep.points, values, strict=True):
+            more = (of_case or {}).get(point.values["case"], {})
+            told = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
+            results[point.name] = {**told, **more}
+        monkeypatch.setattr(sweep_module, "_carried_out", lambda point, _: results[point.name])
+        outcome = run_sweep(sweep, tmp_path / "out", shown=False)
+        return sweep, outcome, (outcome.out / "report.html").read_text()
+
+    return carried_out
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures of the pages that are written."""
+    found, write_page = [], sweep_page.write_page
+
+    def kept(directory, page):
+        found.extend(figure for section in page.sections for *_, figure in section.figures)
+        return write_page(directory, page)
+
+    monkeypatch.setattr(sweep_page, "write_page", kept)
+    return found
+
+
+def tables(page, heading):
+    """The tables under a heading: rows of text."""
+    section = page.partition(f"<h2>{heading}</h2>")[2].partition("<h2>")[0]
+    return [
+        [
+            [html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+            for row in re.findall(r"<tr>(.*?)</tr>", table)
+        ]
+        for table in re.findall(r"<table>(.*?)</table>", section, re.DOTALL)
+    ]
+
+
+def test_gap_in_files_and_tables(finished):
+    sweep, outcome, page = finished({}, VALUES)
+    (table,) = tables(page, "Table")
+    assert table[0] == ["case", "accuracy", "standard error", "runs", "gap closed"]
+    assert [row[-1] for row in table[1:]] == ["0 %", "100 %", "50.0 ± 25.0 %"]
+    assert "from that of “public” (0 %) to that of “best” (100 %), seed by seed" in page
+    assert "not shown" not in page
+    lines = table_lines(sweep, outcome.rows)
+    assert [line.split(maxsplit=4) for line in lines[1:]] == table[1:]
+    with open(outcome.out / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[2]["gap"]) == pytest.approx(50)
+    assert float(rows[2]["gap_error"]) == pytest.approx(25)
+    record = json.loads((outcome.out / "sweep.json").read_text())
+    assert record["gap"] == {"from": "public", "to": "best"}
+    assert record["rows"][2]["gap"] == pytest.approx(50)
+
+
+def test_the_page_says_where_there_is_no_gap(finished):
+    """Both cases come to 0.4 at one seed of clip norm 1."""
+    values = [0.2, 0.3, 0.5, 0.4, 0.6, 0.5, 0.7, 0.4, 0.3, 0.45, 0.4, 0.1]
+    change = {"grid": {"privacy.clip_norm": [0.5, 1.0], "run.seed": [0, 1]}}
+    _, outcome, page = finished(change, values)
+    assert "not shown at clip norm 1.0: the two came to the same accuracy at some seed." in page
+    (table,) = tables(page, "Table")
+    assert [row[-1] for row in table[1:]] == ["0 %", "", "100 %", "", "50.0 ± 25.0 %", ""]
+    with open(outcome.out / "table.csv") as file:
+        assert [row["gap"] == "" for row in csv.DictReader(file)] == [False, True] * 3
+
+
+def bars(panel):
+    """Widths by label."""
+    ticks = zip(panel.get_yticks(), panel.get_yticklabels(), strict=True)
+    labels = {float(place): label.get_text() for place, label in ticks}
+    return {
+        labels[round(bar.get_y() + bar.get_height() / 2, 6)]: bar.get_width()
+        for bar in panel.patches
+    }
+
+
+def test_bars_are_of_the_gap_closed_without_its_ends(finished, drawn):
+    finished({"cases": SWEEP["cases"] | {"worse": {"training.rounds": 4}}}, [*VALUES, 0.1, 0.28])
+    (figure,) = drawn
+    (panel,) = figure.axes
+    assert bars(panel) == pytest.approx({"ours": 50.0, "worse": -17.5})
+    assert [text.get_text() for text in panel.texts] == ["50.0 %", "-17.5 %"]
+    assert panel.get_title(loc="left") == "Gap in accuracy closed"
+    (_, _, (errors,)) = panel.containers[0].lines
+    widths = [segment[1][0] - segment[0][0] for segment in errors.get_segments()]
+    assert widths == pytest.approx([50.0, 15.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "values"), [({"gap": None}, VALUES), ({}, [0.2, 0.3, 0.2, 0.5, 0.3, 0.45])]
+)
+def test_without_a_gap_bars_are_of_the_metric(finished, drawn, change, values):
+    finished(change, values)
+    means = {case: sum(values[2 * i : 2 * i + 2]) / 2 for i, case in enumerate(SWEEP["cases"])}
+    assert bars(drawn[0].axes[0]) == pytest.approx(means)
+
+
+def test_a_sweep_without_gap_costs_and_texts_says_nothing_of_them(finished):
+    sweep, outcome, page = finished({"gap": None}, VALUES)
+    assert list(outcome.rows[0]) == ["case", "mean", "error", "runs", "private"]
+    assert "gap" not in (outcome.out / "sweep.json").read_text()
+    assert "gap" not in "".join(table_lines(sweep, outcome.rows))
+    assert re.findall("<h2>(.*?)</h2>", page) == ["Figure", "Table", "Points"]
+
+
+def test_cost_has_a_row_for_each_case(finished):
+    costs = {"public": (0, 0), "best": (1_234_567, 1_234_567), "ours": (89_000, 89)}
+    of_case = {name: {"cost": {"down": d, "up": u}} for name, (d, u) in costs.items()}
+    change = {"grid": {"privacy.clip_norm": [0.5, 1.0], "run.seed": [0, 1]}}
+    _, outcome, page = finished(change, VALUES * 2, of_case)
+    (table,) = tables(page, "Cost of a round")
+    assert table == [
+        ["case", "floats to a client", "floats from a client"],
+        ["public", "0", "0"],
+        ["best", "1,234,567", "1,234,567"],
+        ["ours", "89,000", "89"],
+    ]
+    record = json.loads((outcome.out / "sweep.json").read_text())
+    assert record["points"][-1]["cost"] == {"down": 89_000, "up": 89}
+
+
+def test_cost_has_a_row_for_each_combination_where_the_case_does_not_say_it(finished):
+    change = {"grid": {"training.clients_per_round": [5, 10], "run.seed": [0, 1]}}
+    sweep, outcome, _ = finished(change, VALUES * 2)
+    points = json.loads((outcome.out / "sweep.json").read_text())["points"]
+    for point in points:
+        point["cost"] = {"down": point["training.clients_per_round"], "up": 1}
+    (section,) = sweep_page._costs(sweep, points)
+    assert section.table is not None
+    assert section.table.rows[:2] == [
+        ("public, clients per round 5", "5", "1"),
+        ("public, clients per round 10", "10", "1"),
+    ]
+
+
+def test_texts_stand_side_by_side(finished):
+    """Five cases with texts: two and three beside each other, cut and escaped."""
+    cases = {f"m{i}": {"training.rounds": 4 + i} for i in range(5)}
+    of_case = {
+        name: {"texts": [f"{name} <b>text</b> {i}" for i in range(12)], "private": name != "m4"}
+        for name in cases
+    }
+    of_case["m0"]["texts"] = ["long" * 200]
+    _, _, page = finished({"cases": SWEEP["cases"] | cases}, [*VALUES, *[0.4] * 10], of_case)
+    two, three = tables(page, "Synthetic texts, side by side")
+    assert (two[0], three[0]) == (["m0", "m1"], ["m2", "m3", "m4 (NOT PRIVATE)"])
+    assert len(two) == len(three) == 1 + sweep_page._TEXTS
+    assert two[1][0] == ("long" * 80)[:-1] + "…" and two[2] == ["", "m1 <b>text</b> 1"]
+    assert three[1] == [f"m{i} <b>text</b> 0" for i in (2, 3, 4)]
+    assert "<b>text" not in page
+    assert "The first texts of each corpus, at the first seed." in page
+
+
+def test_the_first_repetition_is_the_one_whose_texts_are_shown(finished):
+    sweep, outcome, _ = finished({}, VALUES)
+    points = json.loads((outcome.out / "sweep.json").read_text())["points"]
+    for point in points:
+        point["texts"] = [f"{point['case']} {point['run.seed']}"]
+    (section,) = sweep_page._texts(sweep, points)
+    assert section.table is not None
+    assert section.table.rows == [("public 0", "best 0", "ours 0")]
+
+
+def test_what_a_sweep_costs_is_said_beside_the_stamp(finished):
+    _, _, page = finished({}, VALUES, {"best": {"private": False}})
+    assert "Some points are NOT PRIVATE" in page and "SIMULATION" in page
+
+
+def test_what_is_not_private_says_so_wherever_it_is_shown(finished, drawn):
+    """TRUST 11: the case's name need not tell."""
+    for of_case in (
+        {"best": {"private": False}, "ours": {"stamp": "NOT A PRIVATE RELEASE"}},
+        {"best": {"private": None}, "ours": {"private": False, "stamp": None}},
+    ):
+        drawn.clear()
+        sweep, outcome, page = finished({}, VALUES, of_case)
+        assert [row["private"] for row in outcome.rows] == [True, False, False]
+        lines = table_lines(sweep, outcome.rows)
+        assert [line.endswith("NOT PRIVATE") for line in lines[1:]] == [False, True, True]
+        (table,) = tables(page, "Table")
+        assert [row[-1] for row in table] == ["privacy", "", "NOT PRIVATE", "NOT PRIVATE"]
+        with (outcome.out / "table.csv").open() as file:
+            assert [row["private"] for row in csv.DictReader(file)] == ["True", "False", "False"]
+        (figure,) = drawn
+        (panel,) = figure.axes
+        labels = [label.get_text() for label in panel.get_yticklabels()]
+        assert labels == ["ours (NOT PRIVATE)"]
+        assert panel.get_xlabel().endswith("(0: public;  100: best (NOT PRIVATE))")
+        assert "accuracy of best (NOT PRIVATE)" in html.unescape(page)
+        (outcome.out / "sweep.yaml").unlink()
+    drawn.clear()
+    _, _, page = finished({"gap": None}, VALUES, {"best": {"private": False}})
+    labels = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]
+    assert labels == ["public", "best (NOT PRIVATE)", "ours"]
+
+
+def test_lines_over_an_axis_say_so_too(finished, drawn):
+    change = {
+        "gap": None,
+        "grid": {"training.clients_per_round": [5, 10]},
+        "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
+    }
+    finished(change, VALUES, {"best": {"private": False}})
+    legend = drawn[0].axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "public",
+        "best (NOT PRIVATE)",
+        "ours",
+    ]

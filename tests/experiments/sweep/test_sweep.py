@@ -1,0 +1,266 @@
+"""Sweeps: a grid of runs, each with its own noise, ledger and directory; one table, one plot."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from jaxpfl import cli
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.sweep import sweep as sweep_module
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.sweep.sweep import gap_closed, run_sweep, summary, value_of
+from jaxpfl.federated import door, release
+from jaxpfl.privacy.ledger import Ledger
+
+BASE = {
+    "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
+    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
+    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
+    "training": {
+        "rounds": 3,
+        "clients_per_round": 10,
+        "clients_per_bucket": 4,
+        "batch_size": 8,
+        "max_examples": 16,
+    },
+    "evaluation": {"declared_public": True, "every": 3},
+}
+SWEEP = {
+    "base": "base.yaml",
+    "metric": "accuracy",
+    "grid": {"training.clients_per_round": [5, 10], "run.seed": [0, 1]},
+    "cases": {"slow": {"training.server.learning_rate": 0.1}, "fast": {}},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(change=None, base=None):
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE if base is None else base))
+        path = tmp_path / "grid.yaml"
+        path.write_text(yaml.safe_dump(SWEEP | (change or {}), sort_keys=False))
+        return path
+
+    return written
+
+
+def test_points_are_the_product_in_order(write):
+    sweep = load_sweep(write())
+    assert len(sweep.points) == 8
+    assert [point.values for point in sweep.points[:3]] == [
+        {"case": "slow", "training.clients_per_round": 5, "run.seed": 0},
+        {"case": "slow", "training.clients_per_round": 5, "run.seed": 1},
+        {"case": "slow", "training.clients_per_round": 10, "run.seed": 0},
+    ]
+    assert sweep.points[0].name == "case=slow,clients_per_round=5,seed=0"
+    assert sweep.points[0].config.training.server.learning_rate == 0.1
+    assert sweep.points[-1].config.training.server.learning_rate == 1.0
+    assert sweep.points[-1].config.training.clients_per_round == 10
+    assert (sweep.x, sweep.line) == ("training.clients_per_round", "case")
+    assert sweep.varied == ("case", "training.clients_per_round")
+
+
+def test_a_field_with_one_value_is_set_and_names_nothing(write):
+    grid = {"training.rounds": [2], "run.seed": [0, 1]}
+    sweep = load_sweep(write({"grid": grid}))
+    assert [point.name for point in sweep.points[:2]] == ["case=slow,seed=0", "case=slow,seed=1"]
+    assert {point.config.training.rounds for point in sweep.points} == {2}
+    # Nor is it an axis.
+    assert (sweep.x, sweep.line, sweep.varied) == (None, "case", ("case",))
+
+
+def test_mean_and_standard_error(write):
+    sweep = load_sweep(write())
+    rows = summary(sweep, [1.0, 3.0, 5.0, 5.0, 0.0, 1.0, 2.0, 4.0])
+    assert [row["mean"] for row in rows] == [2.0, 5.0, 0.5, 3.0]
+    np.testing.assert_allclose([row["error"] for row in rows], [1.0, 0.0, 0.5, 1.0])
+    assert rows[0]["runs"] == 2 and "run.seed" not in rows[0]
+    one = load_sweep(write({"grid": {"training.clients_per_round": [5, 10]}}))
+    assert [row["error"] for row in summary(one, [1.0, 2.0, 3.0, 4.0])] == [None] * 4
+
+
+GAP = {
+    "cases": {"public": {}, "best": {"training.rounds": 1}, "ours": {"training.rounds": 2}},
+    "gap": {"from": "public", "to": "best"},
+    "grid": {"privacy.clip_norm": [0.5, 1.0], "run.seed": [0, 1]},
+}
+# By case, then clip norm, then seed.
+VALUES = [0.2, 0.3, 0.5, 0.0, 0.6, 0.5, 0.7, 0.4, 0.3, 0.45, 0.4, 0.1]
+
+
+def test_the_gap_closed_is_that_of_the_same_repetition_and_values(write):
+    """By hand: at clip 0.5 0.1 / 0.4 and 0.15 / 0.2, at clip 1 -0.1 / 0.2 and 0.1 / 0.4."""
+    sweep = load_sweep(write(GAP))
+    assert sweep.gap == ("public", "best")
+    assert gap_closed(sweep, VALUES) == pytest.approx([0] * 4 + [100] * 4 + [25, 75, -50, 25])
+    rows = summary(sweep, VALUES)
+    assert [row["gap"] for row in rows] == pytest.approx([0, 0, 100, 100, 50, -12.5])
+    # Of two values the standard error is half their distance.
+    assert [row["gap_error"] for row in rows] == pytest.approx([0, 0, 0, 0, 25, 37.5])
+    assert [row["mean"] for row in rows] == pytest.approx([0.25, 0.25, 0.55, 0.55, 0.375, 0.25])
+
+
+def test_the_gap_closed_of_one_repetition_has_no_error(write):
+    rows = summary(load_sweep(write(GAP | {"grid": {}})), [0.2, 0.4, 0.3])
+    assert [row["gap"] for row in rows] == pytest.approx([0, 100, 50])
+    assert [row["gap_error"] for row in rows] == [None] * 3
+
+
+def test_no_gap_where_its_ends_came_to_the_same(write):
+    """At one seed of clip norm 1: a mean over the others would be of fewer runs than it says."""
+    values = VALUES.copy()
+    values[3] = values[7] = 0.4
+    rows = summary(load_sweep(write(GAP)), values)
+    assert [row["gap"] is None for row in rows] == [False, True] * 3
+    assert [row["gap_error"] is None for row in rows] == [False, True] * 3
+    assert all("gap" not in row for row in summary(load_sweep(write(GAP | {"gap": None})), values))
+
+
+def test_a_metric_is_found_by_name():
+    result = {"metrics": {"epsilon": 3.0, "evaluation": {"accuracy": 0.5, "count": 7.0}}}
+    assert value_of(result, "accuracy") == 0.5
+    with pytest.raises(InputError, match="one of accuracy, count, epsilon, found 'acuracy'"):
+        value_of(result, "acuracy")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE))
+    grid = SWEEP | {"grid": {"training.clients_per_round": [5, 10]}}
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
+    sweep = load_sweep(folder / "grid.yaml")
+    return sweep, run_sweep(sweep, folder / "out", shown=False)
+
+
+def test_every_point_has_its_own_noise_and_ledger(finished):
+    """One epsilon for all, so more clients a round have less noise relative to their number."""
+    sweep, outcome = finished
+    noises, epsilons = {}, []
+    for point in sweep.points:
+        folder = outcome.out / "points" / point.name
+        run = json.loads((folder / "run.json").read_text())
+        noises.setdefault(run["plan"]["clients_per_round"], set()).add(
+            run["plan"]["noise_multiplier"]
+        )
+        ledger = Ledger.read(folder / "ledger.jsonl")
+        epsilons.append(ledger.spent(1e-3))
+        assert len(ledger.charges) == 3
+    assert all(len(found) == 1 for found in noises.values())
+    assert min(noises[10]) > min(noises[5]) and min(noises[10]) / 10 < min(noises[5]) / 5
+    np.testing.assert_allclose(epsilons, 8.0, rtol=1e-3)
+
+
+def test_table_and_page(finished):
+    _, outcome = finished
+    with open(outcome.out / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["case"] for row in rows] == ["slow", "slow", "fast", "fast"]
+    assert [float(row["mean"]) for row in rows] == [row["mean"] for row in outcome.rows]
+    page = (outcome.out / "report.html").read_text()
+    assert "SIMULATION" in page and "data:image/png" in page
+    assert (outcome.out / "pictures" / "sweep.png").exists()
+    record = json.loads((outcome.out / "sweep.json").read_text())
+    assert all(point["private"] for point in record["points"])
+    assert all("epsilon = " in point["privacy"] for point in record["points"])
+
+
+def test_points_share_compiled_code(finished, tmp_path):
+    """TRUST: a sweep compiles once; the same sweep again traces nothing of the rounds."""
+    sweep, _ = finished
+    before = door._accumulate._cache_size()
+    run_sweep(sweep, tmp_path / "again", shown=False)
+    assert door._accumulate._cache_size() == before > 0
+
+
+def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
+    sweep, outcome = finished
+
+    def never(*arguments, **options):
+        raise AssertionError("a finished point was run again")
+
+    monkeypatch.setattr("jaxpfl.experiments.systems.federated_training.study.run_config", never)
+    monkeypatch.setattr("jaxpfl.experiments.systems.federated_training.study.resume_run", never)
+    assert run_sweep(sweep, outcome.out, shown=False).rows == outcome.rows
+
+
+def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
+    """TRUST 33: a crash within a point; the sweep is started again and ends alike."""
+    sweep, _ = finished
+    real, calls = release.Cohort, iter(range(10_000))
+
+    def crashing(*arguments, **options):
+        if next(calls) == 4:
+            raise RuntimeError("crash")
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(release, "Cohort", crashing)
+        with pytest.raises(RuntimeError, match="crash"):
+            run_sweep(sweep, tmp_path / "out", shown=False)
+    done = list((tmp_path / "out" / "points").glob("*/point.json"))
+    assert len(done) == 1
+    written = done[0].stat().st_mtime_ns
+    outcome = run_sweep(sweep, tmp_path / "out", shown=False)
+    assert done[0].stat().st_mtime_ns == written
+    for point in sweep.points:
+        ledger = Ledger.read(outcome.out / "points" / point.name / "ledger.jsonl")
+        assert len(ledger.charges) == 3
+
+
+def test_another_sweep_in_the_same_directory_is_refused(finished, write):
+    _, outcome = finished
+    other = load_sweep(write({"grid": {"training.clients_per_round": [6]}}))
+    with pytest.raises(InputError, match="holds another sweep"):
+        run_sweep(other, outcome.out, shown=False)
+
+
+def test_command_line(write, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sweep_module, "_carried_out", lambda point, folder: {
+        "metrics": {"accuracy": point.config.training.clients_per_round / 10},
+        "private": True, "privacy": "(epsilon = 8)",
+    })  # fmt: skip
+    path = write({"cases": None})
+    assert cli.main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "clients per round  accuracy  standard error  runs" in text
+    *_, five, ten, empty, note = text.splitlines()
+    assert (five.split(), ten.split()) == (["5", "0.5", "0", "2"], ["10", "1", "0", "2"])
+    assert (empty, note) == ("", sweep_module.SIMULATION)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gird": {}}, "there is no key 'gird'"),
+        ({"base": 3}, "base must be text, found 3"),
+        ({"grid": {"training.round": [1]}}, "there is no key 'training.round'"),
+        ({"grid": {"training.rounds": []}}, "grid.training.rounds must be a list of values"),
+        ({"grid": {"training.rounds": [1, 1]}}, "has a value twice"),
+        ({"grid": {"training.rounds": [1, -1]}}, "training.rounds = -1: .*training.rounds"),
+        ({"grid": {"data.source.x": [1]}}, "'x' is in no section"),
+        ({"cases": {"a": 3}}, "a case must be a name and a mapping"),
+        ({"cases": {"a": {"run.seed": 1}}}, "run.seed is in grid and in the case 'a'"),
+        (
+            {"cases": {"a": {"privacy.ledger": "l.jsonl"}}},
+            "privacy.ledger must be absent in a sweep",
+        ),
+        ({"x": "case"}, "x = 'case' must have positive numbers"),
+        ({"line": "privacy.epsilon"}, "line must be one of 'case', 'training.clients_per_round'"),
+        ({"grid": {"run.seed": list(range(1001))}}, "at most 1000 points"),
+        ({"gap": "slow"}, "gap must be {from: CASE, to: CASE}, found 'slow'"),
+        ({"gap": {"from": "slow"}}, "gap must be {from: CASE, to: CASE}"),
+        ({"gap": {"from": "slow", "to": "fats"}}, "gap.to must be one of 'slow', 'fast', found 'f"),
+        ({"gap": {"from": 1, "to": "fast"}}, "gap.from must be one of 'slow', 'fast', found 1"),
+        ({"gap": {"from": "slow", "to": "slow"}}, "gap.from and gap.to must differ, found 'slow'"),
+        ({"gap": {"from": "slow", "to": "fast"}, "cases": None}, "gap needs cases"),
+        ({"gap": {"from": "slow", "to": "fast"}, "over": "case"}, "gap needs cases, and another"),
+    ],
+)
+def test_bad_sweeps(write, change, message):
+    """TRUST 10: before the first run, with file, point and field."""
+    with pytest.raises(InputError, match=message):
+        load_sweep(write(change))

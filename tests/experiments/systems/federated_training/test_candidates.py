@@ -1,0 +1,234 @@
+"""Candidates: mixtures draw their shares, the same examples for all, public clients stay apart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms import gaussian_moments
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config.sections import FredConfig
+from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.systems.federated_training import stages as pipeline
+from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion
+from jaxpfl.experiments.systems.federated_training.ranking import ranking
+from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+
+def _load(path: Path, *changes: tuple[str, str]):
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    changed = path.with_name("changed.yaml")
+    changed.write_text(text)
+    return config_file.load(changed)
+
+
+def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
+    return [vocabulary.decode(row) for row in values["tokens"]]
+
+
+@pytest.fixture(scope="module")
+def candidates(pipeline_config) -> Candidates:
+    candidates = build(config_file.load(pipeline_config)).candidates
+    assert candidates is not None
+    return candidates
+
+
+@pytest.fixture(scope="module")
+def vocabulary(pipeline_config) -> Vocabulary:
+    vocabulary = build(config_file.load(pipeline_config)).vocabulary
+    assert vocabulary is not None
+    return vocabulary
+
+
+def _corpus(candidates, name, vocabulary, examples=80, seed=0):
+    return candidates.corpus(
+        name, examples, 0.2, seed=seed, columns=("tokens",), vocabulary=vocabulary,
+        sequence_length=8,
+    )  # fmt: skip
+
+
+def test_every_candidate_gives_as_many_examples_and_a_mixture_its_shares(candidates, vocabulary):
+    from tests.experiments.conftest import FAR
+
+    for name, share in (("near", 0.0), ("far", 1.0), ("mostly far", 0.7)):
+        corpus = _corpus(candidates, name, vocabulary)
+        assert [len(part["tokens"]) for part in (corpus.train, corpus.valid)] == [64, 16]
+        for part, number in ((corpus.train, 64), (corpus.valid, 16)):
+            far = sum(text.split()[0] in FAR for text in _texts(part, vocabulary))
+            assert far == pytest.approx(share * number, abs=0.6)
+
+
+def test_training_and_held_out_examples_are_different_rows(pipeline_config, candidates):
+    """Of rows that are all different, none is on both sides, and all are used."""
+    from jaxpfl.data.population import Population
+
+    texts = [f"row {number}" for number in range(100)]
+    vocabulary = Vocabulary.from_texts(texts, 200, source="rows")
+    rows = Population({"text": texts}, np.array([0, 100]), ["one"])
+    config = _load(pipeline_config, ("far.jsonl", "near.jsonl"))
+    fresh = Candidates(config, None, PrivateContent(rows))
+    fresh.population = lambda source: rows  # pyright: ignore[reportAttributeAccessIssue]
+    corpus = _corpus(fresh, "near", vocabulary, examples=100)
+    train, valid = (set(_texts(part, vocabulary)) for part in (corpus.train, corpus.valid))
+    assert not train & valid
+    assert train | valid == set(texts)
+    again = _corpus(fresh, "near", vocabulary, examples=50)
+    assert set(_texts(again.train, vocabulary)) != set(texts[:50])
+
+
+def test_too_few_examples_are_refused_by_name(candidates, vocabulary):
+    with pytest.raises(InputError, match=r"'mostly far' needs 140 examples of .*far.jsonl.* 120"):
+        _corpus(candidates, "mostly far", vocabulary, examples=200)
+
+
+def test_moments_of_a_mixture_are_those_of_its_parts(pipeline_config, candidates):
+    config = FredConfig(candidates={"a": "x", "b": "y"}, clip_norm=0.8, max_candidate_examples=100)
+    found = pipeline._public_moments(config, candidates, embedder("hashed:8"), 0)
+    sizes = {name: found[name].count for name in ("near", "far")}
+    assert sizes == {"near": 100, "far": 100}
+    expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])
+    np.testing.assert_allclose(found["mostly far"].mean_D, expected.mean_D)
+    np.testing.assert_allclose(found["mostly far"].covariance_DxD, expected.covariance_DxD)
+    sample = embed(candidates.sample("near", "text", 100, 0), embedder("hashed:8"), shown=False)
+    alone = gaussian_moments.moments(sample.columns["embedding"], 0.8)
+    np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)
+
+
+def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
+    near = str(pipeline_config.parent / "near.jsonl")
+    config = _load(
+        pipeline_config,
+        ("train: 0.7, valid: 0.15, test: 0.15", "train: 0.3, valid: 0.15, test: 0.15, public: 0.4"),
+        (f'near: "{near}"', 'near: "split:public"'),
+    )  # fmt: skip
+    experiment = build(config)
+    assert experiment.candidates is not None
+    public = experiment.candidates.population("near")
+    ids = [set(part.client_ids.to_pylist()) for part in (
+        public, experiment.train, experiment.valid, experiment.test)]  # fmt: skip
+    assert sum(map(len, ids)) == len(set.union(*ids)) == 300
+    assert 90 < len(public) < 150
+
+
+def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_config):
+    """TRUST 8: from text that is public; never from the clients."""
+    public = str(pipeline_config.parent / "vocabulary.jsonl")
+    config = _load(pipeline_config, (f', public: "{public}"', ""))
+    vocabulary = build(config).vocabulary
+    assert vocabulary is not None
+    from tests.experiments.conftest import FAR, NEAR
+
+    assert set(vocabulary.tokens[4:]) == set(NEAR + FAR)
+    assert "near" in vocabulary.source
+    assert not any("canary" in token for token in vocabulary.tokens)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("  epsilon: 4.0\n", "", "fred.epsilon is required"),
+        ("epsilon: 4.0", "epsilon: 8.0", "below privacy.epsilon"),
+        ("epsilon: 4.0", "epsilon: -1.0", "fred.epsilon"),
+        ("near: 0.3, far: 0.7", "near: 0.3, far: 0.6", "must sum to 1"),
+        ("near: 0.3, far: 0.7", "near: -0.3, far: 1.3", "mostly far.near"),
+        ("near: 0.3, far: 0.7", "nearr: 0.3, far: 0.7", "'nearr'"),
+        ("near: 0.3, far: 0.7", "mostly far: 1.0", "no candidate with a source"),
+        ("near: 0.3, far: 0.7", "near: half, far: 0.7", "mostly far.near"),
+        ('"mostly far": {', '"../up": {', "'../up'"),
+        ('"mostly far": {', "on: {", "True"),
+        ("trials: 2", "trials: 2, learning_rates: [1.0, 0.1]", "low, high"),
+        ("trials: 2", "trials: 2, learning_rates: [0.1]", "list of 2"),
+        ("valid: 0.2", "valid: 0.001", "at least one example"),
+        ("epsilon: 8.0, delta: 1e-3", "epsilon: 8.0, delta: 1e-3, sampling: fixed", "poisson"),
+        ("epsilon: 8.0, delta: 1e-3, clip", "private: false, clip", "fred.epsilon"),
+        ("every: 3, declared_public: true", "every: 0", "prefinetune.other_candidates"),
+        ('far: "', 'far: "split:public" #', "data.split.public"),
+        ("prefinetune: {", "run2: {", "'run2'"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(pipeline_config, old, new, words):
+    """TRUST 9, 10, 11: for the sections of the pipeline."""
+    with pytest.raises(InputError) as caught:
+        _load(pipeline_config, (old, new))
+    assert words in str(caught.value)
+    assert "changed.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("fred", "fred needs a prefinetune section"),
+        ("prefinetune", "prefinetune.other_candidates needs a fred section"),
+        ("one", "at least two"),
+    ],
+)
+def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_config, kept, words):
+    text = pipeline_config.read_text()
+    fred, prefinetune = text.index("fred:"), text.index("prefinetune:")
+    if kept == "fred":
+        text = text[:prefinetune]
+    elif kept == "prefinetune":
+        text = text[:fred] + text[prefinetune:]
+    else:
+        text = text.replace('    far: "', '    # "').replace('    "mostly far":', "    #")
+    path = pipeline_config.with_name("part.yaml")
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        config_file.load(path)
+
+
+def test_candidates_are_given_in_the_file_and_other_settings_anywhere(pipeline_config):
+    with pytest.raises(InputError, match="only be given in the config file"):
+        config_file.load(pipeline_config, ("--fred.candidates", "a", "b"))
+    config = config_file.load(
+        pipeline_config, ("--fred.epsilon", "2", "--prefinetune.learning_rates", "0.1", "0.2")
+    )
+    assert config.fred is not None
+    assert config.prefinetune is not None
+    assert config.fred.epsilon == 2.0
+    assert config.prefinetune.learning_rates == (0.1, 0.2)
+    assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
+
+
+@pytest.mark.parametrize(
+    ("shares", "total", "expected"),
+    [
+        ({"a": 1.0}, 7, {"a": 7}),
+        ({"a": 0.5, "b": 0.5}, 7, {"a": 4, "b": 3}),
+        ({"a": 0.99, "b": 0.01}, 1000, {"a": 990, "b": 10}),
+        ({"a": 1.0, "b": 0.0}, 5, {"a": 5}),
+        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, 10, {"a": 4, "b": 3, "c": 3}),
+    ],
+)
+def test_shares_become_whole_numbers_that_sum_up(shares, total, expected):
+    assert _apportion(shares, total) == expected
+
+
+def test_rank_correlations_are_those_of_distances_and_losses():
+    def metrics(loss):
+        return {"loss": loss, "perplexity": np.exp(loss), "accuracy": 0.0}
+
+    scores = [
+        {"candidate": name, "distance": float(d), "corrected": float(d)}
+        for d, name in enumerate("abcd")
+    ]
+    before = {name: metrics(loss) for name, loss in zip("abcd", (1.0, 2.0, 4.0, 3.0), strict=True)}
+    after = {name: metrics(loss) for name, loss in zip("abcd", (4.0, 3.0, 2.0, 1.0), strict=True)}
+    # Ranks differ by 0, 0, 1, 1: 1 - 6 * 2 / (4 * 15) = 0.8.
+    found = ranking(scores, {"before": before, "after": after})["spearman"]
+    assert found == {"before": pytest.approx(0.8), "after": pytest.approx(-1.0)}
+    two = ranking(scores, {"before": dict(list(before.items())[:2]), "after": {"a": metrics(1.0)}})
+    assert two["spearman"] == {"before": None, "after": None}
+    assert [row["before"] is not None for row in two["candidates"]] == [True, True, False, False]
+    flat = ranking(scores, {"before": {name: metrics(1.0) for name in "abcd"}})
+    assert "after" not in flat["candidates"][0]
+    assert flat["spearman"]["before"] is None
+    assert json.loads(json.dumps(flat))["candidates"][3]["rank"] == 4

@@ -1,0 +1,411 @@
+"""The three stages as one run: one budget, nothing private in the open, the same after a crash."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.report.run_page import write_report
+from jaxpfl.experiments.systems.federated_training import stages as pipeline
+from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
+from jaxpfl.experiments.systems.federated_training.study import Outcome, resume_run, run_config
+from jaxpfl.federated import release
+from jaxpfl.privacy.ledger import Ledger
+from tests.experiments.ledgers import same_but_heads
+
+REPRODUCIBLE = ("--run.reproducible_noise", "True")
+
+
+@pytest.fixture(scope="module")
+def finished(pipeline_config, tmp_path_factory) -> Outcome:
+    """An uninterrupted run with noise of the operating system."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    return run_config(config_file.load(pipeline_config), out, shown=False)
+
+
+@pytest.fixture(scope="module")
+def straight(pipeline_config, tmp_path_factory) -> Path:
+    """The directory of an uninterrupted run whose noise can be drawn again."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+    return out
+
+
+def _pld_epsilon(releases: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float) -> float:
+    accountant = PLDAccountant()
+    for event, times in releases:
+        accountant.compose(event, times)
+    return accountant.get_epsilon(delta)
+
+
+def test_all_releases_are_in_one_ledger_and_compose_to_the_target(finished):
+    """TRUST 29: FreD and the rounds on one population cost one epsilon; neither is forgotten."""
+    ledger = Ledger.read(finished.out / "ledger.jsonl")
+    spent = ledger.summary(1e-3)
+    assert spent["labels"].pop("fed_avg") == 3
+    assert spent["labels"] and all(label.startswith("fred ") for label in spent["labels"])
+    run = json.loads((finished.out / "run.json").read_text())
+    fred = json.loads((finished.out / "fred" / "scores.json").read_text())
+    rounds = (
+        dp_accounting.PoissonSampledDpEvent(
+            run["plan"]["clients_per_round"] / run["plan"]["population"],
+            dp_accounting.GaussianDpEvent(run["plan"]["noise_multiplier"]),
+        ),
+        3,
+    )
+    query = [(dp_accounting.GaussianDpEvent(z), 1) for z in fred["plan"]["multipliers"]]
+    total = _pld_epsilon([*query, rounds], 1e-3)
+    assert spent["epsilon"] == pytest.approx(total, rel=1e-4)
+    assert 8.0 * (1 - 2e-3) < total <= 8.0
+    assert _pld_epsilon(query, 1e-3) == pytest.approx(4.0, rel=1e-3)
+    # Without either of the two the run would have claimed far less.
+    assert max(_pld_epsilon(query, 1e-3), _pld_epsilon([rounds], 1e-3)) < 7.5
+
+
+def test_the_run_states_the_total_everywhere(finished):
+    record = json.loads((finished.out / "result.json").read_text())
+    for statement in (finished.privacy, record["privacy"]):
+        assert "epsilon = 8," in statement
+        # FreD is a part of it, so that nothing else is on the ledger.
+        assert statement.endswith("if nothing else is released from these clients")
+    assert record["metrics"]["epsilon"] == pytest.approx(8.0, rel=2e-3)
+    first = json.loads((finished.out / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["epsilon"] == pytest.approx(4.0, rel=1e-3)
+    assert "epsilon = 8," in (finished.out / "report.html").read_text()
+
+
+def test_fred_reads_the_training_clients_only(pipeline_config, finished):
+    """The ledger's population is that of the rounds: split off before anything is computed."""
+    experiment = build(config_file.load(pipeline_config))
+    ids = set(np.asarray(experiment.train.client_ids).tolist())
+    assert set(np.asarray(experiment.sources.client_ids).tolist()) == ids
+    assert len(experiment.sources) == len(experiment.train) < 300
+
+
+def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
+    assert finished.fred is not None
+    rows = finished.fred["candidates"]
+    assert [row["candidate"] for row in rows] == ["near", "mostly far", "far"]
+    for row in rows[1:]:
+        folder = finished.out / "other_candidates" / row["candidate"]
+        summary = Ledger.read(folder / "ledger.jsonl").summary(1e-3)
+        assert summary["labels"] == {f"fed_avg from {row['candidate']}": 3}
+        assert summary["epsilon"] < 8.0 - 0.5
+        note = CANDIDATE_NOTE.format(row["candidate"])
+        assert json.loads((folder / "run.json").read_text())["note"] == note
+        assert json.loads((folder / "result.json").read_text())["privacy"].endswith(note)
+        assert "SIMULATION" in (folder / "report.html").read_text()
+
+
+def test_what_the_run_releases_holds_nothing_of_its_simulations(finished):
+    """Everything on the page is covered by the statement that stands on it."""
+    assert finished.simulation is not None
+    simulated = [row for row in finished.simulation["table"] if row["folder"]]
+    assert [row["model"] for row in simulated] == [
+        "the same run from mostly far",
+        "the same run from far",
+    ]
+    secrets = [str(row["loss"]) for row in simulated]
+    secrets += [f"{row['perplexity']:.4g}" for row in simulated]
+    secrets += [f"{row['perplexity']:.1f}" for row in simulated]
+    page = (finished.out / "report.html").read_text()
+    public = page[: page.index("How it was run")]
+    for name in ("result.json", "run.json", "metrics.jsonl", "fred/scores.json"):
+        public += (finished.out / name).read_text()
+    # What a PNG draws is not text: the plots are those of the run, drawn from its own records.
+    public = re.sub(r"data:image/png;base64,[^\"]*", "", public)
+    for secret in secrets:
+        assert secret not in public
+    assert "the same run from" not in public and '"after"' not in public
+    assert "SIMULATION" not in page
+    assert page.count("simulation.html") == 1
+    assert {path.name for path in (finished.out / "plots").iterdir()} == {
+        "fred.png", "fred_perplexity.png", "perplexity.png", "loss.png", "accuracy.png",
+        "epsilon.png", "clip_norm.png", "update_norm.png",
+    }  # fmt: skip
+
+
+def test_the_page_of_simulations_says_what_it_is(finished):
+    page = (finished.out / "simulation.html").read_text()
+    assert "Nothing on this page is covered by the statement" in page
+    assert '<div class="banner">SIMULATION</div>' in page
+    for row in finished.simulation["table"]:
+        assert row["model"] in page
+        assert row["privacy"] in page.replace("&#39;", "'")
+        assert f"{row['perplexity']:.4g}" in page
+    assert "other_candidates/mostly%20far/report.html" in page
+    for plot in ("fred_perplexity", "perplexity", "loss", "accuracy"):
+        assert (finished.out / "simulation_plots" / f"{plot}.png").stat().st_size > 5_000
+
+
+def test_the_ranking_holds_every_candidates_model(finished):
+    assert finished.fred is not None
+    assert finished.simulation is not None
+    rows = finished.fred["candidates"]
+    assert [row["rank"] for row in rows] == [1, 2, 3]
+    distances = [row["distance"] for row in rows]
+    assert distances == sorted(distances)
+    both = finished.simulation["fred"]["candidates"]
+    assert [row["before"] for row in both] == [row["before"] for row in rows]
+    for row in both:
+        assert all(1 < row[stage]["perplexity"] < 100 for stage in ("before", "after"))
+    # The clients' own words help more than others do.
+    assert rows[0]["before"]["loss"] < rows[2]["before"]["loss"]
+    assert finished.fred["spearman"] == {"before": pytest.approx(1.0)}
+    by_name = {row["model"]: row for row in finished.table}
+    assert by_name["prefinetuned on near"]["loss"] == rows[0]["before"]["loss"]
+    assert by_name["this run"]["loss"] == both[0]["after"]["loss"]
+    for name in ("fred.png", "fred_perplexity.png"):
+        assert (finished.out / "plots" / name).stat().st_size > 5_000
+
+
+def test_every_figure_says_what_it_was_measured_on(pipeline_config, finished):
+    source = pipeline_config.parent / "clients.jsonl"
+    test = f"test clients of {source} (declared public)"
+    valid = f"validation clients of {source} (declared public)"
+    record = json.loads((finished.out / "result.json").read_text())
+    assert record["tested_on"] == finished.tested_on == test
+    frequencies = {row["model"]: row.get("frequencies") for row in record["table"]}
+    assert frequencies["unigram"] == valid
+    assert frequencies["this run"] is None
+    for name in ("report.html", "simulation.html"):
+        page = (finished.out / name).read_text()
+        assert f"Compared on {test}" in page
+        assert "held-out" not in page
+    page = (finished.out / "report.html").read_text()
+    assert f"word frequencies of {valid}" in page
+    assert f"the words of {pipeline_config.parent / 'vocabulary.jsonl'} (declared public)" in page
+    run_file = finished.out / "run.json"
+    run = json.loads(run_file.read_text())
+    copied = finished.out.parent / "named"
+    shutil.copytree(finished.out, copied)
+    (copied / "run.json").write_text(json.dumps({**run, "evaluation": valid}))
+    page = write_report(copied).read_text()
+    assert f"<td>on {valid}</td>" in page
+    assert f'alt="Perplexity on {valid}"' in page
+
+
+def test_nothing_of_a_client_leaves_the_private_folder(pipeline_config, finished):
+    """TRUST 40: ids, texts and keys stay in private/, in those of the other candidates too."""
+    # The secrets are gone: FreD's, the run's and those of the other candidates'.
+    assert not list(finished.out.rglob("*secret*"))
+    keys = list(finished.out.rglob("*.key"))
+    assert len(keys) == 3
+    for key in keys:
+        assert key.parent.name == "private"
+        assert key.parent.stat().st_mode & 0o777 == 0o700
+    words = [word for key in keys for word in (key.read_bytes(), key.read_bytes().hex().encode())]
+    seen = 0
+    for path in finished.out.rglob("*"):
+        if path.is_dir() or "private" in path.relative_to(finished.out).parts:
+            continue
+        content = path.read_bytes()
+        seen += 1
+        for canary in (b"canaryid", b"canarytext", *words):
+            assert canary not in content, path
+    assert seen > 30
+
+
+def _assert_same(out: Path, straight: Path) -> None:
+    names = {
+        str(path.relative_to(straight))
+        for path in straight.rglob("*")
+        if path.name.endswith((".json", ".jsonl", ".npz", ".yaml"))
+        and not {"private", "checkpoints"} & set(path.relative_to(straight).parts)
+    }
+    assert {"fred/moments.npz", "prefinetune/far/params.npz", "simulation.json"} <= names
+    assert "other_candidates/far/metrics.jsonl" in names
+    for name in sorted(names):
+        assert same_but_heads(out / name, straight / name), name
+
+
+class Crash(Exception):
+    pass
+
+
+def _crash_in(target: object, name: str, call: int):
+    """A replacement of `target.name` that fails at its `call`-th call, counted from 1."""
+    real = getattr(target, name)
+    calls = 0
+
+    def failing(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Crash
+        return real(*arguments, **options)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call"),
+    [
+        (pipeline, "_save_moments", 1),  # charged, and not on the disk
+        (pipeline, "score", 1),  # released, and not scored
+        (pipeline, "prefinetune", 2),  # the winner is prefinetuned, another is not
+        (pipeline, "save_params", 1),
+        (release, "Cohort", 3 + 3),  # inside the winner's rounds, after FreD's three releases
+        (release, "Cohort", 3 + 5),  # inside another candidate's rounds
+    ],
+)
+def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
+    pipeline_config, straight, tmp_path, monkeypatch, module, name, call
+):
+    """TRUST 33, 34: nothing is released twice, nothing is charged twice."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, _crash_in(module, name, call))
+        with pytest.raises(Crash):
+            run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+    released = (out / "fred" / "scores.json").exists()
+    with monkeypatch.context() as patched:
+        if released:
+            patched.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
+        resume_run(out, shown=False)
+    _assert_same(out, straight)
+
+
+def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
+    pipeline_config, tmp_path, monkeypatch
+):
+    """The secret is on the disk before its first use."""
+    out = tmp_path / "run"
+    seen = []
+
+    def watched(*arguments, **options):
+        seen.append(real(*arguments, **options))
+        if len(seen) == 1:
+            raise Crash
+        return seen[-1]
+
+    real = pipeline.private_moments
+    monkeypatch.setattr(pipeline, "private_moments", watched)
+    with pytest.raises(Crash):
+        run_config(config_file.load(pipeline_config), out, shown=False)
+    monkeypatch.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
+    with pytest.raises(Crash):
+        resume_run(out, shown=False)
+    first, second = seen
+    np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
+    np.testing.assert_array_equal(first.moments.covariance_DxD, second.moments.covariance_DxD)
+    assert len(Ledger.read(out / "ledger.jsonl")) == 3
+
+
+def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
+    pipeline_config, straight, tmp_path, monkeypatch
+):
+    out, rounds = tmp_path / "run", 0
+    real = release.Cohort
+
+    def signalling(*arguments, **options):
+        nonlocal rounds
+        rounds += 1
+        if rounds == 3 + 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(release, "Cohort", signalling)
+        with pytest.raises(Interrupted, match=f"resume {out}$"):
+            run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+    resume_run(out, shown=False)
+    _assert_same(out, straight)
+
+
+@pytest.mark.parametrize("name", ["fred/moments.npz", "prefinetune/far/params.npz"])
+def test_an_altered_stage_blocks_the_resume(straight, tmp_path, name):
+    """TRUST 35: a flipped bit is found and the file is named."""
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    content = bytearray((out / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / name).write_bytes(content)
+    with pytest.raises(CorruptFile, match=name):
+        resume_run(out, shown=False)
+
+
+@pytest.mark.parametrize("name", ["fred/scores.json", "prefinetune/far/prefinetune.json"])
+def test_a_stage_of_another_run_blocks_the_resume(straight, tmp_path, name):
+    out = tmp_path / "run"
+    shutil.copytree(straight, out)
+    record = json.loads((out / name).read_text())
+    (out / name).write_text(json.dumps({**record, "config": "0" * 12}))
+    with pytest.raises(InputError, match="not the one this run began with"):
+        resume_run(out, shown=False)
+
+
+def test_a_ledger_cut_off_after_the_release_blocks_the_resume(
+    pipeline_config, tmp_path, monkeypatch
+):
+    """TRUST 40: a lost charge is found, also before the first round's checkpoint."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
+        with pytest.raises(Crash):
+            run_config(config_file.load(pipeline_config), out, shown=False)
+    ledger = out / "ledger.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    # The last charge, and what was recorded after it.
+    last = max(number for number, line in enumerate(lines) if '"event"' in line)
+    ledger.write_text("".join(lines[:last]))
+    with pytest.raises(CorruptFile, match="ledger"):
+        resume_run(out, shown=False)
+
+
+def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
+    out = tmp_path / "run"
+    config = config_file.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
+    with pytest.raises(BudgetExhausted, match="nothing was released"):
+        run_config(config, out, shown=False)
+    assert not (out / "fred" / "moments.npz").exists()
+    assert len(Ledger.read(out / "ledger.jsonl")) == 0
+
+
+def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path):
+    text = pipeline_config.read_text()
+    text = text.replace("epsilon: 8.0, delta: 1e-3, clip_norm", "private: false, clip_norm")
+    text = text.replace("  epsilon: 4.0\n", "").replace(
+        "other_candidates: true", "other_candidates: false"
+    )
+    path = tmp_path / "open.yaml"
+    path.write_text(text)
+    outcome = run_config(config_file.load(path), tmp_path / "run", shown=False)
+    assert outcome.fred is not None
+    assert not outcome.private
+    assert not outcome.fred["private"]
+    assert outcome.fred["statement"].startswith("NOT PRIVATE")
+    assert [row["private"] for row in outcome.table] == [True, True, False, False]
+    assert [row["before"] is not None for row in outcome.fred["candidates"]] == [True, False, False]
+    assert outcome.fred["spearman"] == {"before": None}
+    assert outcome.simulation is None
+    assert not (tmp_path / "run" / "simulation.html").exists()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert page.count("NOT PRIVATE") > 4
+    assert "SIMULATION" not in page
+
+
+def test_prefinetuning_without_fred_uses_the_public_corpus(pipeline_config, tmp_path):
+    text = pipeline_config.read_text().replace("other_candidates: true", "other_candidates: false")
+    start, end = text.index("fred:"), text.index("prefinetune:")
+    path = tmp_path / "plain.yaml"
+    path.write_text(text[:start] + text[end:])
+    outcome = run_config(config_file.load(path), tmp_path / "run", shown=False)
+    assert outcome.fred is None
+    assert Ledger.read(tmp_path / "run" / "ledger.jsonl").summary(1e-3)["labels"] == {"fed_avg": 3}
+    by_name = {row["model"]: row for row in outcome.table}
+    assert by_name["prefinetuned on public"]["private"]
+    assert by_name["prefinetuned on public"]["loss"] < by_name["untrained"]["loss"]
+    assert "FreD" not in outcome.privacy

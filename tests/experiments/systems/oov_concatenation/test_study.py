@@ -1,0 +1,274 @@
+"""The study of joined words, on tiny clients full of canaries."""
+
+import html
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config.study_config import ScaledUpConfig
+from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
+from jaxpfl.privacy import Plan
+from jaxpfl.privacy.ledger import Ledger
+from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.ledgers import same_but_heads
+from tests.plans import flat_plan
+
+STUDY = """\
+study: oov_concatenation
+data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
+        split: {{train: 1.0, valid: 0.0, test: 0.0}}}}
+words:
+  model: {{vocab_size: 24, embedding: 8, hidden: 8, projection: 8, sequence_length: 6}}
+  privacy: {{noise_multiplier: 0.7, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 20.0}}
+  training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
+             clients_per_bucket: 8}}
+characters:
+  model: {{embedding: 8, hidden: 8, projection: 8, layers: 2, max_bytes: 6}}
+  privacy: {{noise_multiplier: 0.7, delta: 1e-3, clip_norm: 0.5, budget_epsilon: 20.0}}
+  training: {{rounds: 3, clients_per_round: 8, batch_size: 4, max_examples: 8,
+             clients_per_bucket: 8}}
+  prefinetune_epochs: 1
+bug: {{probabilities: [0.0, 1.0]}}
+drawn: {{sentences: 100, words: 200, top: 5}}
+scaled_up: {{population: 1000000, factor: 100, delta: 1e-7}}
+run: {{checkpoint_every: 2, reproducible_noise: true, devices: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config_path(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("oov")
+    # Half of the clients' words are out of the public vocabulary.
+    write_lines(folder / "clients.jsonl", NEAR + FAR, 60, 3, "canarytext{}")
+    write_lines(folder / "public.jsonl", NEAR, 30, 4, "publicword{}")
+    path = folder / "oov.yaml"
+    path.write_text(STUDY.format(folder=folder))
+    return path
+
+
+@pytest.fixture(scope="module")
+def straight(config_path, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("straight") / "study"
+    studies.run_study(config_file.load(config_path), out, shown=False)
+    return out
+
+
+def _public_files(out: Path) -> dict[str, Path]:
+    return {
+        str(path.relative_to(out)): path
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and "private" not in path.parts and "checkpoints" not in path.parts
+    }
+
+
+def study_plan(config_path) -> Plan:
+    return oov_concatenation.prepare(config_file.load(config_path)).__self__.plans["words"]
+
+
+def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
+    """TRUST 29: forgetting one of the two would show."""
+    record = json.loads((straight / "study.json").read_text())
+    assert list(record["worlds"]) == ["bug_0_percent", "bug_100_percent"]
+    for name, world in record["worlds"].items():
+        ledger = Ledger.read(straight / "worlds" / name / "ledger.jsonl")
+        assert len(ledger) == 6
+        assert {charge.label for charge in ledger.charges} == {
+            f"words_{name}",
+            f"characters_{name}",
+        }
+        assert world["together"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
+        for kind, statement in world["privacy"].items():
+            assert "with everything else on its ledger" in statement
+            result = json.loads((straight / "runs" / f"{kind}_{name}" / "result.json").read_text())
+            assert result["privacy"] == statement
+        assert len(world["oov_by_position"]) == 6
+        assert len(world["top_words"]) <= 5
+        alone = study_plan(config_path).epsilon()
+        # More than one of them costs, less than both costs added.
+        assert alone < world["together"]["epsilon"] < 2 * alone
+        log_p = [each["log_probability"] for each in world["top_words"]]
+        assert log_p == sorted(log_p, reverse=True)
+
+
+def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
+    """Both worlds' models come from the same clients."""
+    record = json.loads((straight / "study.json").read_text())
+    one = record["worlds"]["bug_0_percent"]["together"]["epsilon"]
+    assert record["all_worlds"]["epsilon"] > 1.1 * one
+    assert len(record["all_worlds"]["labels"]) == 4
+    page = (straight / "report.html").read_text()
+    assert record["all_worlds"]["statement"] in html.unescape(page)
+
+
+def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight, tmp_path):
+    """Its rounds would repeat their noise on other sums."""
+    import shutil
+
+    out = tmp_path / "study"
+    shutil.copytree(straight, out)
+    note = out / "start" / "characters.json"
+    note.write_text(note.read_text().replace('"sha256": "', '"sha256": "0'))
+    with pytest.raises(CorruptFile, match="fails its SHA-256"):
+        studies.resume_study(out, shown=False)
+    shutil.rmtree(out / "start")
+    config = config_file.load(config_path, ["--run.seed", "1"])
+    (out / "config.yaml").write_text(config_file.to_yaml(config))
+    with pytest.raises(InputError, match="the run began with another config"):
+        studies.resume_study(out, shown=False)
+    (out / "vocabulary.json").write_text(
+        (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
+    )
+    with pytest.raises(InputError, match="another vocabulary"):
+        studies.resume_study(out, shown=False)
+
+
+def test_two_runs_of_a_study_never_share_their_noise(straight):
+    """Each has a secret of its own, which everything it draws follows from."""
+    charges = [
+        charge
+        for path in straight.glob("worlds/*/ledger.jsonl")
+        for charge in Ledger.read(path).charges
+    ]
+    assert len({charge.run for charge in charges}) == 4
+    assert len({charge.identity for charge in charges}) == len(charges) == 4 * 3
+    assert not list(straight.rglob("*secret*"))
+
+
+def test_a_study_that_was_cut_off_ends_in_the_same_bits(
+    config_path, straight, tmp_path, monkeypatch
+):
+    """Crashes before one durable operation after the other, and goes on from there each time."""
+    out = tmp_path / "study"
+    config = config_file.load(config_path)
+    real = os.replace
+    calls = 0
+
+    class Crash(Exception):
+        pass
+
+    def crash(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls in (7, 29, 48):
+            raise Crash
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(os, "replace", crash)
+    crashes = 0
+    try:
+        studies.run_study(config, out, shown=False)
+    except Crash:
+        crashes += 1
+    while not (out / "study.json").exists():
+        try:
+            studies.resume_study(out, shown=False)
+        except Crash:
+            crashes += 1
+    studies.resume_study(out, shown=False)
+    assert crashes == 3
+    # TensorBoard's files are named by process and say that a run was resumed.
+    found, expected = (
+        {name: path for name, path in _public_files(folder).items() if "tensorboard" not in name}
+        for folder in (out, straight)
+    )
+    assert found.keys() == expected.keys()
+    for name, path in found.items():
+        assert same_but_heads(path, expected[name]), name
+
+
+def test_no_canary_outside_private_folders(straight):
+    """TRUST 40."""
+    for name, path in _public_files(straight).items():
+        content = path.read_bytes()
+        assert b"canaryid" not in content, name
+        assert b"canarytext" not in content, name
+    for folder in straight.rglob("private"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_report_says_what_both_models_cost_and_is_drawn_anew(straight):
+    page = (straight / "report.html").read_text()
+    world = json.loads((straight / "study.json").read_text())["worlds"]["bug_0_percent"]
+    # Reproducible noise protects nobody, and the page says so.
+    assert "NOT PRIVATE" in page
+    assert world["top_words"][0]["word"].split(" ")[0] in page
+    (straight / "report.html").unlink()
+    studies.write_study_report(straight)
+    assert (straight / "report.html").read_text() == page
+    for picture in ("oov_by_position", "oov_overall"):
+        assert (straight / "pictures" / f"{picture}.png").stat().st_size > 5_000
+
+
+def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_path):
+    """TRUST 30."""
+    limit = 1.05 * study_plan(config_path).epsilon()
+    overrides = [f"--{kind}.privacy.budget-epsilon" for kind in ("words", "characters")]
+    config = config_file.load(
+        config_path, [each for name in overrides for each in (name, f"{limit:g}")]
+    )
+    with pytest.raises(BudgetExhausted, match="characters_bug_0_percent"):
+        studies.run_study(config, tmp_path / "study", shown=False)
+    ledger = Ledger.read(tmp_path / "study" / "worlds" / "bug_0_percent" / "ledger.jsonl")
+    assert ledger.spent(1e-3) <= limit
+
+
+def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
+    config = config_file.load(config_path)
+    study = oov_concatenation.prepare(config).__self__
+    from jaxpfl.data.corruptions import concatenate_first_words
+
+    bug = concatenate_first_words(study.clients, 1.0, 0)
+    assert bug.fingerprint == study.clients.fingerprint
+    assert bug.columns["words"] != study.clients.columns["words"]
+
+
+def test_the_same_noise_of_the_mean_on_more_clients():
+    plan = flat_plan(
+        population=1_000, clients_per_round=10, rounds=100, clip_norm=0.1,
+        noise_multiplier=0.01, delta=1e-4,
+    )  # fmt: skip
+    larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
+    found = studies.at_scale(larger, {"a": plan})["runs"]["a"]
+    assert found["noise_multiplier"] == pytest.approx(1.0)
+    expected = flat_plan(
+        population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
+        noise_multiplier=1.0, delta=1e-8,
+    )  # fmt: skip
+    assert found["epsilon"] == expected.epsilon()
+    smaller = ScaledUpConfig(factor=100, population=999, delta=1e-4)
+    with pytest.raises(InputError, match="the 1000 clients of the run and the 1000 a round"):
+        studies.at_scale(smaller, {"a": plan})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("study: oov_concatenation -> study: oov", "study must be one of 'gan_inversion'"),
+        ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "must lie in [0, 1]"),
+        ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "must differ"),
+        ("probabilities: [0.0, 1.0] -> probabilities: []", "must be a list"),
+        ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
+        ("{folder}/public.jsonl -> split:public", "data.split.public must be positive"),
+        ("data: {source -> data: {remove: '(', source", "data.remove must be a regular expression"),
+        ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
+        ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "ledger must be absent"),
+        ("noise_multiplier: 0.7 -> epsilon: 5.0", "epsilon must be absent in a study"),
+        ("devices: 2 -> also_without_privacy: true", "is not for studies"),
+    ],
+)
+def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, message):
+    before, after = change.replace("{folder}", str(config_path.parent)).split(" -> ")
+    text = config_path.read_text()
+    assert before in text
+    path = tmp_path / "bad.yaml"
+    path.write_text(text.replace(before, after, 1))
+    with pytest.raises(InputError) as caught:
+        config_file.load(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,529 @@
+"""The study of synthetic text: every method end to end, its charges, secrets and crashes."""
+
+import importlib
+import json
+import stat
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from jaxpfl import files
+from jaxpfl.algorithms.fred import FredPlan, private_moments
+from jaxpfl.cli import main
+from jaxpfl.data.selection import at_most
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
+from jaxpfl.experiments.carry_out import resume_study, run_study
+from jaxpfl.experiments.config.reader import from_mapping, load, to_mapping, to_yaml
+from jaxpfl.experiments.systems.synthetic_text import corpus_writer
+from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import Secret
+from jaxpfl.text.embed import embed, embedder
+from tests.experiments.ledgers import same_but_heads
+
+# The package has a function of that name.
+popri = importlib.import_module("jaxpfl.algorithms.popri")
+
+METHODS = {
+    "public": (),
+    "generator": (),
+    "fed_avg": (),
+    "dp_ftrl": ("--privacy.sampling", "epochs", "--privacy.noise", "tree"),
+    "private_evolution": (),
+    "pre_text": ("--evolution.form", "pre_text", "--evolution.threshold", "0.5"),
+    "pe_sft": (),
+    "popri": (),
+}
+ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution"}
+SLOW = ("dp_ftrl", "generator")
+MARKED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in METHODS]
+# So that two runs can be compared: the noise of both follows the seed.
+SAME_NOISE = ("--run.reproducible_noise", "True")
+
+
+@pytest.fixture(scope="module")
+def finished(synthetic_config, tmp_path_factory):
+    """Runs a method once, in a directory of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    outcomes = {}
+
+    def run(name):
+        if name not in outcomes:
+            config = synthetic_config(ALSO.get(name, name), *METHODS[name])
+            outcomes[name] = run_study(config, folder / name, shown=False)
+        return outcomes[name]
+
+    return run
+
+
+def charges(path: Path) -> list[dict]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if "event" in line]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_every_method_runs_and_has_its_page(finished, name):
+    outcome = finished(name)
+    record, out = outcome.record, outcome.out
+    metrics = record["metrics"]
+    assert 0 <= metrics["accuracy"] <= 1
+    assert np.isfinite(metrics["perplexity"])
+    assert record["method"] == ALSO.get(name, name)
+    page = (out / "report.html").read_text()
+    assert record["privacy"] in page
+    assert f"Synthetic text: {record['method']}" in page
+    assert outcome.lines[-1] == record["privacy"]
+    sends = name not in ("public", "generator")
+    assert record["private"]
+    assert (metrics["epsilon"] > 0) == sends
+    assert (out / "ledger.jsonl").exists() == sends
+    # Every method starts from the same public model, which is named by its hash.
+    start = finished("public").record
+    assert record["public_models"]["downstream"] == start["public_models"]["downstream"]
+    assert metrics["public_perplexity"] == start["metrics"]["perplexity"]
+    assert (metrics["perplexity"] == metrics["public_perplexity"]) == (name == "public")
+    if record["method"] not in ("public", "fed_avg"):
+        lines = (out / "corpus.jsonl").read_text().splitlines()
+        texts = [json.loads(line)["text"] for line in lines]
+        assert len(texts) == record["corpus"] > 0
+        assert all(texts)
+        assert texts[:12] == record["texts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("popri", ["poisson_sampled"] * 2),
+        ("private_evolution", ["poisson_sampled"] * 2),
+        ("pre_text", ["poisson_sampled"] * 2),
+        ("pe_sft", ["poisson_sampled"] * 2),
+        ("fed_avg", ["poisson_sampled"] * 2),
+        pytest.param("dp_ftrl", ["gaussian"], marks=pytest.mark.slow),
+    ],
+)
+def test_the_ledger_holds_a_charge_a_round_and_the_epsilon_that_is_stated(finished, name, kinds):
+    """TRUST 13, 29: what is stated is what was charged, and at most what was asked for."""
+    outcome = finished(name)
+    path = outcome.out / "ledger.jsonl"
+    assert [line["event"]["type"] for line in charges(path)] == kinds
+    ledger = Ledger.read(path)
+    ledger.verify()
+    assert ledger.spent(1e-3) == pytest.approx(outcome.record["metrics"]["epsilon"], rel=1e-6)
+    assert 7.9 < ledger.spent(1e-3) <= 8.0
+    assert len({line["run"] for line in charges(path)}) == 1
+    assert outcome.record["privacy"].endswith("if nothing else is released from these clients")
+
+
+def test_nothing_private_leaves_the_private_folder(finished):
+    """SPEC C.3, TRUST 40: ids and texts of clients are on no public file; the faulty code writes
+    the participants' ids, and an un-noised "recovery percentage"."""
+    seen = 0
+    for name in set(METHODS) - set(SLOW):
+        out = finished(name).out
+        for path in out.rglob("*"):
+            if not path.is_file():
+                continue
+            relative = path.relative_to(out)
+            if "private" in relative.parts:
+                continue
+            content = path.read_bytes()
+            assert b"canaryid" not in content, path
+            assert b"canarytext" not in content, path
+            if path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as arrays:
+                    for array in arrays.values():
+                        if array.dtype.kind == "U":
+                            assert not any("canary" in text for text in array.reshape(-1)), path
+            seen += 1
+        for folder in out.rglob("private"):
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        record = json.dumps(finished(name).record)
+        # Nor how long it took, which follows from how much the clients hold.
+        assert "recovery" not in record and "seconds" not in record
+    assert seen > 50
+    private = finished("popri").out / "private"
+    names = sorted(path.name for path in private.iterdir())
+    assert names == ["ledger.jsonl.key", "seconds.json"]
+
+
+def test_a_phase_of_scores_holds_the_release_alone(finished):
+    """SPEC C.3: no cohort, no sum without noise beside it."""
+    out = finished("popri").out
+    with np.load(out / "phases" / "round_1_scores.npz") as arrays:
+        assert arrays.files == ["scores"]
+        kept = arrays["scores"]
+    assert kept.shape == (4, 4)
+    assert np.isfinite(kept).all()
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped_before_writing(monkeypatch, name):
+    write = files.write_atomically
+
+    def stopping(path, *args, **rest):
+        if path.name == name:
+            raise Stop
+        write(path, *args, **rest)
+
+    monkeypatch.setattr(files, "write_atomically", stopping)
+
+
+def stopped_after(monkeypatch, owner, name):
+    """Raises when the function is done, whatever it has done."""
+    function = getattr(owner, name)
+
+    def stopping(*args, **rest):
+        function(*args, **rest)
+        raise Stop
+
+    monkeypatch.setattr(owner, name, stopping)
+
+
+def stopped_in_training(monkeypatch, owner):
+    fit = owner.fit
+
+    def stopping(*args, **rest):
+        def told(done, steps, loss):
+            raise Stop
+
+        return fit(*args, **rest, told=told)
+
+    monkeypatch.setattr(owner, "fit", stopping)
+
+
+def before(name):
+    return lambda monkeypatch: stopped_before_writing(monkeypatch, name)
+
+
+def after(owner, name):
+    return lambda monkeypatch: stopped_after(monkeypatch, owner, name)
+
+
+CRASHES = {
+    "popri": [
+        after(popri, "respond"),
+        before("round_1_responses.json"),
+        after(Ledger, "charge"),
+        before("round_1_scores.npz"),
+        before("round_1_scores.json"),
+        after(popri, "tune"),
+        before("round_2_scores.npz"),
+        before("round_2_adapters.json"),
+        after(corpus_writer, "synthesise"),
+        before("corpus.jsonl"),
+        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
+        before("study.json"),
+        before("report.html"),
+    ],
+    "pe_sft": [
+        after(corpus_writer, "synthesise"),
+        after(Ledger, "charge"),
+        before("round_1_votes.npz"),
+        before("round_1_texts.json"),
+        before("round_2_votes.json"),
+        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
+        before("corpus.json"),
+    ],
+}
+
+
+@pytest.mark.parametrize("method", ["popri", pytest.param("pe_sft", marks=pytest.mark.slow)])
+def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge(
+    synthetic_config, tmp_path, method
+):
+    """TRUST 33, 34: one directory is killed in each phase in turn, and resumed every time."""
+    config = synthetic_config(method, *SAME_NOISE)
+    whole = run_study(config, tmp_path / "whole", shown=False)
+    parts = tmp_path / "parts"
+    for number, crash in enumerate(CRASHES[method]):
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+            crash(patched)
+            if number == 0:
+                run_study(config, parts, shown=False)
+                continue
+            resume_study(parts, shown=False)
+        # Each round is charged at most once, wherever it was stopped.
+        if (parts / "ledger.jsonl").exists():
+            rounds = [charge["round"] for charge in charges(parts / "ledger.jsonl")]
+            assert len(rounds) == len(set(rounds))
+    again = resume_study(parts, shown=False)
+    for path in ("corpus.jsonl", "ledger.jsonl"):
+        assert same_but_heads(parts / path, whole.out / path)
+    for key in ("metrics", "history", "texts", "plane", "corpus_fid", "plan", "public_models"):
+        assert again.record[key] == whole.record[key], key
+    for path in sorted((whole.out / "phases").iterdir()):
+        assert same_but_heads(parts / "phases" / path.name, path), path.name
+    assert not (parts / "private" / "secret.json").exists()
+    # A finished study is found as it is.
+    assert resume_study(parts, shown=False).record["metrics"] == whole.record["metrics"]
+    assert len(charges(parts / "ledger.jsonl")) == 2
+
+
+def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_path):
+    """TRUST 34, 35, 40: a ledger that lost a charge, no secret or another, another config."""
+    out = tmp_path / "run"
+    config = synthetic_config("popri")
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        before("round_2_responses.npz")(patched)
+        run_study(config, out, shown=False)
+    ledger, secret = out / "ledger.jsonl", out / "private" / "secret.json"
+    content, words = ledger.read_bytes(), secret.read_bytes()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    ledger.write_bytes(content.splitlines(keepends=True)[0])
+    with pytest.raises(CorruptFile, match="cut off or replaced"):
+        resume_study(out, shown=False)
+    ledger.write_bytes(content)
+    secret.unlink()
+    with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
+        resume_study(out, shown=False)
+    secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": False}))
+    with pytest.raises(InputError, match="one of them was replaced"):
+        resume_study(out, shown=False)
+    secret.write_bytes(words)
+    text = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(text.replace("rejected_rank: 3", "rejected_rank: 2"))
+    with pytest.raises(InputError, match="is of another config"):
+        resume_study(out, shown=False)
+    assert ledger.read_bytes() == content
+    (out / "config.yaml").write_text(text)
+    assert len(charges(resume_study(out, shown=False).out / "ledger.jsonl")) == 2
+
+
+def test_a_release_made_again_on_another_machine_is_charged_and_stated(
+    synthetic_config, tmp_path, monkeypatch
+):
+    """TRUST 34: where embeddings differ in a bit, the replayed round is another release."""
+    config = synthetic_config("popri", "--privacy.budget_epsilon", "30")
+    out = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        before("round_1_scores.npz")(patched)
+        run_study(config, out, shown=False)
+
+    def elsewhere(clients, function, *, shown):
+        found = embed(clients, function, shown=shown).columns["embedding"]
+        return clients.with_columns({"embedding": np.nextafter(found, np.float32(2))})
+
+    synthetic_text._EMBEDDED.clear()
+    monkeypatch.setattr(synthetic_text, "embed", elsewhere)
+    record = resume_study(out, shown=False).record
+    synthetic_text._EMBEDDED.clear()
+    ledger = Ledger.read(out / "ledger.jsonl")
+    assert [charge.round for charge in ledger.charges] == [1, 1, 2]
+    assert record["metrics"]["epsilon"] == pytest.approx(ledger.spent(1e-3), rel=1e-6)
+    assert record["metrics"]["epsilon"] > 8.3
+    assert "epsilon = 8," not in record["privacy"]
+
+
+def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_config, tmp_path):
+    """TRUST 29: one ledger composes all three, and forgetting any of them gives less."""
+    path = tmp_path / "shared.jsonl"
+    shared = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", "30")
+    study = synthetic_text.built(synthetic_config("popri", *shared))
+    fred = FredPlan.calibrated(epsilon=2.0, delta=1e-3, unit="client", max_examples=4)
+    embedded = embed(study.clients, embedder("hashed:32"), shown=False)
+    with Ledger(path, study.clients) as ledger:
+        private_moments(embedded, fred, ledger=ledger, secret=Secret(), run="fred")
+    scores = run_study(synthetic_config("popri", *shared), tmp_path / "popri", shown=False)
+    rounds = run_study(synthetic_config("fed_avg", *shared), tmp_path / "fed_avg", shown=False)
+    assert not (tmp_path / "popri" / "ledger.jsonl").exists()
+    labels = [line["label"] for line in charges(path)]
+    assert labels[-4:] == ["popri"] * 2 + ["fed_avg"] * 2
+    assert len(labels) > 4
+    z = [outcome.record["plan"]["noise_multiplier"] for outcome in (scores, rounds)]
+    # Neither says what it cost by itself and nothing more.
+    assert "with everything else on its ledger" in scores.record["privacy"]
+    assert "with everything else on its ledger" in rounds.record["privacy"]
+    plan = study.plan
+
+    def poisson(multiplier):
+        gaussian = dp_accounting.GaussianDpEvent(multiplier)
+        return dp_accounting.PoissonSampledDpEvent(plan.sampling_rate, gaussian)
+
+    events = [
+        [fred.event()],
+        [dp_accounting.SelfComposedDpEvent(poisson(z[0]), 2)],
+        [dp_accounting.SelfComposedDpEvent(poisson(z[1]), 2)],
+    ]
+
+    def epsilon(parts):
+        accountant = PLDAccountant()
+        for part in parts:
+            for event in part:
+                accountant.compose(event)
+        return accountant.get_epsilon(1e-3)
+
+    spent = Ledger.read(path).spent(1e-3)
+    assert spent == pytest.approx(epsilon(events), rel=1e-3)
+    for left_out in range(3):
+        rest = [part for number, part in enumerate(events) if number != left_out]
+        assert epsilon(rest) < spent - 0.05
+    # The ledger's own budget stops the next study before anybody is asked.
+    tight = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", f"{spent + 0.1}")
+    with pytest.raises(BudgetExhausted):
+        run_study(synthetic_config("popri", *tight), tmp_path / "more", shown=False)
+    assert len(charges(path)) == len(labels)
+
+
+def test_without_privacy_everything_says_so(synthetic_config, tmp_path, monkeypatch):
+    """TRUST 11: epsilon = infinity is asked for in writing and stamped on the page."""
+    changes = ("--privacy.private", "false", "--training.rounds", "1")
+    config = synthetic_config("popri")
+    mapping = to_yaml(config).replace("epsilon: 8.0\n", "epsilon: null\n", 1)
+    mapping = mapping.replace("delta: 0.001", "delta: null").replace(
+        "private: true", "private: false"
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(mapping)
+    assert main(["run", str(path), "--out", str(tmp_path / "run"), *changes[2:]]) == 0
+    record = json.loads((tmp_path / "run" / "study.json").read_text())
+    assert record["metrics"]["epsilon"] is None
+    assert not record["private"]
+    assert "NOT PRIVATE" in record["privacy"]
+    assert "NOT PRIVATE" in (tmp_path / "run" / "report.html").read_text()
+    assert (tmp_path / "run" / "config.yaml").read_text().startswith("# NOT PRIVATE")
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("popri", ("--popri.rejected_rank", "5"), "popri.rejected_rank must lie in 2 .. "),
+        ("popri", ("--popri.prompts", "0"), "popri.prompts"),
+        ("popri", ("--popri.tau", "nan"), "popri.tau"),
+        ("popri", ("--vocab_size", "256"), "vocab_size must be above 256, found 256"),
+        ("popri", ("--generator.heads", "3"), "hidden_size must be a multiple of heads = 3"),
+        ("popri", ("--evaluation.declared_public", "False", "--evaluation.every", "0"), "declared"),
+        ("popri", ("--privacy.adaptive", "True"), "scores have one clip norm"),
+        (
+            "popri",
+            ("--privacy.sampling", "epochs"),
+            "must be 'poisson' or 'fixed'",
+        ),
+        (
+            "popri",
+            ("--privacy.sampling", "epochs", "--privacy.noise", "tree"),
+            "must be 'poisson' or 'fixed'",
+        ),
+        ("fed_avg", ("--privacy.noise", "tree"), "needs sampling = 'epochs'"),
+        ("popri", ("--privacy.delta", "0.45"), "delta = 0.45 is not below 1 / population"),
+        ("popri", ("--training.clients_per_round", "61"), "exceeds the population"),
+        ("popri", ("--embedder", "hashd:32"), "did you mean 'hashed'"),
+        ("popri", ("--data.split.valid", "0", "--data.split.test", "0.4"), "data.split.valid"),
+        ("public", ("--data.split.valid", "0.4", "--data.split.test", "0"), "data.split.test"),
+        (
+            "private_evolution",
+            ("--evolution.population", "9"),
+            "evolution.population must be a multiple of 1 \\+ evolution.variations = 2",
+        ),
+        ("private_evolution", ("--popri.shots", "5"), "too few for prompts of popri.shots = 5"),
+        ("popri", ("--run.also_without_privacy", "True"), "also_without_privacy"),
+    ],
+)
+def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, changes, message):
+    """TRUST 9, 10, 12, SPEC C.3 (delta = 0.45): before a directory or a ledger is touched."""
+    with pytest.raises(InputError, match=message):
+        run_study(synthetic_config(method, *changes), tmp_path / "run", shown=False)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    assert not (tmp_path / "run" / "ledger.jsonl").exists()
+
+
+def test_a_run_with_reproducible_noise_is_not_called_private(synthetic_config, tmp_path):
+    """TRUST 21: in the record as in the statement, so in a sweep's table too."""
+    config = synthetic_config("popri", *SAME_NOISE)
+    record = run_study(config, tmp_path / "out", shown=False).record
+    assert record["private"] is False
+    assert record["privacy"].startswith("NOT PRIVATE: the noise can be drawn again")
+
+
+def test_the_clients_are_no_public_corpus(synthetic_config, monkeypatch):
+    """However it is spelled."""
+    mapping = to_mapping(synthetic_config("popri"))
+    path = Path(mapping["data"]["source"])
+    monkeypatch.setenv("SPEECHES", str(path.parent))
+    monkeypatch.chdir(path.parent)
+    hub = "?revision=" + "0" * 40
+    for own, public in (
+        (str(path), f"{path}?client=*"),
+        (str(path), f"$SPEECHES/{path.name}"),
+        (str(path), path.name),
+        (f"largefedbench:congress{hub}", f"huggingface:hazylavender/CongressionalDataset{hub}"),
+    ):
+        mapping["data"]["source"], mapping["corpora"]["mine"] = own, public
+        with pytest.raises(InputError, match="corpora.mine is data.source"):
+            from_mapping(mapping, "here")
+    mapping["corpora"]["mine"] = f"huggingface:owner/other{hub}"
+    from_mapping(mapping, "here")
+
+
+def test_unknown_keys_and_corpora_are_named(synthetic_config, tmp_path):
+    text = to_yaml(synthetic_config("popri"))
+    for old, new, message in (
+        ("rejected_rank:", "rejected_rnk:", "nearest valid name is 'popri.rejected_rank'"),
+        ("method: popri", "method: popry", "popri"),
+        ("samples: null", "samples: [nowhere]", "popri.samples must be among"),
+    ):
+        path = tmp_path / "config.yaml"
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=message):
+            load(path)
+
+
+def test_another_removal_is_another_embedding(synthetic_config, monkeypatch):
+    """Clients' vectors are shared by the runs of a process only where the texts are the same."""
+    function = embedder("hashed:32")
+    found = []
+    for remove in (None, "ka", None):
+        changes = () if remove is None else ("--data.remove", remove)
+        study = synthetic_text.built(synthetic_config("popri", *changes))
+        made_by = (study.config.data.remove,)
+        held = synthetic_text._embedded(study.clients, made_by, function, False)
+        found.append(held.columns["embedding"])
+    assert not np.array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
+    """As in LargeFedBench: what a text has beyond its first tokens is an example too."""
+    counts = []
+    for spans in ("True", "False"):
+        changes = ("--corpus.spans", spans, "--evaluation.max_examples", "999")
+        config = synthetic_config("public", *changes)
+        record = run_study(config, tmp_path / spans, shown=False).record
+        counts.append(record["metrics"]["count"])
+    # Texts of six words or so are more than eight tokens.
+    assert counts[0] > 1.5 * counts[1]
+    whole = synthetic_text.built(config)
+    cut, tokeniser = whole.in_spans(), whole.models.public.tokeniser
+    held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
+    lengths = [len(row) for row in tokeniser.encode(["\n".join(texts) for texts in held])]
+    assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
+    assert cut.clients.fingerprint == whole.clients.fingerprint
+    assert len(cut.clients) == len(whole.clients)
+
+
+def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
+    """In one process, as in a sweep: what is remembered is never that of other settings."""
+    for number, (limit, spans) in enumerate([(1, "False"), (2, "False"), (2, "True"), (1, "True")]):
+        changes = ("--training.max_examples", str(limit), "--corpus.spans", spans)
+        study = synthetic_text.built(synthetic_config("popri", *changes))
+        if study.config.corpus.spans:
+            study = study.in_spans()
+        scorer = study.models.scorer(study.plan)
+        with study._releases(tmp_path / str(number), scorer) as releases:
+            assert releases.releaser is not None
+            held = releases.releaser._population
+        few = study.clients.keeping(at_most(study.clients, limit, study.config.data.split_seed))
+        assert max(few.sizes()) == limit < max(study.clients.sizes())
+        vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))
+        np.testing.assert_array_equal(held.columns["embedding"], vectors)
+        np.testing.assert_array_equal(held.offsets, few.offsets)
+
+
+def test_votes_have_the_cap_as_their_clip_norm(synthetic_config):
+    assert synthetic_text.built(synthetic_config("private_evolution")).plan.clip_norm == 2.0
+    assert synthetic_text.built(synthetic_config("popri")).plan.clip_norm == 1.0

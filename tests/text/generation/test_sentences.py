@@ -1,0 +1,111 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.models import CIFGLanguageModel
+from jaxpfl.text import Vocabulary, generate_sentences, sample_tokens
+from jaxpfl.text.generation.sentences import SpecialIds, slots_of
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, PAD
+
+VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
+MODEL = CIFGLanguageModel(vocab_size=len(VOCABULARY), embedding=8, hidden=12, projection=8)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return MODEL.init(jax.random.key(0))
+
+
+def keys(number, seed=1):
+    return jax.random.split(jax.random.key(seed), number)
+
+
+def test_a_request_gives_the_same_tokens_in_any_company(params):
+    many = sample_tokens(MODEL, params, keys(70), max_tokens=6)
+    for rows in ([3], [69, 3], [5, 3, 3, 68]):
+        some = sample_tokens(MODEL, params, keys(70)[np.array(rows)], max_tokens=6)
+        np.testing.assert_array_equal(some, many[rows])
+    assert len({row.tobytes() for row in many}) > 20
+
+
+def test_a_sequence_that_ended_makes_room_for_the_next(params):
+    """More requests than run at a time, and than one call on the device takes."""
+    number = 8_300
+    assert slots_of(MODEL) < number
+    many = sample_tokens(MODEL, params, keys(number), max_tokens=6)
+    rows = np.array([0, 1, 1_500, 8_191, 8_192, 8_299])
+    some = sample_tokens(MODEL, params, keys(number)[rows], max_tokens=6)
+    np.testing.assert_array_equal(some, many[rows])
+    assert (many[:, 0] != PAD).all()
+
+
+def test_special_ids_must_be_the_models(params):
+    with pytest.raises(InputError, match="end must be an id of the model"):
+        sample_tokens(MODEL, params, keys(1), ids=SpecialIds(start=1, end=len(VOCABULARY)))
+    with pytest.raises(InputError, match="start must be an id of the model"):
+        sample_tokens(MODEL, params, keys(1), ids=SpecialIds(start=-1, end=2))
+
+
+def test_further_ids_are_never_drawn(params):
+    ids = SpecialIds(start=BOS, end=EOS, never=(4, 5))
+    drawn = sample_tokens(MODEL, params, keys(500), max_tokens=6, ids=ids)
+    assert not {BOS, 4, 5} & set(drawn.reshape(-1).tolist())
+
+
+def test_a_bar_changes_no_token(params, capsys):
+    shown = sample_tokens(MODEL, params, keys(5), max_tokens=6, progress=True)
+    np.testing.assert_array_equal(shown, sample_tokens(MODEL, params, keys(5), max_tokens=6))
+    assert capsys.readouterr().out == ""
+
+
+def test_sentences_end_at_end_of_sentence(params):
+    tokens = sample_tokens(MODEL, params, keys(70), max_tokens=6)
+    ended = 0
+    for row in tokens.tolist():
+        length = row.index(EOS) + 1 if EOS in row else len(row)
+        ended += EOS in row
+        assert not {PAD, BOS} & set(row[:length])
+        assert row[length:] == [PAD] * (len(row) - length)
+    assert 0 < ended < 70
+
+
+def test_samples_follow_the_models_distribution(params):
+    """Accepts the temperature asked for and rejects another."""
+    number = 4_000
+    params = jax.tree.map(lambda leaf: 3 * leaf, params)
+    first = sample_tokens(MODEL, params, keys(number), max_tokens=1, temperature=0.5)[:, 0]
+    got = np.bincount(first, minlength=len(VOCABULARY))
+    assert got[[PAD, BOS]].sum() == 0
+    logits = MODEL.step(params, jnp.array([BOS]), MODEL.initial_carry(1))[0][0]
+
+    def statistic(temperature):
+        weights = np.exp(np.asarray(logits, np.float64)[2:] / temperature)
+        expected = number * weights / weights.sum()
+        return ((got[2:] - expected) ** 2 / expected).sum()
+
+    # Chi-squared with 7 degrees of freedom exceeds 40 once in a million draws.
+    assert statistic(0.5) < 40 < statistic(0.7)
+
+
+def test_low_temperature_is_greedy(params):
+    cold = sample_tokens(MODEL, params, keys(5), max_tokens=4, temperature=1e-4)
+    assert (cold == cold[0]).all()
+
+
+def test_generated_sentences_are_a_function_of_key_and_index(params):
+    few = generate_sentences(MODEL, params, VOCABULARY, jax.random.key(7), 3, max_tokens=6)
+    more = generate_sentences(MODEL, params, VOCABULARY, jax.random.key(7), 9, max_tokens=6)
+    assert more[:3] == few
+    assert generate_sentences(MODEL, params, VOCABULARY, jax.random.key(8), 9, max_tokens=6) != more
+
+
+def test_no_request_gives_no_tokens(params):
+    assert sample_tokens(MODEL, params, keys(2)[:0], max_tokens=6).shape == (0, 6)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), "1"])
+def test_bad_temperatures_are_refused(params, temperature):
+    with pytest.raises(InputError, match="temperature"):
+        sample_tokens(MODEL, params, keys(1), temperature=temperature)

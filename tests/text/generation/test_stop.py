@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpfl.errors import InputError
+from jaxpfl.text.generation.stop import check_stop, cut, stop_table
+
+TOKENS = tuple(
+    piece.encode() for piece in ("a", "b", "ab", "ba", "aab", "é", "bé", "abab", "", "x")
+) + (b"\xc3", b"\xa9", b"\xa9a")
+STOPS = st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=3)
+IDS = st.lists(st.integers(0, len(TOKENS) - 1), max_size=12)
+
+
+def run(table, ids):
+    """How many tokens are read up to and with the one that ends the text, or None."""
+    state = 0
+    for count, token in enumerate(ids, 1):
+        state = int(table[state, token])
+        if state == len(table) - 1:
+            return count
+    return None
+
+
+def as_text(ids):
+    return b"".join(TOKENS[i] for i in ids).decode("utf-8", "replace")
+
+
+@given(STOPS, IDS)
+def test_a_text_ends_with_the_token_that_completes_a_stop_string(stops, ids):
+    """Against searching the decoded text after every token."""
+    table = stop_table(tuple(stops), TOKENS)
+    found = next(
+        (n for n in range(1, len(ids) + 1) if any(stop in as_text(ids[:n]) for stop in stops)), None
+    )
+    assert run(table, ids) == found
+
+
+@given(STOPS, IDS)
+def test_the_text_is_cut_where_the_first_complete_stop_string_begins(stops, ids):
+    """Against the shortest beginning of the text that holds one."""
+    text = as_text(ids)
+    expected = text
+    for end in range(len(text) + 1):
+        begins = [text[:end].find(stop) for stop in stops if stop in text[:end]]
+        if begins:
+            expected = text[: min(begins)]
+            break
+    content = b"".join(TOKENS[i] for i in ids)
+    assert cut(content, stops).decode("utf-8", "replace") == expected
+
+
+@given(STOPS, st.text("abé", max_size=9))
+def test_every_state_reads_every_byte_as_a_search_would(stops, text):
+    single = tuple(bytes([value]) for value in range(256))
+    table = stop_table(tuple(stops), single)
+    ends = run(table, text.encode())
+    assert (ends is not None) == any(stop in text for stop in stops)
+
+
+def test_many_tokens_take_the_states_that_their_bytes_take():
+    generator = np.random.default_rng(0)
+    tokens = tuple(
+        bytes(generator.integers(97, 100, generator.integers(0, 8)).tolist()) for _ in range(500)
+    )
+    table = stop_table(("abca", "cc"), tokens)
+    single = stop_table(("abca", "cc"), tuple(bytes([value]) for value in range(256)))
+    for state in range(len(table)):
+        for token, content in enumerate(tokens):
+            at = state
+            for value in content:
+                at = single[at, value]
+            assert table[state, token] == at
+
+
+@pytest.mark.parametrize("bad", [[""], ["a", "\ufffd"], ["\ud800"], [1], "stop"])
+def test_bad_stop_strings_are_refused(bad):
+    with pytest.raises(InputError, match="stop"):
+        check_stop(bad)

@@ -1,0 +1,216 @@
+"""Variations of texts by public models: what is kept, what is drawn, and by which key."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.sampling import Sampling
+from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from jaxpfl.text.tokenisers.base import utf8_bytes
+from tests.text.masked_models import TINY_BERT, masked_model_folder
+
+# Beyond the bytes and their end: mask, first, last, and a row of no token.
+MASK, FIRST, LAST, VOCAB = 257, 258, 259, 261
+TEXTS = ["the quick brown fox jumps", "over", "", "a lazy dog, and a small cat sleeps on"]
+
+
+@pytest.fixture(scope="module")
+def masked():
+    config = EncoderConfig(
+        "roberta",
+        vocab_size=VOCAB,
+        hidden_size=16,
+        layers=1,
+        heads=2,
+        inner_size=16,
+        positions=80,
+        pad=260,
+    )
+    model = Encoder(config, head=True)
+    return model, model.init(jax.random.key(0))
+
+
+def fill(masked, **settings):
+    model, params = masked
+    shared = {"mask_id": MASK, "first_id": FIRST, "last_id": LAST}
+    return MaskAndFill(model, params, utf8_bytes(), **(shared | settings))
+
+
+def places(old: str, new: str) -> np.ndarray:
+    """Which characters differ; only of ASCII texts of one length."""
+    assert len(old) == len(new)
+    return np.array([a != b for a, b in zip(old, new, strict=True)])
+
+
+class Shift:
+    """Stands in for the network: predicts that every masked place is "#", surely."""
+
+    vocab_size = VOCAB
+
+    def __init__(self):
+        self.given = []
+
+    def masked_logits(self, params, tokens_BxL, mask_BxL):
+        jax.debug.callback(lambda *found: self.given.append(found), tokens_BxL, mask_BxL)
+        # Special ids are made the likeliest of all: they must be banned, not merely unlikely.
+        logits_V = jnp.zeros(VOCAB).at[ord("#")].set(50.0).at[256:].set(200.0)
+        return jnp.broadcast_to(logits_V, (*tokens_BxL.shape, VOCAB))
+
+
+def test_only_masked_places_change_and_special_ids_are_never_drawn():
+    """The rest of a text, its frame and its length stay; of 260 the likeliest ids are special."""
+    stand_in = Shift()
+    found = fill((stand_in, {}), share=0.3)(TEXTS, jax.random.key(0))
+    jax.effects_barrier()
+    ((tokens_BxL, real_BxL),) = stand_in.given
+    # Shorter texts come first: the empty one is not read.
+    for row, i in enumerate((1, 0, 3)):
+        text, length = TEXTS[i], len(TEXTS[i])
+        changed = places(text, found[i])
+        given = tokens_BxL[row]
+        assert (given[0], given[length + 1]) == (FIRST, LAST)
+        assert real_BxL[row].sum() == length + 2
+        np.testing.assert_array_equal(given[1 : length + 1] == MASK, changed)
+        assert {found[i][place] for place in np.flatnonzero(changed)} == {"#"}
+        assert 1 <= changed.sum() < length
+    assert found[2] == ""
+
+
+def test_share_and_times():
+    """About `share` of the tokens at a time, independent times: 1 - (1 - share)^times in all."""
+    text = "x" * 60
+    for share, times in ((0.2, 1), (0.2, 3)):
+        vary = fill((Shift(), {}), share=share, times=times)
+        found = vary([text] * 64, jax.random.key(3))
+        changed = np.mean([places(text, new).mean() for new in found])
+        # Of 3,840 places the standard deviation is below 0.008.
+        assert changed == pytest.approx(1 - (1 - share) ** times, abs=0.04)
+    # At least one of each text, however small the share.
+    found = fill((Shift(), {}), share=1e-6)(["abc"] * 8, jax.random.key(0))
+    assert [places("abc", new).sum() for new in found] == [1] * 8
+
+
+def test_a_variation_follows_from_its_text_its_number_and_the_key(masked):
+    """Other texts in the call change nothing of it, not even where they are longer."""
+    vary = fill(masked)
+    key = jax.random.key(5)
+    found = vary(TEXTS, key)
+    assert found == vary(TEXTS, key)
+    assert found != vary(TEXTS, jax.random.key(6))
+    others = [TEXTS[0], "b" * 60, "", *TEXTS[3:], *["c" * 20] * 40]
+    again = vary(others, key)
+    assert (again[0], again[3]) == (found[0], found[3])
+    # The same text twice has two variations.
+    twice = vary([TEXTS[3]] * 2, key)
+    assert twice[0] != twice[1]
+
+
+def test_mask_and_fill_cuts_texts_and_refuses_ids_without_a_row(masked):
+    found = fill((Shift(), {}), tokens=5, share=0.5)(["abcdefgh"], jax.random.key(0))
+    assert len(found[0]) == 5
+    for wrong in ({"mask_id": VOCAB}, {"first_id": -1}, {"last_id": VOCAB}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            fill(masked, **wrong)
+    for wrong in ({"share": 0.0}, {"share": 1.0}, {"times": 0}, {"temperature": 0.0}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            fill(masked, **wrong)
+
+
+def test_a_published_model_is_read_with_its_special_tokens(tmp_path):
+    """The same as when all is given by hand, with the ids that the tokeniser's file has."""
+    folder = masked_model_folder(tmp_path / "bert")
+    vary = mask_and_fill(folder, tokens=12)
+    ids = {"[CLS]": vary.first_id, "[SEP]": vary.last_id, "[MASK]": vary.mask_id}
+    stored = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    assert {token["content"]: token["id"] for token in stored}.items() >= ids.items()
+    framed = (ids["[MASK]"], ids["[CLS]"], ids["[SEP]"])
+    by_hand = MaskAndFill(vary.model, vary.params, vary.tokeniser, *framed, tokens=12)
+    found = vary(TEXTS, jax.random.key(1))
+    assert found == by_hand(TEXTS, jax.random.key(1))
+    assert found[0] != TEXTS[0] and found[2] == ""
+    # Many published models' settings do not name their mask token.
+    for written in ("{}", '{"mask_token": {"content": "[MASK]"}}'):
+        (folder / "tokenizer_config.json").write_text(written)
+        assert mask_and_fill(folder).mask_id == ids["[MASK]"]
+
+
+def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
+    folder = masked_model_folder(tmp_path / "bert")
+    (folder / "tokenizer_config.json").write_text('{"mask_token": "<none>"}')
+    with pytest.raises(InputError, match="has no mask token '<none>'"):
+        mask_and_fill(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(stored | {"post_processor": None}))
+    with pytest.raises(InputError, match="must put one token before a text, one after"):
+        mask_and_fill(folder)
+    for name, changes, message in (
+        ("short", {"positions": 32}, "reads 32 tokens at a time, too few for texts of 64"),
+        ("causal", {"causal": True}, "found a causal encoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(masked_model_folder(tmp_path / name, **changes))
+    for golden, message in (
+        (TINY_BERT, "found an encoder without that head"),
+        (TINY_BERT.parent / "transformers" / "gpt2", "found a decoder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mask_and_fill(golden)
+
+
+@pytest.fixture(scope="module")
+def writer():
+    config = DecoderConfig(
+        "llama",
+        vocab_size=257,
+        hidden_size=16,
+        layers=2,
+        heads=2,
+        inner_size=32,
+        positions=128,
+    )
+    model = Decoder(config)
+    return LanguageModel(model, model.init(jax.random.key(0)), utf8_bytes())
+
+
+def test_continue_keeps_the_beginning_and_the_length(writer):
+    vary = Continue(writer, kept=0.5, tokens=16, sampling=Sampling(temperature=2.0))
+    texts = ["abcdefghij", "z", "", "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmm"]
+    found = vary(texts, jax.random.key(0))
+    assert len(found) == len(texts)
+    assert found[0].startswith("abcde")
+    assert found[0] != texts[0]
+    # The first 16 tokens count, of which half are kept.
+    assert found[3].startswith("m" * 8)
+    assert not found[3].startswith("m" * 16)
+    assert all(len(row) <= 16 + 2 for row in writer.tokeniser.encode(found))
+    assert found == vary(texts, jax.random.key(0))
+    assert found != vary(texts, jax.random.key(1))
+
+
+def test_a_variation_that_would_be_empty_is_the_text_itself():
+    class Silent:
+        tokeniser = utf8_bytes()
+
+        def write(self, prompts, key, *, sampling):
+            self.prompts, self.sampling = list(prompts), sampling
+            return [[""] for _ in prompts]
+
+        def shortened(self, texts, tokens):
+            return [text[:tokens] for text in texts]
+
+    silent = Silent()
+    vary = Continue(silent, kept=0.4, tokens=8, sampling=Sampling(3, stop=("\n",)))
+    # Of "€€" three bytes are kept of six at 0.5, and two, no whole letter, at 0.4.
+    assert vary(["a", "hello", "€€"], jax.random.key(0)) == ["a", "he", "€€"]
+    assert silent.prompts == ["", "he", ""]
+    assert silent.sampling == Sampling(8, stop=("\n",))
