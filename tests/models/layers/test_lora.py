@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.models.test_transformer import BOTH, GPT2, LLAMA, TOKENS, drawn
+from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn
 
 from jaxpfl.errors import InputError
 from jaxpfl.models import count_parameters
