@@ -19,7 +19,7 @@ SLOW = ("popri.ipynb",)
 # `>>>` and what it prints; other Python is in blocks of "python".
 SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
 # `folder/test_file.py`: `test_one`, `test_two`
-TEST = re.compile(r"`(\w+)/(test_\w+)\.py`: ((?:`test_\w+`(?:, )?)+)")
+TEST = re.compile(r"`([\w/]+)/(test_\w+)\.py`: ((?:`test_\w+`(?:, )?)+)")
 
 
 def _name(path: Path) -> str:
