@@ -35,12 +35,10 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.client import Examples
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
+from jaxpfl.privacy.keys import GENERATOR_IMAGES
 from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
-
-# Addresses the generator's draws among what follows from the key of the start.
-_DRAWS = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -254,7 +252,9 @@ def fed_avg_gan(
             generator.init(params["generator"]),
             server.init(params["critic"]),
             jnp.float32(plan.clip_norm),
-            jax.random.bits(jax.random.fold_in(key, jnp.uint32(_DRAWS)), (2,), jnp.uint32),
+            jax.random.bits(
+                jax.random.fold_in(key, jnp.uint32(GENERATOR_IMAGES)), (2,), jnp.uint32
+            ),
         )
         return jax.device_put(state, everywhere)
 

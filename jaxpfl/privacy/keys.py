@@ -20,15 +20,18 @@ What follows from it is an HMAC-SHA256 of a purpose and a text, and no purpose t
 The identity is that of all that a query's answers follow from (`federated.identity`), with the run
 and the query's label. In epochs a cohort follows from the identity alone.
 
-The PUBLIC root is `training_root` of a config's seed; nobody's protection rests on it:
+The PUBLIC root is `training_root` of a config's seed; nobody's protection rests on it. What is
+drawn from it has a number in this module, which is folded into the root:
 
-| address  | is                                                                               |
-|----------|----------------------------------------------------------------------------------|
-| 2^32 - 1 | the start of an algorithm's state; folded in again, the generator's images there |
-| 2^32 - 2 | sentences that are looked at while a model trains                                |
-| 2^32 - 4 | images that are looked at in GAN inversion                                       |
-| 2^32 - 5 | sentences that are looked at for words outside the vocabulary                    |
-| 2^32 - 6 | words that are looked at there                                                   |
+| number            | is                                                             |
+|-------------------|----------------------------------------------------------------|
+| INITIAL_STATE     | the initial state of an algorithm                              |
+| GENERATOR_IMAGES  | folded into the key of the initial state: the noise from which |
+|                   | the GAN's generator makes its training images                  |
+| SAMPLE_SENTENCES  | the sentences that are shown while a language model trains     |
+| SAMPLE_IMAGES     | the images that are shown in GAN inversion                     |
+| OOV_SENTENCES     | the sentences in which out-of-vocabulary words are looked for  |
+| OOV_WORDS         | the words that are generated for them                          |
 
 `jax.random.key(seed)` with x64 off keeps 32 bits of its seed; keys are therefore wrapped from four
 words. Their implementation is pinned to threefry4x32, whose key has 128 bits.
@@ -45,6 +48,15 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 NOISE_IMPLEMENTATION = "threefry4x32"
+
+# Counted from the top, so that no round's number is among them.
+INITIAL_STATE = 2**32 - 1
+SAMPLE_SENTENCES = 2**32 - 2
+SAMPLE_IMAGES = 2**32 - 4
+OOV_SENTENCES = 2**32 - 5
+OOV_WORDS = 2**32 - 6
+# Under INITIAL_STATE.
+GENERATOR_IMAGES = 2**32 - 1
 
 
 def training_root(seed: int) -> jax.Array:

@@ -44,11 +44,8 @@ from jaxpfl.experiments.engine.tracking import (
     jsonable,
 )
 from jaxpfl.federated.release import Releaser
-from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
-
-# Addresses the start of the state among the training keys; rounds have the small numbers.
-_INIT = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -331,7 +328,7 @@ class Loop:
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
     """The state before round 1, a function of the seed."""
-    return algorithm.init(jax.random.fold_in(training_root(seed), _INIT))
+    return algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -7,12 +7,9 @@ import jax
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
-
-# Addresses the sentences among the training keys; rounds have the small numbers.
-_SENTENCES = 2**32 - 2
 
 
 def public_vocabulary(source: str | Population, size: int) -> Vocabulary:
@@ -47,7 +44,7 @@ def sentences_of(
     """Returns `(params, round) -> sentences` drawn from the model; no data but `params` enters."""
 
     def sentences(params: Any, round: int) -> list[str]:
-        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), _SENTENCES), round)
+        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
         return generate_sentences(model, params, vocabulary, key, number, max_tokens=max_tokens)
 
     return sentences

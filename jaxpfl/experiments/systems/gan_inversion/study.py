@@ -50,7 +50,7 @@ from jaxpfl.experiments.systems.gan_inversion.evaluator import Judge, inverted, 
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.query import Execution
 from jaxpfl.models.gan import GAN, sample_images
-from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
@@ -58,8 +58,6 @@ PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
 
 _SHOWN_IMAGES = 64
-# Addresses what is drawn to be looked at; rounds have the small numbers.
-_LOOK = 2**32 - 4
 # Of the squared norm of what a client says of its accuracy; the rest gives the mean.
 _HISTOGRAM_SHARE = 0.8
 _LEAST_SHARE = 0.05
@@ -320,7 +318,7 @@ class _Study:
         )
 
     def _look_key(self) -> jax.Array:
-        return jax.random.fold_in(training_root(self.config.run.seed), _LOOK)
+        return jax.random.fold_in(training_root(self.config.run.seed), SAMPLE_IMAGES)
 
     def _record(
         self,

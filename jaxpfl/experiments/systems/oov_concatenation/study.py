@@ -47,7 +47,7 @@ from jaxpfl.experiments.systems.federated_training.build import (
 from jaxpfl.experiments.systems.federated_training.candidates import open_public
 from jaxpfl.experiments.systems.federated_training.stages import params_digest
 from jaxpfl.models.base import Model
-from jaxpfl.privacy.keys import training_root
+from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
@@ -55,8 +55,6 @@ from jaxpfl.text.generation.sentences import Recurrent, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary, with_words
 
-# Address what is drawn to be looked at; rounds have the small numbers.
-_SENTENCES, _WORDS = 2**32 - 5, 2**32 - 6
 _PREFINETUNE_BATCH = 128
 
 
@@ -244,7 +242,7 @@ class _Study:
                 return record["found"]
         settings, root = self.config.drawn, training_root(self.config.run.seed)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-            jax.random.fold_in(root, _SENTENCES), jnp.arange(settings.sentences)
+            jax.random.fold_in(root, OOV_SENTENCES), jnp.arange(settings.sentences)
         )
         sentences = sample_tokens(
             cast(Recurrent, self.word_model),
@@ -257,7 +255,7 @@ class _Study:
         top = top_words(
             cast(Recurrent, self.character_model),
             results["characters"].params,
-            jax.random.fold_in(root, _WORDS),
+            jax.random.fold_in(root, OOV_WORDS),
             number=settings.top,
             draws=settings.words,
             max_bytes=self.config.characters.model.max_bytes,
