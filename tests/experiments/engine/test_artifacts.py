@@ -1,0 +1,256 @@
+"""Artifacts: stored whole, found again, and refused where they are not this run's."""
+
+import errno
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from jaxpfl import files
+from jaxpfl.data import from_clients
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.engine import artifacts as store
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.privacy.ledger import Ledger
+
+MADE = Artifact(
+    {"loss": 1.5, "name": "ä", "pair": (1, 2), "diverged": float("nan")},
+    {
+        "texts": np.array(["ä\nb", "", "c" * 50]),
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+    },
+)
+CLIENTS = from_clients({f"client {i}": {"x": np.full(2, i, np.float32)} for i in range(3)})
+
+
+def never() -> Artifact:
+    raise AssertionError("computed again")
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_artifact_is_computed_once_and_read_to_the_same_bits(tmp_path):
+    computed = []
+
+    def compute():
+        computed.append(1)
+        return MADE
+
+    folder = tmp_path / "artifacts"
+    first = Artifacts(folder, run="a").load_or_compute("round 1 texts", compute, {"seed": 0})
+    again = Artifacts(folder, run="a").load_or_compute("round 1 texts", never, {"seed": 0})
+    for found in (first, again, Artifacts(folder, run="a").find("round 1 texts", {"seed": 0})):
+        assert found is not None
+        assert found.record == {"loss": 1.5, "name": "ä", "pair": [1, 2], "diverged": None}
+        assert set(found.arrays) == {"texts", "x"}
+        assert found.arrays["texts"].tolist() == MADE.arrays["texts"].tolist()
+        np.testing.assert_array_equal(found.arrays["x"], MADE.arrays["x"])
+        assert found.arrays["x"].dtype == np.float32
+    assert len(computed) == 1
+    assert os.listdir(folder) == ["round_1_texts"]
+
+
+def test_the_manifest_says_what_it_is_and_what_it_was_made_from(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl", CLIENTS) as ledger:
+        Artifacts(tmp_path, run="a", ledger=ledger, private=False).save("one", MADE, ["seed", 3])
+        head = ledger.head
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    assert manifest["what"] == "one"
+    assert manifest["run"] == "a"
+    assert manifest["made_from"] == ["seed", 3]
+    assert manifest["version"] == version("jaxpfl")
+    assert manifest["private"] is False
+    assert manifest["ledger_head"] == head
+    assert sorted(manifest["files"]) == ["arrays.npz", "record.json"]
+
+
+def test_nothing_stored_is_none_and_makes_no_folder(tmp_path):
+    assert Artifacts(tmp_path / "artifacts", run="a").find("one") is None
+    with pytest.raises(AssertionError):
+        Artifacts(tmp_path / "artifacts", run="a").load_or_compute("one", never)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["", "../one", ".one", "a/b"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
+    with pytest.raises(InputError, match="artifact's name"):
+        Artifacts(tmp_path, run="a").save(name, MADE)
+
+
+@pytest.mark.parametrize("call", ["fsync_tree", "npz", "fsync_directory"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_failing_disk_leaves_nothing_half(tmp_path, monkeypatch, call, number):
+    """TRUST 36: the error comes out; what is there under its name is whole."""
+
+    def fails(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, call, fails)
+        with pytest.raises(OSError) as caught:
+            Artifacts(tmp_path, run="a").save("one", MADE)
+    assert caught.value.errno == number
+    found = Artifacts(tmp_path, run="a").load_or_compute("one", lambda: MADE)
+    assert found.record["loss"] == 1.5
+
+
+def test_killed_at_any_instant_it_is_absent_or_whole(tmp_path):
+    """TRUST 33: a copy of the folder before each system call that changes what stands there."""
+    import shutil
+    import unittest.mock
+
+    copies: list[Path] = []
+
+    def watched(function):
+        def call(*arguments, **options):
+            copies.append(tmp_path / f"copy {len(copies)}")
+            shutil.copytree(tmp_path / "live", copies[-1])
+            return function(*arguments, **options)
+
+        return call
+
+    (tmp_path / "live").mkdir()
+    with (
+        unittest.mock.patch.object(os, "fsync", watched(os.fsync)),
+        unittest.mock.patch.object(os, "rename", watched(os.rename)),
+    ):
+        Artifacts(tmp_path / "live", run="a").save("one", Artifact({"version": 1}))
+        first = len(copies)
+        Artifacts(tmp_path / "live", run="a").save("one", Artifact({"version": 2}))
+    assert first >= 5
+    seen = set()
+    for number, copy in enumerate(copies):
+        found = Artifacts(copy, run="a").find("one")
+        seen.add((number < first, None if found is None else found.record["version"]))
+        after = Artifacts(copy, run="a").load_or_compute("one", lambda: Artifact({"version": 3}))
+        assert after.record["version"] == (3 if found is None else found.record["version"])
+    assert seen == {(True, None), (True, 1), (False, 1), (False, None), (False, 2)}
+
+
+def test_a_temporary_folder_is_no_artifact_and_goes(tmp_path):
+    Artifacts(tmp_path, run="a").save("one", MADE)
+    os.rename(tmp_path / "one", tmp_path / ".tmp-one")
+    assert Artifacts(tmp_path, run="a").find("one") is None
+    Artifacts(tmp_path, run="a").save("one", MADE)
+    assert os.listdir(tmp_path) == ["one"]
+
+
+def _flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_every_damage_is_found_and_the_file_is_named(tmp_path):
+    """TRUST 35: a flipped bit, a shortened file, a missing one, and one that is not listed."""
+    Artifacts(tmp_path, run="a").save("one", MADE, {"seed": 0})
+    damages = 0
+    for path in _files(tmp_path / "one"):
+        content = path.read_bytes()
+        for position in range(0, len(content), 7):
+            _flip(path, position)
+            with pytest.raises(CorruptFile, match=path.name):
+                Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 0})
+            path.write_bytes(content)
+            damages += 1
+        path.write_bytes(content[:-1])
+        with pytest.raises(CorruptFile, match=path.name):
+            Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 0})
+        path.unlink()
+        with pytest.raises(CorruptFile, match=path.name):
+            Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 0})
+        path.write_bytes(content)
+    assert damages > 100
+    (tmp_path / "one" / "more.txt").write_text("x")
+    with pytest.raises(CorruptFile, match=r"more\.txt"):
+        Artifacts(tmp_path, run="a").find("one", {"seed": 0})
+
+
+def test_the_check_can_fail(tmp_path, monkeypatch):
+    """TRUST 35: unverified, a flipped bit of the record passes."""
+    Artifacts(tmp_path, run="a").save("one", Artifact({"name": "aaaa"}))
+    path = tmp_path / "one" / "record.json"
+    _flip(path, path.read_bytes().index(b"aaaa"))
+    monkeypatch.setattr(store, "verified", lambda _: store.Manifest("one", "a"))
+    found = Artifacts(tmp_path, run="a").find("one")
+    assert found is not None
+    assert found.record["name"] != "aaaa"
+
+
+def test_an_artifact_of_another_run_is_refused(tmp_path):
+    """A resumed run must not repeat its noise on what follows from other artifacts."""
+    Artifacts(tmp_path, run="a").save("one", MADE)
+    with pytest.raises(InputError, match="belongs to run a, expected run b"):
+        Artifacts(tmp_path, run="b").load_or_compute("one", never)
+
+
+def test_what_was_made_from_something_else_is_refused(tmp_path):
+    Artifacts(tmp_path, run="a").save("one", MADE, {"seed": 0})
+    with pytest.raises(InputError, match=r"one: was made from .*0.*, expected .*1"):
+        Artifacts(tmp_path, run="a").load_or_compute("one", never, {"seed": 1})
+    with pytest.raises(InputError, match="was made from"):
+        Artifacts(tmp_path, run="a").load_or_compute("one", never)
+
+
+def test_objects_are_not_read(tmp_path):
+    """TRUST 39: no pickle, not even with the right hash."""
+    Artifacts(tmp_path, run="a").save("one", Artifact({}, {"x": np.array([{}], dtype=object)}))
+    with pytest.raises(CorruptFile, match=r"arrays\.npz"):
+        Artifacts(tmp_path, run="a").load_or_compute("one", never)
+
+
+def test_a_ledger_that_lost_an_artifacts_charge_is_refused(tmp_path):
+    """TRUST 34: a release that is found again must still be on the ledger."""
+    path, event = tmp_path / "ledger.jsonl", GaussianDpEvent(2.0)
+    folder = tmp_path / "artifacts"
+    with Ledger(path, CLIENTS) as ledger:
+
+        def compute():
+            ledger.charge(event, "scores", run="a", round=1, identity="a")
+            return MADE
+
+        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", compute)
+        # Charges that come later do no harm.
+        ledger.charge(event, "scores", run="b", round=1, identity="b")
+    with Ledger(path, CLIENTS) as ledger:
+        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", never)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    with (
+        Ledger(path, CLIENTS) as ledger,
+        pytest.raises(CorruptFile, match="cut off or replaced"),
+    ):
+        Artifacts(folder, run="a", ledger=ledger).load_or_compute("scores", never)
+
+
+def test_the_content_has_one_digest(tmp_path):
+    """It follows from record and arrays alone, not from the run or the folder."""
+    for folder, run in (("x", "a"), ("y", "b")):
+        Artifacts(tmp_path / folder, run=run).save("one", MADE, run)
+    x, y = (Artifacts(tmp_path / name, run="-").sha256("one") for name in ("x", "y"))
+    assert x == y
+    Artifacts(tmp_path / "y", run="b").save("one", MADE._replace(record={}))
+    assert Artifacts(tmp_path / "y", run="b").sha256("one") != x
+
+
+def test_trees_are_taken_apart_and_put_together(tmp_path):
+    tree = {"layer": {"w": jnp.ones((2, 3)), "b": jnp.zeros(0)}, "steps": [jnp.int32(3)]}
+    Artifacts(tmp_path, run="a").save("one", Artifact({}, tree_arrays(tree)))
+    found = Artifacts(tmp_path, run="a").find("one")
+    assert found is not None
+    assert sorted(found.arrays) == ["layer.b", "layer.w", "steps.0"]
+    again = tree_of(found.arrays, tree)
+    np.testing.assert_array_equal(again["layer"]["w"], tree["layer"]["w"])
+    assert again["steps"][0].dtype == np.int32
+    with pytest.raises(InputError, match=r"layer\.w.*\[2, 3\].*\[2, 4\]"):
+        tree_of(found.arrays, {**tree, "layer": {**tree["layer"], "w": jnp.ones((2, 4))}})
+    with pytest.raises(InputError, match=r"layer\.b"):
+        tree_of(found.arrays, {"layer": {"w": jnp.ones((2, 3))}, "steps": [jnp.int32(3)]})
+    with pytest.raises(InputError, match="two leaves"):
+        tree_arrays({"a": {"b": jnp.ones(1)}, "a.b": jnp.ones(1)})
