@@ -1,6 +1,6 @@
 """`open(source)`: from what a user writes to a population.
 
-    docstrings:jax,scipy,pandas            documented classes and functions of installed packages
+    docstrings:jax,scipy,pandas            documented classes and functions of Python packages
     largefedbench:congress?revision=HEX    POPri's speeches (or biorxiv: abstracts) from the hub, a
                                            client each; with &text=FIELD&part=train
                                            &split=sentences&min_examples=5, each optional

@@ -1,168 +1,9 @@
-"""The embedded default: docstrings of installed packages, as sentences."""
-
-import sys
-import textwrap
+"""The embedded default: docstrings of well-known packages, as sentences."""
 
 import numpy as np
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers.docstrings import definitions
-from jaxpfl.data.readers.sentences import sentences
-from jaxpfl.errors import InputError
-
-NUMPY_STYLE = """
-    Compute the *weighted* mean, e.g. of `x`, along an axis. See :func:`numpy.mean` for more.
-
-    .. versionadded:: 1.4
-       This is never prose of anyone.
-
-    Parameters
-    ----------
-    x : array_like, shape (n, m)
-        The values to average. They may be
-        of any real type.
-    axis, keepdims : {0, 1}, optional
-        The axis along which the mean is taken [1]_.
-
-    Returns
-    -------
-    ndarray
-        The mean of each of the columns.
-
-    See Also
-    --------
-    numpy.median : The median is another thing entirely.
-
-    Notes
-    -----
-    .. note:: The weights are normalised to one.
-
-    The definition is::
-
-        this is code that nobody should read
-
-    where :math:`w_i` are the weights of it. It holds in all the cases.
-
-    - The first point is about speed.
-    - The second point is about memory.
-
-    References
-    ----------
-    .. [1] Someone wrote a book about this.
-
-    Examples
-    --------
-    >>> mean(x)
-    the output of a doctest here
-
-    Prose between the examples is dropped.
-"""
-
-GOOGLE_STYLE = """Runs the function on every device.
-
-  Longer text goes here, over
-  two lines of the docstring.
-
-  Args:
-    fun: the function to be run on devices.
-      It must be pure and traceable.
-    axis_name (str): a name for the mapped axis.
-
-  Returns:
-    A function with the same arguments as ``fun``.
-
-  Example:
-    words that only illustrate the example here
-
-  Raises:
-    ValueError: if the axis is not there.
-
-  ```
-  fenced code is not prose either
-  ```
-"""
-
-
-def test_numpy_style_leaves_its_prose():
-    assert sentences(NUMPY_STYLE) == [
-        "Compute the weighted mean, e.g. of x, along an axis.",
-        "See numpy.mean for more.",
-        "The values to average.",
-        "They may be of any real type.",
-        "The axis along which the mean is taken.",
-        "The mean of each of the columns.",
-        "The weights are normalised to one.",
-        "The definition is:",
-        "It holds in all the cases.",
-        "The first point is about speed.",
-        "The second point is about memory.",
-    ]
-
-
-def test_google_style_leaves_its_prose():
-    assert sentences(GOOGLE_STYLE) == [
-        "Runs the function on every device.",
-        "Longer text goes here, over two lines of the docstring.",
-        "the function to be run on devices.",
-        "It must be pure and traceable.",
-        "a name for the mapped axis.",
-        "A function with the same arguments as fun.",
-        "if the axis is not there.",
-    ]
-
-
-@pytest.mark.parametrize(
-    "docstring", ["", "\n", "Short one.", "x : int", ">>> a b c d", "=====", "\0"]
-)
-def test_docstring_without_prose_has_no_sentence(docstring):
-    assert sentences(docstring) == []
-
-
-def test_definitions_are_public_documented_and_at_the_top_level():
-    source = textwrap.dedent(
-        '''
-        """The module's own docstring is nobody's."""
-        import os
-
-        @decorated(x="""not a docstring""")
-        def plain(a: str = "x:", *, b={"c": 1}) -> int:  # a comment: here
-            """Plain's own words."""
-            def inner():
-                """Never this."""
-
-        class Thing(Base):
-            # why it is so
-
-            r"""Thing's own \\words."""
-
-            def method(self):
-                """Not a client."""
-
-        def quoted(): "Without the usual quotes."
-
-        async def _hidden():
-            """Never this."""
-
-        def undocumented(x):
-            return """never this"""
-
-        def template():
-            text: str = """never this"""
-
-        def single(): \'\'\'Single quotes count.\'\'\'
-        '''
-    )
-    assert dict(definitions(source)) == {
-        "plain": "Plain's own words.",
-        "Thing": "Thing's own \\words.",
-        "single": "Single quotes count.",
-    }
-
-
-def test_a_broken_file_gives_what_can_be_parsed():
-    source = 'def f(:\n    """Broken."""\ndef g():\n    """Whole."""\ndef h():\n    """Cut'
-    assert dict(definitions(source)) == {"g": "Whole."}
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +11,11 @@ def optax():
     return open_population("docstrings:optax")
 
 
-def test_installed_package_gives_clients_with_sentences(optax):
+def test_a_package_gives_clients_with_sentences(optax):
     assert optax.unit == "documented class or function"
     assert optax.name == "docstrings:optax"
     assert list(optax.columns) == ["text"]
-    # 353 in the version at hand; another one may have somewhat more or fewer.
-    assert 200 < len(optax) < 1_000
+    assert len(optax) == 353
     assert 3 <= np.median(optax.sizes()) <= 12
     assert optax.sizes().min() >= 1
     ids = optax.client_ids.to_pylist()
@@ -183,30 +23,22 @@ def test_installed_package_gives_clients_with_sentences(optax):
     assert not any("_test" in path for path in ids)
 
 
-def test_reading_twice_gives_the_same(optax):
-    assert open_population("docstrings:optax").fingerprint == optax.fingerprint
+def test_the_corpora_are_the_same_everywhere(optax):
+    """They do not change with the version of a package that happens to be installed."""
+    assert optax.fingerprint.startswith("884bd3b256e578a3")
+    several = "jax,scipy,pandas,sklearn,orbax,flax,optax,tensorboard,rich,absl,tyro,dp_accounting"
+    population = open_population(f"docstrings:{several},pyarrow")
+    assert len(population) == 8263
+    assert population.fingerprint.startswith("0e0c929eacb30011")
+
+
+def test_clients_come_in_the_order_of_the_packages_asked_for():
+    ids = open_population("docstrings:optax,flax").client_ids.to_pylist()
+    packages = [path.partition(".")[0] for path in ids]
+    assert packages == sorted(packages, reverse=True)
 
 
 def test_identical_docstrings_are_one_client():
     population = open_population("docstrings:optax,flax")
     held = [tuple(population.examples(i)["text"].to_pylist()) for i in range(len(population))]
     assert len(set(held)) == len(held)
-
-
-def test_packages_are_never_imported(tmp_path, monkeypatch):
-    """TRUST 39: nothing of a package runs; an import of this one would raise."""
-    (tmp_path / "trapped_package").mkdir()
-    (tmp_path / "trapped_package" / "__init__.py").write_text(
-        'raise SystemExit\ndef f():\n    """These are four words."""\n'
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    population = open_population("docstrings:trapped_package")
-    assert population.client_ids.to_pylist() == ["trapped_package.f"]
-    assert "trapped_package" not in sys.modules
-
-
-def test_package_without_docstrings_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "silent_package.py").write_text("def f(): pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="'silent_package' has no docstrings"):
-        open_population("docstrings:silent_package")

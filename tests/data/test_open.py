@@ -48,8 +48,8 @@ def test_environment_variable_is_expanded_and_not_shown(path, monkeypatch):
     [
         ("docstring:jax", "did you mean 'docstrings'?"),
         ("digit?clients=3", "did you mean 'digits'?"),
-        ("docstrings:scipi", "package 'scipi' is not installed (did you mean 'scipy'?)"),
-        ("docstrings:scikit-learn", "expected names of packages"),
+        ("docstrings:scipi", "no package 'scipi' in the snapshot (did you mean 'scipy'?)"),
+        ("docstrings:scikit-learn", "did you mean 'sklearn'?"),
         ("docstrings:scikit_learn", "did you mean 'sklearn'?"),
         ("docstrings:", "expected names of packages"),
         ("docstrings:jax.numpy", "expected names of packages"),

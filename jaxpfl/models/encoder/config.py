@@ -160,8 +160,3 @@ class EncoderConfig:
         values["max_position_embeddings"] = self.positions + self.first_position
         dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {"model_type": self.model_type, **values, **dropout, "tie_word_embeddings": True}
-
-
-def bert_small() -> EncoderConfig:
-    """BERT-small's shape (Turc et al. 2019): 28.8 M parameters with its vocabulary."""
-    return EncoderConfig(hidden_size=512, layers=4, heads=8)

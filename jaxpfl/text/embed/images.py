@@ -1,11 +1,10 @@
-"""Embedders of images: a pretrained network for drawings, and the logits of a classifier.
+"""Embedders of images: a pretrained network for drawings.
 
 `DoodleNet` reads the network that ml5.js publishes under this name, a Keras CNN trained on the
 drawings of Quick, Draw!, as TensorFlow.js saved it: `model.json` and files of raw little-endian
 float32. It was trained on no handwriting, so it is a public feature extractor for handwriting.
 """
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from jax import Array
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.cnn import CNN
 from jaxpfl.models.layers.convolution import convolve, max_pool
 from jaxpfl.text.embed.tensorflow_js import Layers, read_network
 
@@ -69,36 +67,6 @@ class DoodleNet:
         return _batched(lambda batch: self._features(weights, batch), image_NxHxWxC, self.dimension)
 
 
-class ClassifierLogits:
-    """The logits of a trained image classifier, so that d is the number of classes.
-
-    The Frechet distance on them measures generated handwriting in Augenstein et al. 2020
-    ("Generative models for effective ML on private, decentralized datasets"), section 5.3.
-
-    Args:
-      model: an image classifier of `jaxpfl.models`.
-      params: its parameters; they decide what distances mean, so they must be public.
-    """
-
-    column = "image"
-
-    def __init__(self, model: CNN, params: Params) -> None:
-        self._model, self._params = model, params
-        self.dimension = model.classes
-        digest = hashlib.sha256()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-            digest.update(jax.tree_util.keystr(path).encode())
-            digest.update(np.ascontiguousarray(leaf, "<f4").data.cast("B"))
-        self.name = f"logits of {model.name}:{digest.hexdigest()[:12]}"
-        self._logits = jax.jit(model.logits)
-
-    def __call__(self, examples: Any) -> np.ndarray:
-        image_NxHxWxC = _images(self.name, examples, self._model.image_shape, bounded=False)
-        return _batched(
-            lambda batch: self._logits(self._params, batch), image_NxHxWxC, self.dimension
-        )
-
-
 def _features(kinds: tuple[str, ...], weights: list[Params], image_BxHxWxC: Array) -> Array:
     x = image_BxHxWxC
     if x.dtype == jnp.uint8:
@@ -127,9 +95,7 @@ def _batched(
     return vectors_NxD
 
 
-def _images(
-    name: str, examples: Any, shape: tuple[int, int, int], *, bounded: bool = True
-) -> np.ndarray:
+def _images(name: str, examples: Any, shape: tuple[int, int, int]) -> np.ndarray:
     """Images uint8 or float32 [n, H, W, C]."""
     images = np.asarray(examples)
     if images.ndim == 3 and shape[2] == 1:
@@ -142,7 +108,7 @@ def _images(
         return images
     if images.dtype.kind != "f":
         raise InputError(f"embedder {name!r} reads images of uint8 or floats, found {images.dtype}")
-    if bounded and not np.all((images >= 0) & (images <= 1)):
+    if not np.all((images >= 0) & (images <= 1)):
         raise InputError(
             f"embedder {name!r} reads images with values in 0 .. 1, found others (uint8 images "
             "are divided by 255)"

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn
 
 from jaxpfl.errors import InputError
 from jaxpfl.models import count_parameters
@@ -16,6 +15,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.models.layers.quantise import quantise
+from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn
 
 MASK = np.ones(3, bool)
 

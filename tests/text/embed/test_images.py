@@ -3,14 +3,12 @@
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models import classifier_cnn
 from jaxpfl.text.embed import embedder
-from jaxpfl.text.embed.images import ClassifierLogits, DoodleNet
+from jaxpfl.text.embed.images import DoodleNet
 
 
 def _convolution(name, **changed):
@@ -222,19 +220,6 @@ def test_files_that_are_no_json_object_are_refused(folder, content):
 def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         DoodleNet.load(tmp_path / "nowhere")
-
-
-def test_logits_are_the_classifiers():
-    model = classifier_cnn((8, 8, 1), classes=5)
-    params = model.init(jax.random.key(0))
-    images = np.random.default_rng(0).normal(size=(7, 8, 8, 1)).astype(np.float32)
-    logits = ClassifierLogits(model, params)
-    assert logits.dimension == 5
-    np.testing.assert_allclose(logits(images), model.logits(params, images), atol=1e-5)
-    assert re.fullmatch("logits of classifier_cnn:[0-9a-f]{12}", logits.name)
-    assert ClassifierLogits(model, model.init(jax.random.key(1))).name != logits.name
-    with pytest.raises(InputError, match="found \\(9, 8, 1\\)"):
-        logits(np.zeros((1, 9, 8, 1), np.float32))
 
 
 def test_features_tell_digits_apart(data_folder):
