@@ -7,12 +7,12 @@ Dowson and Landau 1982, "The Frechet distance between multivariate normal distri
 equation 4; Heusel et al. 2017, "GANs Trained by a Two Time-Scale Update Rule", equation 6, for
 embeddings.
 
-The product C1 C2 is not symmetric, and its matrix square root is unstable where it is singular.
-Its eigenvalues are those of the symmetric F^T C2 F for any factor F F^T = C1, C1^(1/2) among
-them, so the trace is the sum of their square roots: no root of a matrix is ever formed. The
-reference's factor is computed once and serves all candidates.
+The product C1 C2 is not symmetric, and its matrix square root is unstable where it is singular. Its
+eigenvalues are those of the symmetric matrix F^T C2 F for any factor F with F F^T = C1, so the
+trace is the sum of their square roots and no matrix square root is needed. The factor of the
+reference is computed once for all candidates.
 
-All is public mathematics on the server, in float64 on the host.
+The server computes all of this from public quantities, in float64 on the host.
 """
 
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ __all__ = [
 
 
 class Reference:
-    """One side of the distance, factored once: many candidates are scored against it.
+    """One side of the distance, factored once so that many candidates are scored against it.
 
-    A covariance with negative eigenvalues, as after noise, is replaced by the nearest positive
-    semidefinite matrix (`project_psd`, without forming it): the distance is to the projection.
-    A singular one makes every distance cheaper, since only its range is worked in.
+    A covariance may have negative eigenvalues, for instance after noise was added. It is then
+    replaced by the nearest positive semidefinite matrix, as by `project_psd`. A singular
+    covariance makes every distance cheaper, because only its range is needed.
 
     Args:
-        moments: of the reference, noisy or not.
+        moments: the moments of the reference, with or without noise.
     """
 
     def __init__(self, moments: Moments):
@@ -70,11 +70,11 @@ class Reference:
         return self._trace
 
     def distance(self, candidate: Moments) -> float:
-        """Returns the squared 2-Wasserstein distance to a candidate, >= 0.
+        """Returns the squared 2-Wasserstein distance to a candidate, which is >= 0.
 
         Equal moments give 0 to about 1e-7 of the trace. The candidate's covariance must be
-        positive semidefinite, as every covariance of embeddings is; this is not checked
-        (`distance` projects both sides).
+        positive semidefinite, as every covariance of embeddings is. This is not checked; use
+        `distance` where both sides may need the projection.
 
         Raises:
             InputError: the candidate has another dimension.
@@ -83,25 +83,25 @@ class Reference:
         return self._distance(
             candidate.mean_D,
             float(np.trace(candidate.covariance_DxD)),
-            self._seen(candidate.covariance_DxD),
+            self._projected(candidate.covariance_DxD),
         )
 
     def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
-        """Returns the distances to candidates, in their order: float64 [candidates]."""
+        """Returns the distances to the candidates, in their order: float64 [candidates]."""
         for index, candidate in enumerate(candidates):
             self._check(candidate, index)
         return np.asarray([self.distance(candidate) for candidate in candidates], np.float64)
 
     def mixture_distances(self, parts: Sequence[Moments], shares_PxK) -> np.ndarray:
-        """Returns the distances to p mixtures of k parts, without embedding any of them.
+        """Returns the distances to p mixtures of k corpora, without embedding any mixture.
 
-        Equals `distances([mixture(parts, shares) for shares in shares_PxK])`, but the parts are
-        brought to the reference's factor once, so that a mixture costs a weighted sum and the
+        Equals `distances([mixture(parts, shares) for shares in shares_PxK])`, but projects each
+        corpus onto the reference's factor only once. A mixture then costs a weighted sum and the
         eigenvalues of one symmetric matrix.
 
         Args:
-            parts: the corpora mixed.
-            shares_PxK: one mixture a row: numbers >= 0 with sum 1.
+            parts: the moments of the corpora that are mixed.
+            shares_PxK: one mixture in each row: k numbers >= 0 with sum 1.
 
         Returns:
             float64 [p].
@@ -111,23 +111,25 @@ class Reference:
             self._check(part, index)
         means_KxD, covariances_KxDxD = stack(parts)
         trace_K = np.trace(covariances_KxDxD, axis1=1, axis2=2)
-        seen_means_KxR = means_KxD @ self._factor_DxR
-        seen_KxRxR = np.stack([self._seen(part.covariance_DxD) for part in parts])
+        projected_means_KxR = means_KxD @ self._factor_DxR
+        projected_KxRxR = np.stack([self._projected(part.covariance_DxD) for part in parts])
         distance_P = np.empty(len(shares_PxK))
         for point, shares_K in enumerate(shares_PxK):
             mean_D = shares_K @ means_KxD
             spread = shares_K @ np.sum((means_KxD - mean_D) ** 2, axis=1)
-            _, seen_RxR = mix(shares_K, seen_means_KxR, seen_KxRxR)
-            distance_P[point] = self._distance(mean_D, float(shares_K @ trace_K + spread), seen_RxR)
+            _, projected_RxR = mix(shares_K, projected_means_KxR, projected_KxRxR)
+            trace = float(shares_K @ trace_K + spread)
+            distance_P[point] = self._distance(mean_D, trace, projected_RxR)
         return distance_P
 
-    def _seen(self, covariance_DxD: np.ndarray) -> np.ndarray:
+    def _projected(self, covariance_DxD: np.ndarray) -> np.ndarray:
         """F^T C F: the covariance in the coordinates of the reference's factor."""
         return self._factor_DxR.T @ covariance_DxD @ self._factor_DxR
 
-    def _distance(self, mean_D: np.ndarray, trace: float, seen_RxR: np.ndarray) -> float:
+    def _distance(self, mean_D: np.ndarray, trace: float, projected_RxR: np.ndarray) -> float:
+        eigenvalue_R = np.linalg.eigvalsh(projected_RxR) if self.rank else np.zeros(0)
         # Rounding leaves negative eigenvalues where the product is singular.
-        eigenvalue_R = np.maximum(np.linalg.eigvalsh(seen_RxR), 0.0) if self.rank else np.zeros(0)
+        eigenvalue_R = np.maximum(eigenvalue_R, 0.0)
         shift_D = mean_D - self._mean_D
         overlap = 2 * float(np.sum(np.sqrt(eigenvalue_R)))
         return max(float(shift_D @ shift_D) + self._trace + trace - overlap, 0.0)
@@ -135,16 +137,16 @@ class Reference:
     def _check(self, candidate: Moments, index: int) -> None:
         if candidate.dimension != self.dimension:
             raise InputError(
-                f"candidate {index} has dimension {candidate.dimension}, "
-                f"but the reference has {self.dimension}"
+                f"candidate {index} has dimension {candidate.dimension}, but the reference has "
+                f"{self.dimension}: embed both with the same model"
             )
 
 
 def distance(a: Moments, b: Moments) -> float:
-    """Returns the squared 2-Wasserstein distance between two Gaussians, symmetric in them.
+    """Returns the squared 2-Wasserstein distance between two Gaussians.
 
-    Either covariance may have negative eigenvalues: both are projected (`project_psd`). For
-    many distances from one side use `Reference`.
+    Either covariance may have negative eigenvalues: both are projected by `project_psd`. Use
+    `Reference` to compute many distances from one side.
 
     Raises:
         InputError: the dimensions differ.
@@ -154,9 +156,9 @@ def distance(a: Moments, b: Moments) -> float:
 
 
 def _factor(covariance_DxD: np.ndarray) -> np.ndarray:
-    """F [d, r] with F F^T the covariance's projection to the semidefinite ones, of rank r."""
+    """F [d, r] with F F^T the nearest positive semidefinite matrix, whose rank is r."""
     eigenvalue_D, vector_DxD = np.linalg.eigh(covariance_DxD)
-    # Below this an eigenvalue is the rounding of the decomposition itself.
+    # An eigenvalue below this is a rounding error of the decomposition itself.
     rounding = len(covariance_DxD) * np.finfo(np.float64).eps * np.abs(eigenvalue_D).max()
     kept_R = eigenvalue_D > rounding
     return vector_DxD[:, kept_R] * np.sqrt(eigenvalue_D[kept_R])

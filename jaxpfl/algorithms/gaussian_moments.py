@@ -1,9 +1,9 @@
-"""Mean and covariance of embeddings, in one pass, and those of mixtures in closed form.
+"""Mean and covariance of embeddings in one pass, and those of mixtures in closed form.
 
-These are public quantities: nothing here is private. Rows are clipped to an L2 norm, as the
-clients' embeddings are, and the covariance is the population's (divided by n). The rows' outer
-products are summed in blocks: within a block in the embeddings' own precision, where the machine
-is fast, and over the blocks in float64.
+All quantities here are public. Rows are clipped to an L2 norm, as the clients' embeddings are, and
+the covariance is the population covariance, which divides by n. The rows' outer products are summed
+in blocks: within a block in the embeddings' own precision, which is fast, and over the blocks in
+float64.
 """
 
 import math
@@ -19,31 +19,33 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
-# Long enough for the product to run at nearly its full rate; at d = 768 a block takes 100 MB.
+# Long enough for the matrix product to run at nearly full speed; at d = 768 a block is 100 MB.
 BLOCK_ROWS = 32_768
-# What lies in memory anyway is multiplied in longer blocks, where it lies.
+# An array that is in memory anyway is multiplied in place, in longer blocks.
 _WHOLE_BLOCK_ROWS = 131_072
 # Column sums run in float32 over this many rows, and in float64 over those sums.
 _SUM_ROWS = 1024
-# Above this share of a column's mean square, its squared mean costs float32 digits of the variance.
+# Where a column's squared mean exceeds this share of its mean square, float32 loses digits of the
+# variance unless the mean is subtracted first.
 _MEAN_SHARE = 0.8
 _ASYMMETRY = 1e-6
-_NORM_ROUNDING = 8  # in units of the last place; a row may exceed the clip norm by as much
+# A row may exceed the clip norm by this many units in the last place.
+_NORM_ROUNDING = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Size, mean and covariance of a corpus of embeddings: all the Frechet distance needs.
+    """Size, mean and covariance of a corpus of embeddings, from which the Frechet distance follows.
 
     Args:
-        count: number of examples, > 0; it need not be whole (a noisy count, a mixture's).
-        mean_D: mean; kept as float64.
-        covariance_DxD: population covariance, symmetric; kept as float64. It may have negative
-            eigenvalues (after noise): `Reference` and `distance` project it.
+        count: number of examples, > 0. A noisy count and that of a mixture need not be whole.
+        mean_D: mean, stored as float64.
+        covariance_DxD: symmetric population covariance, stored as float64. After noise was added
+            it may have negative eigenvalues; `Reference` and `distance` then project it.
 
     Raises:
-        InputError: a shape does not fit, a number is not finite, or the matrix is not symmetric
-            to 1e-6 of its largest entry (less than that is averaged away).
+        InputError: a shape does not fit, a number is not finite, or the matrix is asymmetric by
+            more than 1e-6 of its largest entry. A smaller asymmetry is averaged away.
     """
 
     count: float
@@ -53,14 +55,16 @@ class Moments:
     def __post_init__(self):
         mean_D = np.asarray(self.mean_D, np.float64)
         if mean_D.ndim != 1 or not mean_D.size:
-            raise InputError(f"mean_D must have shape [d], d >= 1, found {list(mean_D.shape)}")
+            raise InputError(
+                f"mean_D must have shape [d] with d >= 1, found shape {list(mean_D.shape)}"
+            )
         if not np.isfinite(mean_D).all():
-            raise InputError("mean_D has entries that are not finite")
+            raise InputError("mean_D must be finite, found an entry that is not")
         covariance_DxD = _symmetric("covariance_DxD", self.covariance_DxD)
         if len(covariance_DxD) != mean_D.size:
             raise InputError(
-                f"covariance_DxD has shape {list(covariance_DxD.shape)}, "
-                f"but mean_D has {mean_D.size} entries"
+                f"covariance_DxD must have shape {[mean_D.size, mean_D.size]}, because mean_D has "
+                f"{mean_D.size} entries, found shape {list(covariance_DxD.shape)}"
             )
         object.__setattr__(self, "count", checks.positive("count", self.count))
         object.__setattr__(self, "mean_D", mean_D)
@@ -73,20 +77,19 @@ class Moments:
 
 
 class RunningMoments:
-    """Moments of a corpus that arrives in pieces and need not fit in memory.
+    """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
-    The result does not depend on how the corpus was cut: pieces are regrouped into blocks of
-    fixed length. A large common mean does no harm: where it would, the first block's mean is
-    subtracted from every row before products are taken. On an accelerator the products run
-    there, at JAX's highest precision; on the CPU in the host's BLAS, whose symmetric product
-    does half the work of a general one.
+    The result does not depend on how the corpus is cut into pieces, because these are regrouped
+    into blocks of fixed length. Where a large common mean would cost precision, the mean of the
+    first block is subtracted from every row before the products are computed. On an accelerator
+    the products are computed there, at JAX's highest precision. On a CPU they are computed by the
+    host's BLAS, whose symmetric product does half the work of a general one.
 
     Args:
-        dimension: d of the embeddings.
-        clip_norm: rows with a larger L2 norm, beyond rounding, are scaled down to it;
-            `math.inf`: none are.
-        on_device: whether products run on JAX's default device; None: if that is not a CPU.
-            Embeddings in float64 are always multiplied in float64 on the host.
+        dimension: d, the dimension of the embeddings.
+        clip_norm: a row with a larger L2 norm is scaled down to this one; `math.inf` clips none.
+        on_device: whether products are computed on JAX's default device. None: only if that is
+            not a CPU. Embeddings in float64 are always multiplied in float64 on the host.
     """
 
     def __init__(self, dimension: int, clip_norm: float, *, on_device: bool | None = None):
@@ -96,7 +99,7 @@ class RunningMoments:
             self._clip_norm = checks.positive("clip_norm", clip_norm)
         self._on_device = jax.default_backend() != "cpu" if on_device is None else on_device
         self._block_rows = BLOCK_ROWS
-        self._count = 0  # rows in the sums, without those pending
+        self._count = 0  # rows in the sums; pending rows are not
         self._pending = 0
         self._dtype: np.dtype | None = None
         self._shift_D: np.ndarray | None = None
@@ -104,24 +107,26 @@ class RunningMoments:
         self._products_DxD = np.zeros((self._dimension, self._dimension))
 
     def add(self, embeddings_NxD) -> None:
-        """Adds rows, any number of them: floating point [n, d], numpy or JAX.
+        """Adds any number of rows: floating point [n, d], of NumPy or JAX.
 
-        The first call decides the precision: float64 stays float64, all else is float32.
+        The first call decides the precision: float64 stays float64, any other type becomes float32.
 
         Raises:
-            InputError: the shape or type does not fit, or a row (named by its index in the
-                whole corpus) has an entry that is not finite. Some of the call's rows may have
-                been added by then: start anew.
+            InputError: the shape or type does not fit, or a row has an entry that is not finite.
+                The message names the row by its index in the whole corpus. Some of the call's rows
+                may have been added by then, so that the sums can no longer be used.
         """
         embeddings_NxD = np.asarray(embeddings_NxD)
         if embeddings_NxD.ndim != 2 or embeddings_NxD.shape[1] != self._dimension:
             raise InputError(
-                f"embeddings must have shape [n, {self._dimension}], "
-                f"found {list(embeddings_NxD.shape)}"
+                f"embeddings must have shape [n, {self._dimension}], found "
+                f"{list(embeddings_NxD.shape)}"
             )
         # JAX's issubdtype, because numpy's does not know bfloat16.
         if not jnp.issubdtype(embeddings_NxD.dtype, jnp.floating):
-            raise InputError(f"embeddings must be floating point, found {embeddings_NxD.dtype}")
+            raise InputError(
+                f"embeddings must be floating point numbers, found {embeddings_NxD.dtype}"
+            )
         if self._dtype is None:
             wide = embeddings_NxD.dtype == np.float64
             self._dtype = np.dtype(np.float64 if wide else np.float32)
@@ -138,7 +143,7 @@ class RunningMoments:
             start = stop
 
     def result(self) -> Moments:
-        """Returns the moments of all rows so far; more may be added afterwards."""
+        """Returns the moments of all rows added so far; more may be added afterwards."""
         count = self._count + self._pending
         if not count:
             raise InputError("moments need at least one embedding, found none")
@@ -163,11 +168,14 @@ class RunningMoments:
             fine_N = np.isfinite(rows_NxD).all(axis=1)
             if not fine_N.all():
                 row = self._count + self._pending + int(np.argmin(fine_N))
-                raise InputError(f"embedding in row {row} has entries that are not finite")
-            raise InputError("embeddings are too large: the square of a norm overflows")
+                raise InputError(f"the embedding in row {row} has an entry that is not finite")
+            raise InputError(
+                "embeddings must have norms whose square does not overflow "
+                f"{rows_NxD.dtype}, found one that is too large"
+            )
         if self._clip_norm == math.inf:
             return rows_NxD
-        # Rows of norm `clip_norm` but for rounding are common, and copying them would be in vain.
+        # Many rows have norm `clip_norm` up to rounding; they need not be copied.
         slack = 1 + _NORM_ROUNDING * np.finfo(rows_NxD.dtype).eps
         long = np.flatnonzero(square_N > (self._clip_norm * slack) ** 2)
         if long.size:
@@ -177,7 +185,7 @@ class RunningMoments:
         return rows_NxD
 
     def _copy(self, rows_NxD: np.ndarray, minus_D: np.ndarray | None = None) -> np.ndarray:
-        """The rows (minus a vector) in an array used again and again: fresh memory is slow."""
+        """The rows (minus a vector) in one array that is reused, since fresh memory is slow."""
         if len(self._scratch_BxD) < len(rows_NxD):
             self._scratch_BxD = np.empty_like(rows_NxD)
         copied_NxD = self._scratch_BxD[: len(rows_NxD)]
@@ -188,10 +196,10 @@ class RunningMoments:
         return copied_NxD
 
     def _hold(self, rows_NxD: np.ndarray) -> None:
-        """Keeps rows until a block is full."""
+        """Stores rows until a block is full."""
         needed = self._pending + len(rows_NxD)
         if needed > len(self._pending_BxD):
-            # Doubling, so that a small corpus takes a small buffer.
+            # Doubled when it is full, so that a small corpus needs only a small buffer.
             grown_BxD = np.empty(
                 (min(2 * needed, self._block_rows), self._dimension), rows_NxD.dtype
             )
@@ -213,32 +221,33 @@ class RunningMoments:
         self._count += len(block_BxD)
 
     def _block_sums(self, rows_NxD, shift_D) -> tuple[np.ndarray, np.ndarray]:
-        """Sum and sum of outer products of (rows - shift); float64 [d], [d, d]."""
+        """Sum, and sum of outer products, of (rows - shift); float64 [d] and [d, d]."""
         if self._on_device and self._dtype == np.float32:
             if missing := -len(rows_NxD) % _SUM_ROWS:
-                # Rows equal to the shift add nothing, and few shapes means few compilations.
+                # Rows equal to the shift add nothing; fewer shapes mean fewer compilations.
                 padding_MxD = np.broadcast_to(shift_D, (missing, self._dimension))
                 rows_NxD = np.concatenate([rows_NxD, padding_MxD])
             sums_MxD, products_DxD = _device_sums(rows_NxD, shift_D)
             return np.asarray(sums_MxD).sum(axis=0, dtype=np.float64), np.asarray(products_DxD)
         if shift_D.any():
             rows_NxD = self._copy(rows_NxD, shift_D)
-        # One array as both factors: numpy then calls the symmetric product.
+        # With one array as both factors NumPy calls the faster symmetric product.
         return _column_sums(rows_NxD), rows_NxD.T @ rows_NxD
 
 
 def moments(embeddings_NxD, clip_norm: float) -> Moments:
-    """Returns the moments of embeddings [n, d], clipped to L2 norm `clip_norm`.
+    """Returns the moments of the embeddings [n, d] of a public corpus.
 
-    The covariance is the population's, divided by n: one example has covariance 0. Rows in
-    float32 give it to about 1e-6 of its size, rows in float64 to rounding.
+    The population covariance divides by n, so that a single example has covariance 0. It is
+    accurate to about 1e-6 of its size for rows in float32, and to rounding for float64.
 
     Args:
-        embeddings_NxD: floating point, numpy or JAX, n >= 1; of a public corpus.
-        clip_norm: the bound on a row's L2 norm; `math.inf` clips nothing.
+        embeddings_NxD: floating point numbers of NumPy or JAX, n >= 1.
+        clip_norm: a row with a larger L2 norm is scaled down to this one; `math.inf` clips none.
 
     Raises:
-        InputError: not a matrix of floats, no rows, or a row that is not finite.
+        InputError: the array is not a matrix of floats, has no rows, or has a row that is not
+            finite.
     """
     if np.ndim(embeddings_NxD) != 2:
         raise InputError(
@@ -250,7 +259,7 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
 
 
 class _WholeMoments(RunningMoments):
-    """Of one array: longer blocks, and the last one is not copied, for nothing follows it."""
+    """The moments of one whole array: its blocks are longer, and the last one is not copied."""
 
     def __init__(self, dimension: int, clip_norm: float):
         super().__init__(dimension, clip_norm)
@@ -261,18 +270,18 @@ class _WholeMoments(RunningMoments):
 
 
 def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
-    """Returns the moments of a mixture of corpora, exactly, from theirs alone.
+    """Returns the exact moments of a mixture of corpora, computed from their moments alone.
 
-    With share s_i of part i, the mean is m = sum s_i m_i and the covariance is
-    sum s_i (C_i + (m_i - m)(m_i - m)^T). The count is the largest the mixture can have without
-    repeating an example: min over i of count_i / s_i.
+    Where corpus i has share s_i, the mean is m = sum s_i m_i and the covariance is
+    sum s_i (C_i + (m_i - m)(m_i - m)^T). The count is the largest that a mixture without repeated
+    examples can have: the minimum over i of count_i / s_i.
 
     Args:
-        parts: one or more, of one dimension.
-        shares: as many numbers >= 0 with sum 1 (to 1e-6).
+        parts: the moments of one or more corpora, all of one dimension.
+        shares: one number >= 0 for each corpus; their sum is 1 to within 1e-6.
 
     Raises:
-        InputError: the parts or shares are not as above.
+        InputError: the dimensions differ, or the shares are not as described.
     """
     shares_K = check_shares(parts, [shares])[0]
     mean_D, covariance_DxD = mix(shares_K, *stack(parts))
@@ -283,21 +292,21 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
 
 
 def check_shares(parts: Sequence[Moments], shares_PxK) -> np.ndarray:
-    """Returns shares of mixtures as float64 [p, k], each row with sum 1."""
+    """Returns the shares of mixtures as float64 [p, k]; the sum of every row is 1."""
     if not parts:
-        raise InputError("a mixture needs at least one part, found none")
+        raise InputError("a mixture needs at least one corpus, found none")
     for index, part in enumerate(parts):
         if part.dimension != parts[0].dimension:
             raise InputError(
-                f"the parts of a mixture must have one dimension, found {parts[0].dimension} "
-                f"in part 0 and {part.dimension} in part {index}"
+                "the corpora of a mixture must have embeddings of one dimension, found "
+                f"{parts[0].dimension} in corpus 0 and {part.dimension} in corpus {index}"
             )
     rows = []
     for point, shares in enumerate(shares_PxK):
         if np.ndim(shares) != 1 or len(shares) != len(parts):
             raise InputError(
-                f"a mixture of {len(parts)} parts needs {len(parts)} shares, "
-                f"found shape {list(np.shape(shares))} in mixture {point}"
+                f"mixture {point} of {len(parts)} corpora needs {len(parts)} shares, found shape "
+                f"{list(np.shape(shares))}"
             )
         row = [
             checks.non_negative(f"share {index} of mixture {point}", float(share))
@@ -305,19 +314,21 @@ def check_shares(parts: Sequence[Moments], shares_PxK) -> np.ndarray:
         ]
         total = math.fsum(row)
         if abs(total - 1) > 1e-6:
-            raise InputError(f"the shares of mixture {point} must sum to 1, found {total!r}")
+            raise InputError(
+                f"the shares of mixture {point} must sum to 1, found a sum of {total!r}"
+            )
         rows.append(np.asarray(row) / total)
     return np.asarray(rows, np.float64).reshape(-1, len(parts))
 
 
 def stack(parts: Sequence[Moments]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the parts' means [k, d] and covariances [k, d, d]."""
+    """Returns the means [k, d] and the covariances [k, d, d] of k corpora."""
     means_KxD = np.stack([part.mean_D for part in parts])
     return means_KxD, np.stack([part.covariance_DxD for part in parts])
 
 
 def mix(shares_K, means_KxD, covariances_KxDxD) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a mixture's mean [d] and covariance [d, d]."""
+    """Returns the mean [d] and the covariance [d, d] of a mixture."""
     mean_D = shares_K @ means_KxD
     spread_KxD = np.sqrt(shares_K)[:, None] * (means_KxD - mean_D)
     return mean_D, np.tensordot(shares_K, covariances_KxDxD, 1) + spread_KxD.T @ spread_KxD
@@ -326,16 +337,16 @@ def mix(shares_K, means_KxD, covariances_KxDxD) -> tuple[np.ndarray, np.ndarray]
 def project_psd(matrix_DxD) -> np.ndarray:
     """Returns the positive semidefinite matrix nearest to a symmetric one in Frobenius norm.
 
-    It keeps the eigenvectors and sets negative eigenvalues to 0 (Higham 1988, "Computing a
-    nearest symmetric positive semidefinite matrix", Theorem 2.1). A matrix that is positive
-    definite comes back as it is.
+    The eigenvectors stay and negative eigenvalues become 0 (Higham 1988, "Computing a nearest
+    symmetric positive semidefinite matrix", Theorem 2.1). A positive definite matrix is returned
+    as it is.
 
     Raises:
-        InputError: not a square, finite, symmetric matrix.
+        InputError: the matrix is not square, finite and symmetric.
     """
     matrix_DxD = _symmetric("matrix", matrix_DxD)
     try:
-        np.linalg.cholesky(matrix_DxD)  # the quick test: an eighth of an eigendecomposition
+        np.linalg.cholesky(matrix_DxD)  # eight times faster than an eigendecomposition
     except np.linalg.LinAlgError:
         pass
     else:
@@ -350,20 +361,22 @@ def _symmetric(name: str, matrix_DxD) -> np.ndarray:
     """The matrix in float64, exactly symmetric."""
     matrix_DxD = np.asarray(matrix_DxD, np.float64)
     if matrix_DxD.ndim != 2 or len(set(matrix_DxD.shape)) != 1 or not matrix_DxD.size:
-        raise InputError(f"{name} must have shape [d, d], d >= 1, found {list(matrix_DxD.shape)}")
+        raise InputError(
+            f"{name} must have shape [d, d] with d >= 1, found shape {list(matrix_DxD.shape)}"
+        )
     if not np.isfinite(matrix_DxD).all():
-        raise InputError(f"{name} has entries that are not finite")
+        raise InputError(f"{name} must be finite, found an entry that is not finite")
     if np.array_equal(matrix_DxD, matrix_DxD.T):
         return matrix_DxD
     if np.abs(matrix_DxD - matrix_DxD.T).max() > _ASYMMETRY * np.abs(matrix_DxD).max():
-        raise InputError(f"{name} is not symmetric")
+        raise InputError(f"{name} must be symmetric, found one that is not symmetric")
     return (matrix_DxD + matrix_DxD.T) / 2
 
 
 def _shift(rows_NxD: np.ndarray) -> np.ndarray:
-    """About the rows' mean if products need it subtracted, else zeros; in the rows' type [d].
+    """The approximate mean of the rows [d] where it must be subtracted for precision, else zeros.
 
-    Subtracting costs a pass over the corpus, a tenth of the whole.
+    Subtracting costs a pass over the corpus, about a tenth of the whole computation.
     """
     rows_NxD = rows_NxD[:_SUM_ROWS]
     mean_D = _column_sums(rows_NxD) / len(rows_NxD)
@@ -374,14 +387,14 @@ def _shift(rows_NxD: np.ndarray) -> np.ndarray:
 
 
 def _square_norms(rows_NxD: np.ndarray) -> np.ndarray:
-    """Squared L2 norms of the rows [n]; by all cores, since numpy's loop takes only one."""
+    """Squared L2 norms of the rows [n], computed on all cores: NumPy's loop uses only one."""
     cores = min(os.cpu_count() or 1, len(rows_NxD) // _SUM_ROWS)
     if cores < 2:
         return np.einsum("nd,nd->n", rows_NxD, rows_NxD)
     square_N = np.empty(len(rows_NxD), rows_NxD.dtype)
 
     def fill(part: slice) -> None:
-        # numpy's error state belongs to a thread.
+        # NumPy's error state is that of a thread.
         with np.errstate(over="ignore", invalid="ignore"):
             np.einsum("nd,nd->n", rows_NxD[part], rows_NxD[part], out=square_N[part])
 
@@ -392,7 +405,7 @@ def _square_norms(rows_NxD: np.ndarray) -> np.ndarray:
 
 
 def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
-    """Sums over rows, float64 [d]; by matrix products, faster than `np.sum`."""
+    """Sums over rows, float64 [d], computed by matrix products: faster than `np.sum`."""
     whole = len(rows_NxD) // _SUM_ROWS * _SUM_ROWS
     groups_MxSxD = rows_NxD[:whole].reshape(-1, _SUM_ROWS, rows_NxD.shape[1])
     sums_MxD = np.ones(_SUM_ROWS, rows_NxD.dtype) @ groups_MxSxD
@@ -402,7 +415,7 @@ def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _device_sums(rows_NxD, shift_D):
-    """Sums over groups of rows, and the sum of outer products, of (rows - shift)."""
+    """Sums over groups of rows, and the sum of all outer products, of (rows - shift)."""
     rows_NxD = rows_NxD - shift_D[None]
     sums_MxD = rows_NxD.reshape(-1, _SUM_ROWS, rows_NxD.shape[1]).sum(axis=1)
     products_DxD = jnp.matmul(rows_NxD.T, rows_NxD, precision=jax.lax.Precision.HIGHEST)

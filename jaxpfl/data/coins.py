@@ -1,11 +1,13 @@
-"""Coins for clients and examples that adding, removing or reordering clients does not turn over.
+"""Random numbers of clients and examples that do not depend on which other clients take part.
 
-A draw is a function of what it is for, a seed, the client's id and, for examples, the example's
-place among its client's. It is never a function of an index into the population: neighbouring
-populations then differ in one client's draws alone, and a simulation can be repeated on a part.
+A draw is a function of its purpose, a seed, the client's id and, for an example, the position of
+the example among its client's. It is never a function of an index into the population. Therefore
+neighbouring populations differ in the draws of one client alone, and a simulation can be repeated
+on a part of the clients.
 
-Draws from SHA-256 and splitmix64 (Steele, Lea and Flood, OOPSLA 2014, figure 16) are for
-simulation: whoever has seed and id can compute them, so no guarantee of privacy may rest on them.
+The draws come from SHA-256 and splitmix64 (Steele, Lea and Flood, OOPSLA 2014, figure 16). They are
+for simulation only: whoever knows seed and id can compute them, so that no privacy guarantee may
+depend on them.
 """
 
 import hashlib
@@ -17,18 +19,19 @@ from jaxpfl.data.population import Population
 
 
 def client_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
-    """A number in [0, 1) for each client, float64 [clients].
+    """Returns a number in [0, 1) for each client, float64 [clients].
 
     Args:
-      purpose: what the draws decide; draws for different purposes are independent.
+      purpose: what the draws are used for; draws for different purposes are independent.
+      seed: a whole number >= 0.
     """
     return _to_unit(_client_words(purpose, seed, population))
 
 
 def example_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
-    """A number in [0, 1) for each example, float64 [examples]; see `client_uniforms`.
+    """Returns a number in [0, 1) for each example, float64 [examples]; see `client_uniforms`.
 
-    A client that gets another example at its end keeps the draws of those before.
+    Appending an example to a client does not change the draws of its other examples.
     """
     sizes = population.sizes()
     place = np.arange(population.num_examples) - np.repeat(population.offsets[:-1], sizes)
@@ -38,7 +41,7 @@ def example_uniforms(purpose: str, seed: int, population: Population) -> np.ndar
 
 
 def _client_words(purpose: str, seed: int, population: Population) -> np.ndarray:
-    """64 bits for each client, uint64 [clients]."""
+    """64 random bits for each client, uint64 [clients]."""
     start = hashlib.sha256(f"{purpose} {checks.non_negative_int('seed', seed)} ".encode())
 
     def word(client: str) -> bytes:
@@ -51,7 +54,7 @@ def _client_words(purpose: str, seed: int, population: Population) -> np.ndarray
 
 
 def _mix(word: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser, uint64 -> uint64, one to one."""
+    """The finaliser of splitmix64, a bijection of uint64."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))

@@ -1,11 +1,11 @@
-"""The bugs that the papers plant in clients' data, to see whether a private method shows them.
+"""Simulated bugs in the clients' data, which a private method is then expected to reveal.
 
-Augenstein et al. (2020): section 6, an app that inverts the pixels of whole devices; section 5, a
-tokenizer that concatenates the first two words of a sentence. Both leave clients and fingerprint
-as they were: a corrupted population is charged to the same ledger.
+They are those of Augenstein et al. (2020): an app that inverts the pixels of whole devices (section
+6), and a tokeniser that joins the first two words of a sentence (section 5). The clients and their
+fingerprint stay as they were, so that the corrupted population is charged to the same ledger.
 
-For SIMULATION only. Which client or sentence is struck is a function of seed and client id, known
-to the experiment and not to the modeller: nothing of it may reach what is trained or released.
+For SIMULATION only. Which clients or sentences are corrupted follows from the seed and the client's
+id. The experiment knows it, the modeller does not: it must not influence training or releases.
 """
 
 import numpy as np
@@ -20,13 +20,13 @@ from jaxpfl.errors import InputError
 
 
 def inverted_clients(population: Population, probability: float, seed: int) -> np.ndarray:
-    """Whose images `invert_pixels` inverts: bool [clients]. PRIVATE: the ground truth.
+    """Returns which clients' images `invert_pixels` inverts, bool [clients]; PRIVATE ground truth.
 
-    A client's coin depends on the seed and its id alone, and whoever is struck at one probability
-    is struck at every higher one.
+    The draw of a client depends only on the seed and its id. A client that is corrupted at one
+    probability is corrupted at every higher one.
 
     Raises:
-      InputError: the probability is not in 0 .. 1, or the seed no whole number.
+      InputError: the probability is not in 0 .. 1, or the seed is not a whole number.
     """
     probability = checks.fraction("probability", probability)
     return client_uniforms("inverted pixels", seed, population) < probability
@@ -35,20 +35,21 @@ def inverted_clients(population: Population, probability: float, seed: int) -> n
 def invert_pixels(
     population: Population, probability: float, seed: int, column: str = "image"
 ) -> Population:
-    """Inverts ALL images of each client whose coin falls: 255 - x for uint8, 1 - x for floats.
+    """Inverts ALL images of randomly chosen clients: 255 - x for uint8, 1 - x for floats.
 
     Args:
-      population: with images [H, W, C] in `column`, uint8 in 0 .. 255 or a float in 0 .. 1.
-      probability: of a client being struck, 0 .. 1.
-      seed: of the coins; see `inverted_clients`.
+      population: clients whose `column` holds images [H, W, C], uint8 or floats in 0 .. 1.
+      probability: the probability that a client is chosen.
+      seed: seed of the choice; see `inverted_clients`.
 
     Raises:
-      InputError: a parameter is out of range, or the column is missing or holds no such images.
+      InputError: a parameter is out of range, the column is missing, or it holds no such images.
     """
-    struck = np.repeat(inverted_clients(population, probability, seed), population.sizes())
+    chosen = np.repeat(inverted_clients(population, probability, seed), population.sizes())
     if column not in population.columns:
         raise InputError(
-            f"invert_pixels needs a column {column!r}, found {', '.join(population.columns)}"
+            f"invert_pixels needs a column {column!r} of images, found the columns "
+            f"{', '.join(population.columns)}"
         )
     images = population.columns[column]
     is_array = isinstance(images, np.ndarray)
@@ -60,20 +61,22 @@ def invert_pixels(
         raise InputError(
             f"column {column!r} must hold uint8 or float images [H, W, C], found {describe(images)}"
         )
-    # NaN passes: the engine zeroes the client that sends it.
+    # NaN passes: the contribution of a client with NaN is later set to zero.
     if images.dtype != np.uint8 and (np.any(images < 0) or np.any(images > 1)):
-        raise InputError(f"column {column!r} must hold float images in 0 .. 1, found others")
+        raise InputError(
+            f"column {column!r} must hold float images in 0 .. 1, found a value outside of it"
+        )
     inverted = images.copy()
     white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
-    np.subtract(white, images, out=inverted, where=struck[:, None, None, None])
+    np.subtract(white, images, out=inverted, where=chosen[:, None, None, None])
     return population.with_columns({**population.columns, column: inverted})
 
 
 def concatenated_examples(population: Population, probability: float, seed: int) -> np.ndarray:
-    """Which sentences `concatenate_first_words` strikes: bool [examples]. PRIVATE: the truth.
+    """Returns which sentences `concatenate_first_words` chooses, bool [examples]; PRIVATE.
 
-    An example's coin depends on the seed, its client's id and its place among that client's.
-    Examples of fewer than two words are among those struck, and stay as they are.
+    The draw of an example depends on the seed, its client's id and its position among that
+    client's examples. Sentences of fewer than two words may be chosen, but do not change.
     """
     probability = checks.fraction("probability", probability)
     return example_uniforms("concatenated words", seed, population) < probability
@@ -82,29 +85,30 @@ def concatenated_examples(population: Population, probability: float, seed: int)
 def concatenate_first_words(
     population: Population, probability: float, seed: int, column: str = "words"
 ) -> Population:
-    """Makes one word, with a space in it, of the first two words of a share of the sentences.
+    """Joins the first two words of randomly chosen sentences into one word with a space in it.
 
     Args:
-      population: `column` holds each sentence's words joined by `columns.WORD_SEPARATOR`.
-      probability: of a sentence being struck, 0 .. 1.
-      seed: of the coins; see `concatenated_examples`.
+      population: clients whose `column` holds sentences, the words of which are separated by
+        `columns.WORD_SEPARATOR`.
+      probability: the probability that a sentence is chosen.
+      seed: seed of the choice; see `concatenated_examples`.
 
     Returns:
-      The population with ["i", "have", "a"] turned into ["i have", "a"] where struck. A sentence
-      of fewer than two words stays.
+      The population with ["i", "have", "a"] turned into ["i have", "a"] in the chosen sentences. A
+      sentence of fewer than two words does not change.
 
     Raises:
       InputError: a parameter is out of range, or there is no such column of text.
     """
-    struck = concatenated_examples(population, probability, seed)
+    chosen = concatenated_examples(population, probability, seed)
     words = population.columns.get(column)
     if words is None or isinstance(words, np.ndarray):
         raise InputError(
-            f"concatenate_first_words needs a text column {column!r} of separated words, found "
-            f"{', '.join(population.columns)}"
+            f"concatenate_first_words needs a text column {column!r} of separated words, found the "
+            f"columns {', '.join(population.columns)}"
         )
-    # Called by name: Arrow makes these functions at import, so a type checker knows none of them.
+    # Called by name: Arrow creates these functions at import, so that type checkers miss them.
     once = pc.ReplaceSubstringOptions(WORD_SEPARATOR, " ", max_replacements=1)
     joined = pc.call_function("replace_substring", [words], once)
-    mixed = pc.call_function("if_else", [pa.array(struck), joined, words])
+    mixed = pc.call_function("if_else", [pa.array(chosen), joined, words])
     return population.with_columns({**population.columns, column: mixed})

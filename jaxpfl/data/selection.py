@@ -1,32 +1,33 @@
-"""Which examples a generative model is trained on: the tasks T1 to T6 as criteria.
+"""Which examples a generative model is trained on: the tasks T1 to T6 as selection criteria.
 
-Augenstein et al. 2020 ("Generative models for effective ML on private, decentralized datasets"),
-Table 1 and section 2.1: where a modeller would look at examples of some kind, a model is trained on
-exactly these, and what it generates is looked at.
+Where a modeller would want to see examples of some kind, a generative model is trained on exactly
+these examples, and the modeller sees what it generates. Source: Augenstein et al. 2020 ("Generative
+models for effective ML on private, decentralized datasets"), Table 1 and section 2.1.
 
 | task | examples used                                                  | here                  |
 |------|----------------------------------------------------------------|-----------------------|
 | T1   | a random share                                                 | `random_examples`     |
-| T2   | those that the primary model got wrong (or right)              | `classified_examples` |
+| T2   | those that the primary model classified wrongly (or rightly)   | `classified_examples` |
 | T3   | words out of vocabulary                                        | `text.metrics.oov`    |
-| T4   | all of the users for whom the primary model does badly (well)  | `examples_of_users`   |
+| T4   | all of the users on whose data the primary model is bad (good) | `examples_of_users`   |
 | T5   | a random share, to be labelled by humans                       | `unlabelled_examples` |
 | T6   | those unlike a public corpus, by likelihoods                   | `unlike_public`       |
 
-A criterion is bool [examples], PRIVATE; criteria combine by & and |. On a deployment every client
-applies it to its own data, with public constants. `select` then gives the population to train on.
+A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a deployment every
+client applies the criterion to its own data, with public constants. `select` returns the population
+to train on.
 
-Who is selected is private, and so is how many are. Therefore nobody leaves the population: a client
-without a match stays, with no examples, and contributes exactly 0. Cohorts are drawn from the whole
-public N and sums are divided by a public constant, so that noise, denominators, epsilon and printed
-sizes tell nothing of how many match; a cohort may be planned by a RELEASED estimate of it. Sampling
-from the matching clients alone, or dividing by their number, would publish that number, and charge
-an epsilon for it that nobody knows. The price: updates are diluted by the share that matches, and
-adaptive clipping, which follows a quantile of ALL clients drawn, falls towards the zeros of those
-without a match: use a constant clip norm.
+Which clients are selected is private, and so is their number. Therefore no client leaves the
+population: one without selected examples stays, has no examples, and contributes exactly 0. Cohorts
+are sampled from all N clients, which is public, and sums are divided by a public constant. Noise,
+denominators, epsilon and printed sizes then tell nothing about how many clients match. The size of
+a cohort may follow from a RELEASED estimate of that number. Sampling only matching clients, or
+dividing by their number, would publish this number without accounting for it. The price is that
+updates are diluted by the share of clients that match. Adaptive clipping follows a quantile of ALL
+sampled clients and falls towards the zeros of those without a match: use a constant clip norm.
 
-Thresholds are public constants. One that is computed from private accuracies, such as a percentile
-of them, is itself a release: make it by `algorithms.federated_metrics` and pay for it.
+Thresholds are public constants. A threshold that is computed from private accuracies, such as a
+percentile, is itself a release: compute it by `algorithms.federated_metrics`, which charges it.
 """
 
 from collections.abc import Sequence
@@ -43,36 +44,37 @@ Outcome = Literal["correct", "incorrect"]
 
 
 def select(population: Population, kept: Any, at_least: int = 1) -> Population:
-    """The same clients with only the examples where `kept` is true.
+    """Returns the same clients with only the examples where `kept` is true.
 
-    Clients that keep none stay, with no examples (see the head of this file); the fingerprint stays
-    too, so that training on any selection is charged to the one ledger of these clients.
+    A client that keeps none stays without examples, for the reason given at the head of this file.
+    The fingerprint stays, too, so that training on a selection is charged to the ledger of these
+    clients.
 
     Args:
       kept: bool [examples], PRIVATE.
-      at_least: a client with fewer kept examples keeps none.
+      at_least: a client with fewer selected examples keeps none.
 
     Raises:
-      InputError: `kept` is not one boolean an example; `at_least` is below 1.
+      InputError: `kept` does not hold one boolean for each example, or `at_least` is below 1.
     """
     kept = _one_per_example(population, "kept", kept, "b")
     return population.keeping(kept & _of_clients_with(population, kept, at_least))
 
 
 def random_examples(population: Population, fraction: float, seed: int) -> np.ndarray:
-    """T1: a random share of the examples, bool [examples]. PRIVATE.
+    """T1: selects a random share of the examples, bool [examples]. PRIVATE.
 
-    Each example's coin depends on the seed, its client's id and its place among that client's
-    examples, so that no client's examples depend on who else takes part.
+    The draw of an example depends on the seed, its client's id and its position among that client's
+    examples, so that a client's selection does not depend on which other clients take part.
     """
     fraction = checks.fraction("fraction", fraction)
     return example_uniforms("random examples", seed, population) < fraction
 
 
 def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
-    """A random subset of each client's examples, `limit` or all it has, bool [examples]. PRIVATE.
+    """Selects at most `limit` random examples of each client, bool [examples]. PRIVATE.
 
-    Coins as in `random_examples`: no client's examples depend on who else takes part.
+    As in `random_examples`, a client's selection does not depend on which other clients take part.
     """
     checks.positive_int("limit", limit)
     coins_N = example_uniforms("at most", seed, population)
@@ -89,12 +91,15 @@ def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
 def classified_examples(
     population: Population, correct: Any, outcome: Outcome = "incorrect", at_least: int = 5
 ) -> np.ndarray:
-    """T2: the examples that the primary model got wrong, or right, bool [examples]. PRIVATE.
+    """T2: selects what the primary model classified wrongly, or rightly. PRIVATE.
 
     Args:
-      correct: bool [examples], of `federated.evaluation.correct_examples`.
-      outcome: which are wanted.
-      at_least: only of clients with this many such examples (5 in the paper, appendix C.4).
+      correct: bool [examples], from `federated.evaluation.correct_examples`.
+      outcome: whether correctly or incorrectly classified examples are selected.
+      at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
+
+    Returns:
+      bool [examples].
     """
     checks.one_of("outcome", outcome, ("correct", "incorrect"))
     correct = _one_per_example(population, "correct", correct, "b")
@@ -109,25 +114,29 @@ def examples_of_users(
     below: float | None = None,
     above: float | None = None,
 ) -> np.ndarray:
-    """T4: all examples of users by the primary model's accuracy on their own data. PRIVATE.
+    """T4: selects all examples of users by the primary model's accuracy on their own data. PRIVATE.
 
-    A client without examples has no accuracy and matches neither side.
+    A client without examples has no accuracy and is never selected. Exactly one of `below` and
+    `above` must be given.
 
     Args:
-      correct: bool [examples], of `federated.evaluation.correct_examples`.
-      below: selects users with accuracy STRICTLY below it; a public constant in 0 .. 1.
-      above: selects users with accuracy STRICTLY above it. Give exactly one of the two.
+      correct: bool [examples], from `federated.evaluation.correct_examples`.
+      below: users with an accuracy STRICTLY below it are selected; a public constant in 0 .. 1.
+      above: users with an accuracy STRICTLY above it are selected; a public constant in 0 .. 1.
 
     Returns:
       bool [examples], PRIVATE.
 
     Raises:
-      InputError: not exactly one threshold, or one out of range.
+      InputError: not exactly one threshold is given, or it is out of range.
     """
     if (below is None) == (above is None):
-        raise InputError("examples_of_users needs either below or above, found both or neither")
+        raise InputError(
+            "examples_of_users needs either below or above, found "
+            + ("neither" if below is None else "both")
+        )
     accuracy = user_accuracies(population, correct)
-    # NaN, the accuracy of a client without examples, is on neither side.
+    # Comparisons with NaN, the accuracy of a client without examples, are False.
     if below is not None:
         matches = accuracy < checks.fraction("below", below)
     else:
@@ -136,7 +145,10 @@ def examples_of_users(
 
 
 def user_accuracies(population: Population, correct: Any) -> np.ndarray:
-    """Each client's share of correct examples, float64 [clients]; NaN without any. PRIVATE."""
+    """Returns each client's share of correct examples, float64 [clients]; NaN where it has none.
+
+    PRIVATE.
+    """
     correct = _one_per_example(population, "correct", correct, "b")
     sizes = population.sizes()
     hits = _count_by_client(population, correct)
@@ -146,13 +158,14 @@ def user_accuracies(population: Population, correct: Any) -> np.ndarray:
 def unlabelled_examples(
     population: Population, fraction: float, seed: int, labels: Sequence[str] = ("label",)
 ) -> Population:
-    """T5: a random share of the examples without their labels, as a generator is to learn them.
+    """T5: returns a random share of the examples without their labels.
 
-    What is generated is labelled by humans; the clients' labels, if any, take no part.
+    A generator learns from them, and humans label what it generates; the clients' own labels, where
+    there are any, are not used.
 
     Args:
       fraction, seed: as in `random_examples`.
-      labels: the columns that are dropped; those not there are passed over.
+      labels: the columns that are dropped; columns that do not exist are ignored.
 
     Raises:
       InputError: a parameter is out of range, or no column is left.
@@ -160,7 +173,10 @@ def unlabelled_examples(
     kept = random_examples(population, fraction, seed)
     columns = {name: held for name, held in population.columns.items() if name not in labels}
     if not columns:
-        raise InputError(f"no column is left without {', '.join(labels)}")
+        raise InputError(
+            f"the population must have a column besides the labels, but no column is left without "
+            f"{', '.join(labels)}"
+        )
     return select(population.with_columns(columns), kept)
 
 
@@ -170,20 +186,22 @@ def unlike_public(
     threshold: float,
     log_private: Any | None = None,
 ) -> np.ndarray:
-    """T6: examples that a public corpus lacks, by likelihood models, bool [examples]. PRIVATE.
+    """T6: selects examples that are unlikely in a public corpus. PRIVATE.
 
-    Sketched in the paper's section 2.1. With `log_private`: where the density ratio
-    log p_private(x) - log p_public(x) exceeds `threshold`. Without: where log p_public(x) is below
-    `threshold`. Texts of different lengths compare by log-likelihood PER TOKEN.
+    Sketched in the paper's section 2.1. With `log_private`, an example is selected where the log
+    density ratio log p_private(x) - log p_public(x) exceeds `threshold`; without it, where
+    log p_public(x) is below `threshold`. To compare texts of different lengths, give the
+    log-likelihood PER TOKEN.
 
     Args:
-      log_public: float [examples], nats under a model of PUBLIC data.
-      threshold: a public constant, in the same nats.
-      log_private: float [examples], nats under a model of the private data that was trained with
-        DP and charged to their ledger.
+      log_public: float [examples], log-likelihoods in nats under a model of PUBLIC data.
+      threshold: a public constant in nats.
+      log_private: float [examples], log-likelihoods in nats under a model of the private data,
+        which was trained with DP and charged to the clients' ledger.
 
     Returns:
-      True also where p_public is 0; False where a likelihood is NaN, or both are 0.
+      bool [examples]. An example is selected where p_public is 0, and is not selected where a
+      likelihood is NaN or both are 0.
     """
     threshold = checks.real("threshold", threshold)
     log_public = _one_per_example(population, "log_public", log_public, "f")
@@ -213,7 +231,9 @@ def _one_per_example(population: Population, name: str, values: Any, kind: str) 
         raise InputError(
             f"{name} must be {expected} [examples], found {array.dtype} with {array.ndim} axes"
         )
-    # Of a selected population, the number of examples is private: the message does not tell it.
+    # The number of examples of a selected population is private: the message does not contain it.
     if len(array) != population.num_examples:
-        raise InputError(f"{name} must have one value an example, found another number")
+        raise InputError(
+            f"{name} must have one value for each example, found another number of values"
+        )
     return array

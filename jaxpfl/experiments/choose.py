@@ -80,7 +80,7 @@ def choose(
     for name, source in sources.items():
         corpus = open_population(source)
         content.refuse(corpus, f"candidate {name} = {source!r}")
-        corpora[name] = public_moments(corpus, function, *clip_norms, shown=shown)
+        corpora[name] = public_moments(corpus, function, *clip_norms, progress=shown)
     found: dict[str, PrivateMoments] = {}
     paths = {
         "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",

@@ -182,7 +182,7 @@ def test_a_row_that_is_not_finite_is_named(short_blocks, bad, row):
     rows_NxD = embeddings(9, count=2000, dtype=np.float32)
     rows_NxD[row, 3] = bad
     running = RunningMoments(D, math.inf)
-    with pytest.raises(InputError, match=f"row {row} has"):
+    with pytest.raises(InputError, match=f"row {row} "):
         for start in range(0, 2000, 250):
             running.add(rows_NxD[start : start + 250])
 
@@ -192,7 +192,7 @@ def test_a_row_that_is_not_finite_is_named(short_blocks, bad, row):
     [
         (np.zeros((0, 3), np.float32), 1.0, "at least one"),
         (np.zeros(3, np.float32), 1.0, r"\[n, d\]"),
-        (np.zeros((3, 3), np.int32), 1.0, "floating point, found int32"),
+        (np.zeros((3, 3), np.int32), 1.0, "floating point.*int32"),
         (np.zeros((3, 3), np.float32), 0.0, "clip_norm"),
         (np.zeros((3, 3), np.float32), -math.inf, "clip_norm"),
         (np.zeros((3, 3), np.float32), math.nan, "clip_norm"),
@@ -217,7 +217,7 @@ def test_pieces_of_another_dimension_are_refused():
         (math.nan, np.zeros(2), np.eye(2), "count"),
         (1, np.zeros((1, 2)), np.eye(2), "mean_D"),
         (1, np.array([0, math.nan]), np.eye(2), "mean_D"),
-        (1, np.zeros(2), np.eye(3), "but mean_D has 2"),
+        (1, np.zeros(2), np.eye(3), "mean_D has 2"),
         (1, np.zeros(2), np.zeros((2, 3)), r"\[d, d\]"),
         (1, np.zeros(2), np.full((2, 2), math.nan), "not finite"),
         (1, np.zeros(2), np.array([[1, 0.5], [0.4, 1]]), "not symmetric"),
@@ -377,9 +377,9 @@ def test_unusable_shares_are_refused(shares, message):
 
 
 def test_mixtures_of_nothing_or_of_unlike_parts_are_refused():
-    with pytest.raises(InputError, match="at least one part"):
+    with pytest.raises(InputError, match="at least one corpus"):
         mixture([], [])
-    with pytest.raises(InputError, match="12 in part 0 and 3 in part 1"):
+    with pytest.raises(InputError, match="12 in corpus 0 and 3 in corpus 1"):
         mixture([gaussian(39), gaussian(40, dimension=3)], [0.5, 0.5])
 
 

@@ -119,13 +119,13 @@ def test_what_holds_no_such_column_is_refused_without_telling_a_value():
     tall = population.with_columns({"image": np.full((1, 2, 2, 1), 3.5)})
     whole = population.with_columns({"image": np.full((1, 2, 2, 1), 3)})
     for strike, source, message in [
-        (concatenate_first_words, population, "text column 'words'.*found text, image"),
+        (concatenate_first_words, population, "text column 'words'.*text, image"),
         (concatenate_first_words, population.with_columns({"words": [1]}), "text column 'words'"),
         (invert_pixels, population, r"uint8 or float images .* float64\[2, 2\]"),
         (invert_pixels, population.with_columns({"image": [SECRET]}), "found text"),
         (invert_pixels, whole, r"found int64\[2, 2, 1\]"),
-        (invert_pixels, population.with_columns({"x": [1]}), "needs a column 'image', found x"),
-        (invert_pixels, tall, "in 0 .. 1, found others"),
+        (invert_pixels, population.with_columns({"x": [1]}), "needs a column 'image'.* x"),
+        (invert_pixels, tall, "in 0 .. 1"),
     ]:
         with pytest.raises(InputError, match=message) as raised:
             strike(source, 0.5, seed=0)

@@ -78,9 +78,9 @@ def test_nothing_shown_tells_how_many_match():
         # Everyone drawn is there, match or not.
         found = [client for b in cohort for client in b.client[b.weight > 0].tolist()]
         assert sorted(found) == list(range(6))
-        with pytest.raises(InputError) as raised:
+        with pytest.raises(InputError, match="kept must have one value") as raised:
             select(selection, np.ones(TOTAL, bool))
-        assert str(raised.value) == "kept must have one value an example, found another number"
+        assert not any(digit in str(raised.value) for digit in "0123456789")
 
 
 def test_at_most_keeps_a_random_subset_of_each_client_that_depends_on_nobody_else():

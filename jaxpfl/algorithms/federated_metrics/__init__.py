@@ -1,14 +1,14 @@
-"""How well a model does on private clients, as one release with user-level privacy.
+"""The accuracy of a model on private clients, measured by one release with user-level privacy.
 
-plan     what a release of metrics does and costs
-query    the release, and what is computed from it
+plan     what is released, at which noise and at what cost
+query    the release itself, and what is computed from it
 """
 
 from jaxpfl.algorithms.federated_metrics.plan import TWENTIETHS, MetricsPlan
 from jaxpfl.algorithms.federated_metrics.query import (
     ClientMetrics,
-    Metrics,
     MetricsState,
+    ReleasedMetrics,
     SliceMetric,
     federated_metrics,
     metrics,
@@ -19,9 +19,9 @@ from jaxpfl.algorithms.federated_metrics.query import (
 __all__ = [
     "TWENTIETHS",
     "ClientMetrics",
-    "Metrics",
     "MetricsPlan",
     "MetricsState",
+    "ReleasedMetrics",
     "SliceMetric",
     "federated_metrics",
     "metrics",

@@ -1,4 +1,4 @@
-"""What one release of metrics does and costs."""
+"""What one release of metrics contains, at which noise and at what cost."""
 
 import dataclasses
 import math
@@ -19,22 +19,24 @@ TWENTIETHS = tuple(i / 20 for i in range(21))
 
 @dataclasses.dataclass(frozen=True)
 class MetricsPlan:
-    """What one release of metrics does and costs; every field is public.
+    """What one release of metrics contains and costs; every field is public.
 
     Attributes:
       population: N, the number of clients.
       noise_multiplier: z.
-      delta: of the statement; below 1 / N.
-      edges: of the histogram's bins, increasing from 0 to 1. A bin holds its lower edge, the last
-        one both. Narrow bins where thresholds are expected cost little; each bin has equal noise.
-      slices: names of the slices, by number: slice 0, 1, ... of the column released by. One slice
-        holds everything.
-      histogram_share: h, of the squared norm. At 1 no slices are released, at 0 no histogram.
-      max_examples: a client with more uses a uniform subset of this many.
-      private: False only through `without_privacy`.
+      delta: delta of the guarantee; below 1 / N.
+      edges: edges of the histogram's bins, increasing from 0 to 1. A bin includes its lower edge,
+        and the last bin both. All bins have equal noise, so that narrow bins where thresholds are
+        expected cost little.
+      slices: names of slice 0, slice 1 and so on; the numbers are the values of the column that
+        examples are sliced by. With one slice all examples are in it.
+      histogram_share: h, the histogram's share of a contribution's squared norm. With 1 no slices
+        are released, with 0 no histogram.
+      max_examples: a client with more examples uses a uniform subset of this many.
+      private: False only for plans made by `without_privacy`.
 
     Raises:
-      InputError: a field is not of its kind, out of range, or contradicts another.
+      InputError: a field has the wrong type, is out of range, or contradicts another field.
     """
 
     population: int
@@ -57,14 +59,17 @@ class MetricsPlan:
         slices = tuple(self.slices)
         named = all(isinstance(name, str) and name for name in slices)
         if isinstance(self.slices, str) or not slices or not named:
-            raise InputError(f"slices must be names, at least one, found {self.slices!r}")
+            raise InputError(f"slices must be names, at least one of them, found {self.slices!r}")
         if len(set(slices)) != len(slices):
-            raise InputError("slices must have different names, found one twice")
+            raise InputError(f"slices must have different names, found one twice in {slices}")
         object.__setattr__(self, "slices", slices)
         checks.fraction("histogram_share", self.histogram_share)
         if not self.private and self.noise_multiplier != 0:
-            raise InputError("a plan without privacy has no noise: use without_privacy")
-        self.plan()  # checks noise and delta as any plan's
+            raise InputError(
+                "noise_multiplier must be 0 in a plan without privacy, found "
+                f"{self.noise_multiplier:g}; make such a plan by MetricsPlan.without_privacy"
+            )
+        self.plan()  # checks noise and delta, as for any plan
 
     @classmethod
     def calibrated(
@@ -76,13 +81,14 @@ class MetricsPlan:
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
-        By the exact Gaussian (Balle and Wang 2018), confirmed by a second formula.
+        The noise follows from the exact analysis of the Gaussian mechanism (Balle and Wang 2018)
+        and is confirmed by a second formula.
 
         Args:
           settings: the other fields of the plan.
 
         Raises:
-          InputError: as the plan.
+          InputError: a value is refused by the plan.
         """
         trial = cls(population=population, noise_multiplier=1.0, delta=delta, **settings)
         z = gaussian.smallest_multiplier(
@@ -92,18 +98,18 @@ class MetricsPlan:
 
     @classmethod
     def without_privacy(cls, population: int, **settings: Any) -> Self:
-        """Returns the same metrics without noise: NOT private, and the statement says so."""
+        """Returns the plan of the same metrics without noise: NOT private, and marked so."""
         return cls(
             population=population, noise_multiplier=0.0, delta=0.0, private=False, **settings
         )
 
     @property
     def weights(self) -> tuple[float, float]:
-        """By what histogram and slices are multiplied before noise of deviation z: sqrt shares."""
+        """The factors of histogram and slices before the noise: square roots of their shares."""
         return (math.sqrt(self.histogram_share), math.sqrt(1 - self.histogram_share))
 
     def plan(self) -> Plan:
-        """Returns the plan of the release: everyone takes part, once."""
+        """Returns the plan of the release: one round in which every client takes part."""
         return Plan(
             rounds=1,
             clip=Clip(1.0),  # the norm that the `weights` give a client
@@ -113,15 +119,15 @@ class MetricsPlan:
         )
 
     def event(self) -> dp_accounting.DpEvent:
-        """Returns the event of the release."""
+        """Returns the release as an event for accounting."""
         return self.plan().charge_event()
 
     def epsilon(self) -> float:
-        """Returns what the release costs at `delta` (exact)."""
+        """Returns the exact epsilon of the release at `delta`."""
         return self.plan().epsilon()
 
     def statement(self) -> str:
-        """Returns the guarantee in one line."""
+        """Returns the guarantee in one sentence."""
         return self.plan().statement()
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,24 +1,25 @@
-"""How well a model does on private clients, as ONE release with user-level privacy.
+"""The accuracy of a model on private clients, measured by ONE release with user-level privacy.
 
-A threshold, a model or a step chosen by private accuracies is a release of them. Here every client
-sends one vector of L2 norm at most 1, through the door, once:
+Whoever chooses a threshold, a model or a step by the clients' accuracies releases something about
+these accuracies. Here every client contributes one vector of L2 norm at most 1, once:
 
-    sqrt(h)      one-hot of the bin that its own accuracy falls in
-    sqrt(1 - h)  for each slice, the shares of its examples that are in the slice and correct, and
-                 in it and incorrect
+    sqrt(h)      times the one-hot vector of the bin that contains the client's own accuracy
+    sqrt(1 - h)  times, for each slice, the share of the client's examples that are in the slice
+                 and correct, and the share that are in the slice and incorrect
 
-The shares are non-negative and sum to at most 1, so their norm is at most 1 also; h, the
-histogram's share of the squared norm, decides who gets the precision. A client without examples
-sends zero. Metrics of slices are therefore means over USERS: each has the same say, however much it
-holds.
+The shares are non-negative and sum to at most 1, so that their norm is at most 1, too. The
+histogram's share h of the squared norm decides how precise the histogram is compared with the
+slices. A client without examples contributes zero. The metrics of slices are means over USERS: all
+of them weigh the same, however many examples they have.
 
-Guarantee: the sum moves by at most 1 when a client is added or removed, the noise has standard
-deviation z, and so the release is a Gaussian mechanism of multiplier z. All that `Metrics` tells
-(accuracies, percentiles, their spread) is computed from it and costs nothing more.
+Guarantee: the sum changes by at most 1 in L2 norm when a client is added or removed, and the noise
+has standard deviation z, so that the release is a Gaussian mechanism with noise multiplier z. All
+that `ReleasedMetrics` contains (accuracies, percentiles, their noise) is computed from the release
+and costs nothing more.
 
-The task: Augenstein et al. 2020 ("Generative models for effective ML on private, decentralized
-datasets"), appendix C.3, sets thresholds at percentiles of user accuracy; it releases none of them
-privately. The mechanism is ours.
+The task comes from Augenstein et al. 2020 ("Generative models for effective ML on private,
+decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The paper
+does not release them privately; the mechanism here is our own.
 """
 
 import dataclasses
@@ -45,12 +46,12 @@ LABEL = "federated_metrics"
 
 
 class SliceMetric(NamedTuple):
-    """One slice, in users: each is 1 in all slices together.
+    """The accuracy on one slice; a user's shares of all slices sum to at most 1.
 
     Attributes:
-      correct, count: noisy; a count may be negative.
-      accuracy: correct / count, cut to 0 .. 1; NaN where the count is not above its noise.
-      noise: about the standard deviation that the noise gives to `accuracy`; NaN where that is.
+      correct, count: noisy sums of the users' shares; the noise may make a count negative.
+      accuracy: correct / count, clipped to 0 .. 1; NaN where the count does not exceed its noise.
+      noise: approximate standard deviation of `accuracy` due to noise; NaN where `accuracy` is.
     """
 
     correct: float
@@ -60,13 +61,15 @@ class SliceMetric(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Metrics:
-    """The released metrics; public.
+class ReleasedMetrics:
+    """The metrics as released; public.
 
     Attributes:
       plan: what was released and at which noise.
-      histogram_B: noisy number of users by accuracy, float64 [bins]; None if not released.
-      correct_J, incorrect_J: noisy sums of users' shares, float64 [slices]; None if not released.
+      histogram_B: noisy number of users in each bin of accuracy, float64 [bins]; None where no
+        histogram was released.
+      correct_J, incorrect_J: noisy sums of the users' shares, float64 [slices]; None where no
+        slices were released.
     """
 
     plan: MetricsPlan
@@ -76,40 +79,47 @@ class Metrics:
 
     @property
     def noise(self) -> tuple[float, float]:
-        """Standard deviation of each histogram bin, and of each correct and incorrect sum."""
+        """Standard deviations of the noise in a histogram bin and in a sum of shares."""
         z = self.plan.noise_multiplier
         histogram, slices = self.plan.weights
         return (z / histogram if histogram else math.inf, z / slices if slices else math.inf)
 
     @property
     def slices(self) -> dict[str, SliceMetric]:
-        """Name -> the metric of that slice."""
+        """The metrics of all slices by name."""
         correct_J, incorrect_J = self._of_slices()
         pairs = zip(correct_J.tolist(), incorrect_J.tolist(), strict=True)
         found = [_slice_metric(right, wrong, self.noise[1]) for right, wrong in pairs]
         return dict(zip(self.plan.slices, found, strict=True))
 
     def accuracy(self) -> float:
-        """The mean over users of their accuracy on examples in any slice; in 0 .. 1, or NaN."""
+        """Returns the users' mean accuracy on examples in any slice: in 0 .. 1, or NaN."""
         correct_J, incorrect_J = self._of_slices()
         deviation = self.noise[1] * math.sqrt(len(correct_J))
         return _slice_metric(float(correct_J.sum()), float(incorrect_J.sum()), deviation).accuracy
 
     def percentile(self, percent: float) -> float:
-        """The accuracy that `percent` of the users with examples stay below; in 0 .. 1.
+        """Returns the accuracy, in 0 .. 1, that `percent` of the users with examples do not reach.
 
-        From the monotone cumulative nearest the noisy one in least squares, so that it never
-        falls as `percent` rises, whatever negative bins the noise has made; straight within a bin.
-        Where nobody is between two bins it is the lower one's end. Without noise it is within a
-        bin of the exact one. NaN where the noisy total is not positive.
+        It is read from the monotone function that is nearest to the noisy cumulative histogram in
+        least squares, so that it never falls as `percent` rises, even where noise made bins
+        negative. Within a bin the function is linear. Between two bins without users it is the end
+        of the lower one. Without noise the result is within one bin of the exact percentile. It is
+        NaN where the noisy number of users is not positive.
 
         Args:
           percent: strictly between 0 and 100.
+
+        Raises:
+          InputError: `percent` is out of range, or no histogram was released.
         """
         if not 0 < checks.real("percent", percent) < 100:
             raise InputError(f"percent must lie strictly between 0 and 100, found {percent!r}")
         if self.histogram_B is None:
-            raise InputError("no histogram was released: histogram_share is 0")
+            raise InputError(
+                "no histogram was released, because the plan's histogram_share is 0: a percentile "
+                "needs a positive histogram_share"
+            )
         rising = np.asarray(optimize.isotonic_regression(np.cumsum(self.histogram_B)).x)
         below = np.concatenate([np.zeros(1), np.maximum(rising, 0.0)])
         wanted = percent / 100 * below[-1]
@@ -136,7 +146,10 @@ class Metrics:
 
     def _of_slices(self) -> tuple[np.ndarray, np.ndarray]:
         if self.correct_J is None or self.incorrect_J is None:
-            raise InputError("no slices were released: histogram_share is 1")
+            raise InputError(
+                "no slices were released, because the plan's histogram_share is 1: an accuracy "
+                "needs a histogram_share below 1"
+            )
         return self.correct_J, self.incorrect_J
 
 
@@ -144,8 +157,8 @@ class MetricsState(NamedTuple):
     """The noisy sums; public.
 
     Attributes:
-      histogram_B: float32 [bins], times `plan.weights[0]`.
-      correct_J, incorrect_J: float32 [slices], times `plan.weights[1]`.
+      histogram_B: users in each bin times `plan.weights[0]`, float32 [bins].
+      correct_J, incorrect_J: sums of users' shares times `plan.weights[1]`, float32 [slices].
     """
 
     histogram_B: jax.Array
@@ -154,10 +167,10 @@ class MetricsState(NamedTuple):
 
 
 def federated_metrics(plan: MetricsPlan) -> Algorithm:
-    """Returns the release of the metrics as an algorithm of one round; state: `MetricsState`.
+    """Returns the release of the metrics as an algorithm of one round with a `MetricsState`.
 
-    It reads the columns "correct", bool, and "slice", int32, that `with_metrics` adds to clients;
-    `metrics` makes the released metrics of its last state.
+    It reads the columns "correct", bool, and "slice", int32, which `with_metrics` adds to the
+    clients. `metrics` computes the released metrics from the final state.
     """
     execution = Execution()
     bins, slices = len(plan.edges) - 1, len(plan.slices)
@@ -187,11 +200,11 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     return Algorithm(LABEL, init, step, (query,))
 
 
-def metrics(plan: MetricsPlan, state: MetricsState) -> Metrics:
-    """The released metrics of a last state: post-processing, which costs nothing."""
+def metrics(plan: MetricsPlan, state: MetricsState) -> ReleasedMetrics:
+    """Returns the released metrics from the final state: post-processing, which costs nothing."""
     histogram, shares = plan.weights
     histogram_B, correct_J, incorrect_J = (np.asarray(part, np.float64) for part in state)
-    return Metrics(
+    return ReleasedMetrics(
         plan,
         histogram_B / histogram if histogram else None,
         correct_J / shares if shares else None,
@@ -208,23 +221,23 @@ def release(
     secret: Secret | None = None,
     slice_column: str | None = None,
     run: str = LABEL,
-) -> Metrics:
-    """Releases the metrics of a model on all clients: `federated_metrics`, run once.
+) -> ReleasedMetrics:
+    """Runs `federated_metrics` once: releases the metrics of a model on all clients.
 
     Args:
-      clients: the clients; N of them, as the plan says.
+      clients: the clients; as many as the plan states.
       plan: what is released and at which noise.
-      correct: bool [examples], of `federated.evaluation.correct_examples`. PRIVATE.
-      ledger: of these clients.
-      secret: of the run, kept private: with it, the same release costs nothing more. None draws
-        one: then it is another release.
+      correct: bool [examples], from `federated.evaluation.correct_examples`. PRIVATE.
+      ledger: the ledger of these clients.
+      secret: the run's secret, which must stay private. With it the same query gives the same
+        release, which is charged once. None: a new secret is drawn, and another release made.
       slice_column: see `with_metrics`.
-      run: names the release in the ledger.
+      run: name of the release in the ledger.
 
     Raises:
-      InputError: `correct` or the column is not as expected; the plan or the ledger is of another
-        population.
-      BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
+      InputError: `correct` or the column is not as expected, or the plan or the ledger is of
+        another population.
+      BudgetExhausted: the release exceeds the ledger's budget; nothing was released.
     """
     algorithm = federated_metrics(plan)
     held = with_metrics(clients, correct, slice_column)
@@ -234,14 +247,14 @@ def release(
 
 @dataclasses.dataclass(frozen=True)
 class ClientMetrics:
-    """A client function: the vector at the head of this file.
+    """The client function, which computes the vector that the head of this file defines.
 
     It reads the columns "correct", bool, and "slice", int32.
 
     Attributes:
-      edges: of the histogram's bins.
-      slices: their number.
-      weights: of histogram and slices; their squares sum to 1.
+      edges: edges of the histogram's bins.
+      slices: number of slices.
+      weights: factors of histogram and slices; their squares sum to 1.
     """
 
     edges: tuple[float, ...]
@@ -250,7 +263,7 @@ class ClientMetrics:
 
     def __call__(self, broadcast: Any, examples: Examples, key: jax.Array) -> dict[str, jax.Array]:
         """Returns "histogram" [bins], "correct" [slices] and "incorrect" [slices], float32."""
-        del broadcast, key  # the client has evaluated the model already, and draws nothing
+        del broadcast, key  # the model was evaluated before, and nothing is drawn
         numbers_J = jnp.arange(self.slices, dtype=jnp.int32)
 
         def add(step, carry):
@@ -283,36 +296,41 @@ class ClientMetrics:
 
 
 def with_metrics(clients: Population, correct: Any, slice_column: str | None = None) -> Population:
-    """The clients with the columns that the client function reads.
+    """Returns the clients with the columns that the client function reads.
 
     Args:
-      correct: bool [examples], of `federated.evaluation.correct_examples`. PRIVATE.
-      slice_column: a column of whole numbers, each example's slice; an example whose number names
-        no slice is in none, but counts in its client's shares. None: all are in slice 0.
+      correct: bool [examples], from `federated.evaluation.correct_examples`. PRIVATE.
+      slice_column: a column with the number of each example's slice. An example whose number is
+        not that of a slice is in no slice, but counts in the denominator of its client's shares.
+        None: all examples are in slice 0.
 
     Raises:
       InputError: `correct` or the column is not as expected.
     """
     correct = np.asarray(correct)
     if correct.dtype != bool or correct.shape != (clients.num_examples,):
-        raise InputError("correct must be one boolean an example")
+        # The shape found is the number of examples, which may be private.
+        raise InputError(
+            f"correct must hold one boolean for each example, found {correct.dtype} with "
+            f"{correct.ndim} axes, or another number of values"
+        )
     if slice_column is None:
         number = np.zeros(len(correct), np.int32)
     else:
         held = clients.columns.get(slice_column)
         if not isinstance(held, np.ndarray) or held.dtype.kind not in "iu" or held.ndim != 1:
             raise InputError(
-                f"slices need a column {slice_column!r} of whole numbers, one an example; the "
-                f"clients have {', '.join(clients.columns)}"
+                f"the clients must have a column {slice_column!r} with one whole number for each "
+                f"example, found the columns {', '.join(clients.columns)}"
             )
-        # What does not fit 32 bits names no slice.
+        # A number that does not fit 32 bits is not that of a slice.
         number = np.clip(held, -1, 2**31 - 1).astype(np.int32)
     return clients.with_columns({"correct": correct, "slice": number})
 
 
 def _slice_metric(correct: float, incorrect: float, deviation: float) -> SliceMetric:
     count = correct + incorrect
-    # Both sums carry noise of this deviation, so the count carries sqrt(2) of it.
+    # Both sums have noise of this standard deviation, so their sum has sqrt(2) times as much.
     if not count > math.sqrt(2) * deviation:
         return SliceMetric(correct, count, math.nan, math.nan)
     accuracy = min(max(correct / count, 0.0), 1.0)

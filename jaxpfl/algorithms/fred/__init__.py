@@ -1,13 +1,13 @@
 """FreD: a private Frechet distance from clients' data to public corpora.
 
-plan     what a query of clients' moments does and costs
-query    the query, and the candidates' distances
+plan     what a query of the clients' moments releases, at which noise and at what cost
+query    the query itself, and the distances of public corpora from its answer
 """
 
 from jaxpfl.algorithms.fred.plan import FredPlan, Split
 from jaxpfl.algorithms.fred.query import (
     FredState,
-    Noise,
+    MomentNoise,
     PrivateMoments,
     Score,
     fred,
@@ -20,7 +20,7 @@ from jaxpfl.algorithms.fred.query import (
 __all__ = [
     "FredPlan",
     "FredState",
-    "Noise",
+    "MomentNoise",
     "PrivateMoments",
     "Score",
     "Split",

@@ -1,13 +1,15 @@
-"""What one private query of moments does and costs.
+"""What one private query of the clients' moments releases, at which noise and at what cost.
 
-| unit    | per_client | one unit moves count, sum, second moment by |
-|---------|------------|---------------------------------------------|
-| example | -          | 1, c, c^2                                   |
-| client  | "mean"     | 1, c, c^2: a client gives its averages      |
-| client  | "sum"      | k, k c, k c^2: at most k examples a client  |
+| unit    | per_client | sensitivity of count, sum and second moment          |
+|---------|------------|------------------------------------------------------|
+| example | -          | 1, c, c^2                                            |
+| client  | "mean"     | 1, c, c^2: a client contributes its averages         |
+| client  | "sum"      | k, k c, k c^2: a client contributes k examples at most |
 
-Guarantee, for add-or-remove-one of the unit: releases of noise multipliers z_i (noise divided by
-the movement above) are together exactly as private as one Gaussian of shift / noise
+The sensitivity is the largest L2 distance by which adding or removing one unit moves a release.
+
+Guarantee, for add-or-remove-one of the unit: releases with noise multipliers z_i (the standard
+deviation of the noise divided by the sensitivity) compose to exactly one Gaussian mechanism with
 mu = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3).
 """
 
@@ -36,10 +38,11 @@ _MOMENTS: tuple[Moment, ...] = ("count", "sum", "second")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How mu^2 is shared out between the releases; the shares sum to 1.
+    """The shares of mu^2 that the three releases receive; they sum to 1.
 
-    The default gives mean and covariance equal parts and the count as little as its error, a few
-    hundred units, allows. A count of 0 is for a population that is declared public.
+    By default mean and covariance receive equal shares, and the count receives a small one: its
+    error is then a few hundred units. The count's share is 0 where the population is declared
+    public, because the count is then not released.
     """
 
     count: float = 0.004
@@ -52,28 +55,28 @@ class Split:
             checks.positive(f"split.{name}", getattr(self, name))
         total = self.count + self.mean + self.covariance
         if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise InputError(f"split must sum to 1, found {total:g}")
+            raise InputError(f"the shares in split must sum to 1, found a sum of {total:g}")
 
 
 @dataclasses.dataclass(frozen=True)
 class FredPlan:
-    """What one private query of the moments does and costs; every field is public.
+    """What one private query of the moments releases and costs; every field is public.
 
-    Made by `calibrated`, `paper` or `without_privacy`.
+    `calibrated`, `paper` and `without_privacy` make plans.
 
     Attributes:
-      multipliers: noise / sensitivity of count, mean and covariance; the count's is infinite
-        where `population` is declared public (nothing about it is released).
-      delta: of the statement.
-      clip_norm: c, of embeddings and of centred embeddings.
-      unit: "client", or "example" (the paper's): what is added or removed.
-      per_client: "mean" or "sum", see the table above; of no meaning for the unit "example".
-      max_examples: k, a cap on the examples that a client uses where the unit is the client.
-        Where it is the example all are used: a cap would put another example in a removed one's
-        place and so double the sensitivity.
-      population: the number of units, if it is declared public.
-      mode: "exact", or "paper": Algorithm 1 as printed.
-      private: False only through `without_privacy`.
+      multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
+        `population` is declared public, because the count is then not released.
+      delta: delta of the guarantee.
+      clip_norm: c, the largest L2 norm of an embedding and of a centred embedding.
+      unit: what the guarantee protects: a whole "client", or one "example" as in the paper.
+      per_client: "mean" or "sum", see the table above; ignored where the unit is "example".
+      max_examples: k, the largest number of examples that a client uses where the unit is the
+        client. Where the unit is the example all examples are used: with a cap, removing one
+        example would let another one in, which doubles the sensitivity.
+      population: the number of units, if it is declared public; else None.
+      mode: "exact", or "paper": Algorithm 1 as it is printed.
+      private: False only for plans made by `without_privacy`.
     """
 
     multipliers: tuple[float, float, float]
@@ -97,20 +100,26 @@ class FredPlan:
             checks.positive_int("population", self.population)
         if not self.private:
             if any(self.multipliers):
-                raise InputError("a plan without privacy has no noise: use without_privacy")
+                raise InputError(
+                    "multipliers must all be 0 in a plan without privacy, which has no noise; make "
+                    "such a plan by FredPlan.without_privacy"
+                )
             return
         if math.isinf(self.multipliers[0]) != (self.population is not None):
             raise InputError(
-                "the count's multiplier must be infinite exactly where population is declared"
+                "the count's noise multiplier must be infinite exactly where population is "
+                f"declared public, found {self.multipliers[0]:g} with population = "
+                f"{self.population}"
             )
         checks.open_fraction("delta", self.delta)
         for name, multiplier in zip(("mean", "covariance"), self.multipliers[1:], strict=True):
-            checks.positive(f"noise multiplier of the {name}", multiplier)
+            checks.positive(f"the noise multiplier of the {name}", multiplier)
         if self.population is None:
-            checks.positive("noise multiplier of the count", self.multipliers[0])
+            checks.positive("the noise multiplier of the count", self.multipliers[0])
         elif self.delta >= 1 / self.population:
             raise InputError(
-                f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}"
+                f"delta must be below 1 / population = {1 / self.population:g}, found "
+                f"{self.delta:g}"
             )
 
     @classmethod
@@ -128,16 +137,18 @@ class FredPlan:
     ) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
-        The exact Gaussian gives mu (0.1527 for (0.6, 2e-6)), confirmed by a second formula; release
-        i gets the multiplier 1 / (mu sqrt(share_i)).
+        The exact analysis of the Gaussian mechanism gives mu (0.1527 for epsilon = 0.6 and delta =
+        2e-6), and a second formula confirms it. Release i has the noise multiplier
+        1 / (mu sqrt(share_i)).
 
         Args:
-          population: the number of units, where that is public; else it is released with noise.
-          split: shares of mu^2; default `Split()`, or half and half where `population` is given.
+          population: the number of units, where that is public. None: it is released with noise.
+          split: the shares of mu^2. None: `Split()`, or equal shares for mean and covariance where
+            `population` is given.
 
         Raises:
-          InputError: a value out of range; the split gives a share to a count that is public, or
-            none to one that is not.
+          InputError: a value is out of range, the split gives a share to a count that is public,
+            or it gives none to a count that is not.
         """
         if split is None:
             split = Split() if population is None else Split(0.0, 0.5, 0.5)
@@ -170,17 +181,18 @@ class FredPlan:
         clients: int,
         clip_norm: float = 1.0,
     ) -> Self:
-        """Returns Algorithm 1 as printed, for comparison; `epsilon()` is what it REALLY costs.
+        """Returns Algorithm 1 as it is printed, for comparison; `epsilon()` is its REAL cost.
 
-        It claims (epsilon, delta) for each of two releases, and so (2 epsilon, 2 delta). But the
-        mean's noise is added to each of n examples and then averaged, so it is sqrt(n) too small;
-        the covariance's is added to each client's share, so it is sqrt(clients) too large, and to
-        the plain triangle. n is disclosed, so only replace-one makes sense of it: one example
-        moves the sum by 2 c and the second moment by sqrt(2) c^2.
+        The paper claims (epsilon, delta) for each of two releases, hence (2 epsilon, 2 delta). But
+        it adds the mean's noise to each of n examples and then averages, so that this noise is too
+        small by a factor of sqrt(n). It adds the covariance's noise to each client's contribution,
+        so that this noise is too large by a factor of sqrt(clients), and to the plain lower
+        triangle. It discloses n, so that the guarantee can only hold under replace-one: one example
+        then moves the sum by 2 c and the second moment by sqrt(2) c^2.
 
         Args:
-          population: n, the number of examples; disclosed.
-          clients: the number of clients; disclosed.
+          population: n, the number of examples, which this algorithm discloses.
+          clients: the number of clients, which it discloses, too.
         """
         n = checks.positive_int("population", population)
         clients = checks.positive_int("clients", clients)
@@ -205,7 +217,7 @@ class FredPlan:
         per_client: PerClient = "mean",
         max_examples: int = 64,
     ) -> Self:
-        """Returns the same query without noise: NOT private, and everything made says so."""
+        """Returns the plan of the same query without noise: NOT private, and marked so."""
         return cls(
             multipliers=(0.0, 0.0, 0.0),
             delta=0.0,
@@ -227,7 +239,7 @@ class FredPlan:
 
     @property
     def sensitivities(self) -> tuple[float, float, float]:
-        """By how much one unit moves count, sum and second moment, as the client functions say."""
+        """L2 sensitivities of count, sum and second moment, as the client functions state them."""
         functions = [self.client_fn(moment) for moment in _MOMENTS]
         if self.unit == "example":
             return _three(function.example_bound for function in functions)
@@ -235,7 +247,7 @@ class FredPlan:
 
     @property
     def accounted_multipliers(self) -> tuple[float, float, float]:
-        """Noise / the movement under the adjacency in use: replace-one in the mode "paper"."""
+        """The noise multipliers under the adjacency in use: replace-one in the mode "paper"."""
         count, mean, covariance = self.multipliers
         if self.mode == "paper":
             return (count, mean / 2, covariance / math.sqrt(2))
@@ -243,30 +255,30 @@ class FredPlan:
 
     @property
     def mu(self) -> float:
-        """Shift / noise of the one Gaussian that all releases together amount to."""
+        """Sensitivity / noise of the one Gaussian mechanism that all releases compose to."""
         if not self.private:
             return math.inf
         return math.sqrt(math.fsum(z**-2 for z in self.accounted_multipliers))
 
     def guarantee(self) -> Guarantee:
-        """Returns what the whole query costs at `delta`.
+        """Returns the composed guarantee of the whole query at `delta`.
 
-        In the mode "paper" its multipliers are relative to replace-one, whose shift is at least
+        In the mode "paper" its multipliers hold for replace-one, whose sensitivity is at least
         that of add-or-remove-one: a ledger of the latter is charged too much, never too little.
         """
         adjacency: Adjacency = "add_or_remove_one" if self.mode == "exact" else "replace_one"
         return gaussian.on_everyone(self.accounted_multipliers, self.delta, self.unit, adjacency)
 
     def event(self) -> dp_accounting.DpEvent:
-        """Returns the event of the whole query."""
+        """Returns the whole query as an event for accounting."""
         return self.guarantee().event
 
     def epsilon(self) -> float:
-        """Returns what the query really costs at `delta` (exact)."""
+        """Returns the exact epsilon of the whole query at `delta`."""
         return self.guarantee().epsilon()
 
     def epsilons(self) -> dict[str, float]:
-        """Returns the cost of each release alone at `delta`: "count", "mean", "covariance"."""
+        """Returns the epsilon of each release alone at `delta`: "count", "mean", "covariance"."""
         return {
             name: gaussian.on_everyone([z], self.delta).epsilon()
             for name, z in zip(
@@ -276,7 +288,7 @@ class FredPlan:
         }
 
     def statement(self) -> str:
-        """Returns the guarantee in one line."""
+        """Returns the guarantee in one sentence."""
         realised = "" if self.mode == "exact" else "Algorithm 1 as printed, REALISED "
         return realised + self.guarantee().statement()
 
@@ -286,35 +298,35 @@ class FredPlan:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """What is released, in this order: no count where the population is declared."""
+        """The moments that are released, in order; no count where the population is public."""
         return tuple(
             moment for moment, z in zip(_MOMENTS, self.multipliers, strict=True) if math.isfinite(z)
         )
 
     def plans(self, units: int) -> tuple[Plan, ...]:
-        """Returns the plan of each release in `moments`: everyone takes part, once.
+        """Returns one plan for each release in `moments`, of one round in which all take part.
 
-        What their rounds cost together is what this plan says.
+        Their costs compose to the guarantee of this plan.
 
         Args:
-          units: the number of clients, or of examples where these are the unit.
+          units: the number of clients, or of examples where the example is the unit.
 
         Raises:
           InputError: `delta` is not below 1 / units.
         """
         return tuple(
-            self._everyone(sensitivity * (z / accounted if z else 1.0), accounted, units)
+            self._plan_of_all(sensitivity * (z / accounted if z else 1.0), accounted, units)
             for sensitivity, z, accounted in zip(
                 self.sensitivities, self.multipliers, self.accounted_multipliers, strict=True
             )
             if math.isfinite(z)
         )
 
-    def _everyone(self, movement: float, multiplier: float, units: int) -> Plan:
-        """One release, of noise relative to what one unit moves under the adjacency in use."""
+    def _plan_of_all(self, sensitivity: float, multiplier: float, units: int) -> Plan:
+        """One release to which all units contribute; the sensitivity is of the adjacency in use."""
         return Plan(
             rounds=1,
-            clip=Clip(movement),
+            clip=Clip(sensitivity),
             noise=Noise(multiplier) if self.private else None,
             participation=Poisson(units, units),
             delta=self.delta,

@@ -5,15 +5,15 @@ Prefinetuning to Better Match User Data in Federated Learning", Algorithm 1.
 
     count       n = sum 1                                       + N(0, s_0^2)
     mean        p = sum clip_c(e) / n                           + N(0, s_1^2) on the sum
-    covariance  C = sum v v^T / n,  v = clip_c(clip_c(e) - p)   + N(0, s_2^2) on the sum's half
+    covariance  C = sum v v^T / n,  v = clip_c(clip_c(e) - p)   + N(0, s_2^2) on the half sum
     C           is projected to the nearest positive semidefinite matrix
     FreD        = ||m - p||^2 + Tr(M + C - 2 (M C)^(1/2))       for each corpus with moments m, M
 
-Each release is ONE Gaussian, drawn as the server would see it through secure aggregation, so it
-depends neither on the number of clients nor on how examples are spread over them. What it costs
-is paid once: any number of corpora, and mixtures of them, are scored from the same release.
+The noise of a release is ONE Gaussian, added to the sum as the server would see it through secure
+aggregation: it depends neither on the number of clients nor on how examples are spread over them.
+The query is charged once; any number of corpora, and of mixtures, are scored from its answer.
 
-What a query costs, and by how much one unit moves each release: `fred.plan`.
+`fred.plan` states the sensitivity of each release and what the query costs.
 """
 
 import math
@@ -40,20 +40,20 @@ from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import Embedder, embedded
 
 LABEL = "fred"
-# Rows that are added up at a time where the unit is the example and clients do not matter.
+# Rows that are summed at a time where the unit is the example and clients do not matter.
 _BLOCK = 1024
 
 
-class Noise(NamedTuple):
-    """What the noise does to the released moments; public.
+class MomentNoise(NamedTuple):
+    """The standard deviations and biases that noise causes in the released moments; public.
 
     Attributes:
-      count: std of the count, in units; 0 where it was declared public.
-      mean: std of each coordinate of the mean.
-      diagonal, off_diagonal: std of the covariance's entries, before the projection.
-      mean_bias: what it adds to ||m - p||^2 on average, d mean^2.
-      trace_bias: what it adds to the trace: by the projection (the released trace after it minus
-        before it) and by centring at a noisy mean.
+      count: standard deviation of the count, in units; 0 where the count was declared public.
+      mean: standard deviation of each coordinate of the mean.
+      diagonal, off_diagonal: standard deviation of the covariance's entries before the projection.
+      mean_bias: by how much the noise raises ||m - p||^2 on average, d mean^2.
+      trace_bias: by how much it raises the trace: through the projection (the trace after it minus
+        the trace before it), and because the covariance is taken about a noisy mean.
     """
 
     count: float
@@ -65,14 +65,14 @@ class Noise(NamedTuple):
 
 
 class PrivateMoments(NamedTuple):
-    """The released moments; public."""
+    """The released moments, their noise and the plan they were released under; public."""
 
     moments: Moments
-    noise: Noise
+    noise: MomentNoise
     plan: FredPlan
 
     def save(self, path: str | Path) -> None:
-        """Writes an .npz file that `load` reads."""
+        """Writes the moments and their noise to an .npz file, which `load` reads."""
         np.savez(
             path,
             count=self.moments.count,
@@ -83,21 +83,21 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
-        """Reads what `save` wrote for `plan`."""
+        """Reads the file that `save` wrote; `plan` is the one they were released under."""
         with np.load(path, allow_pickle=False) as file:
             moments = Moments(float(file["count"]), file["mean"], file["covariance"])
-            return cls(moments, Noise(*(float(x) for x in file["noise"])), plan)
+            return cls(moments, MomentNoise(*(float(x) for x in file["noise"])), plan)
 
 
 class Score(NamedTuple):
-    """One candidate's distance.
+    """The distance of one candidate, a public corpus, from the clients' data.
 
     Attributes:
-      name: the candidate's.
-      distance: FreD, squared like the paper's Equation 2.
-      corrected: FreD minus the distance that the noise alone makes: that of the candidate from
-        itself, released at the same noise. Near the non-private distance where candidate and
-        clients are not too different; 0 on average where they are the same.
+      name: name of the candidate.
+      distance: FreD, squared as in the paper's Equation 2.
+      corrected: FreD minus the distance that the noise alone causes, which is the distance of the
+        candidate from itself released with the same noise. It is close to the distance without
+        noise where candidate and clients are similar, and 0 on average where they are the same.
     """
 
     name: str
@@ -109,9 +109,9 @@ class FredState(NamedTuple):
     """The noisy sums; public.
 
     Attributes:
-      count: float32 scalar; as declared, where that is public.
-      sum_D: float32 [d].
-      half: float32 `half_shape(d)`, of the second moment about the released mean.
+      count: number of units, a float32 scalar; as declared, where it is public.
+      sum_D: sum of the clipped embeddings, float32 [d].
+      half: half of the symmetric second moment about the released mean, float32 `half_shape(d)`.
     """
 
     count: jax.Array
@@ -122,25 +122,28 @@ class FredState(NamedTuple):
 def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
     """Returns the query of the moments as an algorithm of one round; its state is `FredState`.
 
-    It reads the column "embedding", float [examples, d], e.g. of `text.embed.embed`. `moments`
-    makes the released moments of its last state, `score` the distances of candidates.
+    It reads the column "embedding", float [examples, d], which `text.embed.embed` adds. `moments`
+    computes the released moments from the final state, and `score` the candidates' distances.
 
     Args:
       plan: what is released and at which noise.
-      units: number of clients, or of examples where these are the unit.
-      dimension: d.
+      units: the number of clients, or of examples where the example is the unit.
+      dimension: d, the dimension of an embedding.
 
     Raises:
-      InputError: the population is not the one that the plan declares; delta is too large for it.
+      InputError: the plan declares another number of units, or its delta is too large for them.
     """
     if plan.population is not None and plan.population != units:
         raise InputError(
-            f"the plan declares a public population of {plan.population} {plan.unit}s, the data "
-            "has another number"
+            f"the plan declares a public population of {plan.population} {plan.unit}s, but the "
+            f"data has another number of {plan.unit}s"
         )
     if plan.private and (units == 0 or plan.delta >= 1 / units):
-        # The number of units may be private: the message does not tell it.
-        raise InputError(f"delta = {plan.delta:g} is not below 1 / the number of {plan.unit}s")
+        # The number of units may be private: the message does not contain it.
+        raise InputError(
+            f"delta must be below 1 / the number of {plan.unit}s in the data, found "
+            f"{plan.delta:g}, which is not"
+        )
     queries = tuple(
         _query(plan, moment, released)
         for moment, released in zip(plan.moments, plan.plans(units), strict=True)
@@ -167,14 +170,14 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
 
 
 def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
-    """The released moments of a last state: post-processing, which costs nothing."""
+    """Returns the released moments from the final state: post-processing, which costs nothing."""
     count, mean_D = _mean(plan, state)
     dimension = len(mean_D)
     raw_DxD = from_half(np.asarray(state.half), dimension, isometric=plan.mode == "exact") / count
     covariance_DxD = project_psd(raw_DxD)
     stds = [z * s for z, s in zip(plan.multipliers, plan.sensitivities, strict=True)]
     mean_std = stds[1] / count
-    noise = Noise(
+    noise = MomentNoise(
         count=stds[0] if plan.population is None else 0.0,
         mean=mean_std,
         diagonal=stds[2] / count,
@@ -186,7 +189,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
 
 
 def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
-    """Count and mean: there is someone, and a mean of clipped embeddings has norm at most c."""
+    """The count, raised to 1 at least, and the mean, whose norm cannot exceed c."""
     count = max(float(state.count), 1.0)
     mean_D = np.asarray(state.sum_D, np.float64) / count
     return count, mean_D * min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
@@ -200,24 +203,27 @@ def private_moments(
     secret: Secret | None = None,
     run: str = LABEL,
 ) -> PrivateMoments:
-    """Releases count, mean and covariance of the column "embedding": `fred`, run once.
+    """Runs `fred` once: releases count, mean and covariance of the column "embedding".
 
     Args:
-      clients: with the column "embedding", float [examples, d].
+      clients: a population with the column "embedding", float [examples, d].
       plan: what is released and at which noise.
-      ledger: of these clients, with the plan's unit.
-      secret: of the run, kept private: with it, the same query is the same release and costs
-        nothing more. None draws one: then it is another release.
-      run: names the query in the ledger.
+      ledger: the ledger of these clients, for the plan's unit.
+      secret: the run's secret, which must stay private. With it the same query gives the same
+        release, which is charged once. None: a new secret is drawn, and another release made.
+      run: name of the query in the ledger.
 
     Raises:
-      InputError: no such column; the population is not the one declared; delta is too large for
-        it; the ledger is of another population or unit.
-      BudgetExhausted: the query does not fit the ledger's budget; nothing was released.
+      InputError: the column is missing, the plan declares another number of units, its delta is
+        too large for them, or the ledger is of another population or unit.
+      BudgetExhausted: the query exceeds the ledger's budget; nothing was released.
     """
     embeddings = clients.columns.get("embedding")
     if not isinstance(embeddings, np.ndarray) or embeddings.ndim != 2:
-        raise InputError("the population needs a column 'embedding' of numbers [examples, d]")
+        raise InputError(
+            "the population must have a column 'embedding' of floats [examples, d], found "
+            + ", ".join(map(repr, clients.columns))
+        )
     if embeddings.dtype.kind != "f":
         raise InputError(f"column 'embedding' must hold floats, found {embeddings.dtype}")
     units = len(clients) if plan.unit == "client" else clients.num_examples
@@ -227,20 +233,20 @@ def private_moments(
 
 
 def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
-    """The query of one moment, in one round with everyone."""
+    """The query of one moment, in one round in which everyone takes part."""
     execution = Execution()
     by_client = plan.unit == "client"
-    # Sums over examples do not care whose they are: even blocks waste no padding.
-    most = plan.max_examples if by_client else _BLOCK
-    together = 32 if by_client else 4
+    # A sum over examples does not depend on whose they are: even blocks waste no padding.
+    max_examples = plan.max_examples if by_client else _BLOCK
+    clients_per_device = 32 if by_client else 4
     return Query(
         moment,
         plan.client_fn(moment),
         released,
         CohortSpec(
-            batch_size=min(32, most) if by_client else _BLOCK,
-            max_examples=most,
-            clients_per_bucket=together * execution.devices.size,
+            batch_size=min(32, max_examples) if by_client else _BLOCK,
+            max_examples=max_examples,
+            clients_per_bucket=clients_per_device * execution.devices.size,
         ),
         columns=("embedding",),
         execution=execution,
@@ -248,48 +254,57 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
 
 
 def public_moments(
-    corpus: Population, embedder: Embedder, clip_norm: float = 1.0, *, shown: bool = True
+    corpus: Population, embedder: Embedder, clip_norm: float = 1.0, *, progress: bool = True
 ) -> Moments:
-    """Returns the moments of a public corpus, embedded in pieces: memory is that of a piece.
+    """Returns the moments of a public corpus, which is embedded piece by piece to save memory.
 
-    Embeddings are clipped to `clip_norm`, as the clients' are; every example has equal weight.
+    Embeddings are clipped to `clip_norm`, as the clients' are, and all examples weigh the same.
+
+    Args:
+      progress: whether a progress bar is shown.
 
     Raises:
-      InputError: the corpus lacks what the embedder reads, or has no examples.
+      InputError: the corpus has no examples, or lacks the column that the embedder reads.
     """
     if not corpus.num_examples:
-        raise InputError(f"{corpus.name!r} has no examples")
+        raise InputError(
+            f"corpus {corpus.name!r} has no examples, expected at least one to compute moments from"
+        )
     running = RunningMoments(embedder.dimension, clip_norm)
-    for _, vectors_NxD in embedded(corpus, embedder, shown=shown):
+    for _, vectors_NxD in embedded(corpus, embedder, shown=progress):
         running.add(vectors_NxD)
     return running.result()
 
 
 def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:
-    """Returns every candidate's FreD, nearest first; costs no privacy.
+    """Returns the FreD of every candidate, the nearest one first; this costs no privacy.
+
+    Args:
+      private: the moments of the clients, as released.
+      candidates: the moments of public corpora, by name.
 
     Raises:
-      InputError: a candidate has embeddings of another dimension.
+      InputError: a candidate has embeddings of another dimension than the clients have.
     """
     dimension = len(private.moments.mean_D)
     for name, candidate in candidates.items():
         if len(candidate.mean_D) != dimension:
             raise InputError(
-                f"candidate {name!r} has embeddings of dimension {len(candidate.mean_D)}, the "
-                f"clients' have {dimension}"
+                f"candidate {name!r} has embeddings of dimension {len(candidate.mean_D)}, expected "
+                f"{dimension} as the clients have: embed both with the same model"
             )
     distances = Reference(private.moments).distances(list(candidates.values()))
     scores = [
-        Score(name, float(distance), float(distance) - _from_noise_alone(candidate, private.noise))
+        Score(name, float(distance), float(distance) - _noise_distance(candidate, private.noise))
         for (name, candidate), distance in zip(candidates.items(), distances, strict=True)
     ]
     return sorted(scores, key=lambda found: found.distance)
 
 
-def _from_noise_alone(candidate: Moments, noise: Noise) -> float:
-    """The candidate's distance from itself, released at this noise, by one simulated release.
+def _noise_distance(candidate: Moments, noise: MomentNoise) -> float:
+    """The candidate's distance from itself released with this noise, by one simulated release.
 
-    The simulation's noise is public and the same for all candidates: it hides nothing.
+    The simulated noise is public and the same for all candidates: it protects nothing.
     """
     if noise.diagonal == 0:
         return 0.0

@@ -167,7 +167,7 @@ def _public_moments(
     of_source = {}
     for source in candidates.sources:
         sample = candidates.sample(source, function.column, config.max_candidate_examples, seed)
-        of_source[source] = public_moments(sample, function, config.clip_norm, shown=False)
+        of_source[source] = public_moments(sample, function, config.clip_norm, progress=False)
     found = {}
     for name in candidates.names:
         shares = candidates.shares(name)
