@@ -1,0 +1,176 @@
+"""Each rule about how the package is built finds what breaks it, in a small copy of the house."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools import architecture
+
+# A package that keeps all rules: by place, what the module says.
+CLEAN = {
+    "__init__.py": "import jaxpfl.cli\n",
+    "errors.py": "",
+    "files.py": "from jaxpfl.errors import InputError\n",
+    "data/__init__.py": "from jaxpfl.data.population import Population\n",
+    "data/population.py": "from jaxpfl import files\n",
+    "privacy/mechanisms.py": "def draw(key):\n    return standard_normal(key)\n",
+    "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
+    "def draw(key):\n    return mechanisms.weighted_noise_like(key)\n",
+    "federated/checksum.py": "",
+    "federated/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
+    "federated/door.py": "from jaxpfl.federated.checksum import checksum\n"
+    "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
+    "federated/release.py": "from jaxpfl.federated.door import Door\n"
+    "def release(self, plan):\n"
+    "    self.ledger.charge(plan)\n"
+    "    self.ledger.record(plan)\n"
+    "    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
+    "algorithms/one.py": "from jaxpfl.federated.query import Query\n",
+    "experiments/__init__.py": "",
+    "experiments/config/reader.py": "",
+    "experiments/engine/rounds.py": "from jaxpfl.algorithms.one import one\n",
+    "experiments/systems/base.py": "from jaxpfl.experiments.engine import rounds\n",
+    "experiments/systems/first/__init__.py": "from jaxpfl.experiments.systems.first import study\n",
+    "experiments/systems/first/study.py": "from jaxpfl.experiments.systems.base import System\n"
+    "from jaxpfl.experiments.config import reader\nNAME = 'first'\n",
+    "experiments/systems/second/__init__.py": "NAME = 'second'\n",
+    "experiments/registry.py": "SYSTEMS = {'first': 'jaxpfl.experiments.systems.first'}\n",
+    "experiments/carry_out.py": "from jaxpfl.experiments.registry import SYSTEMS\n",
+    "experiments/sweep/points.py": "from jaxpfl.experiments.carry_out import run\n",
+    "cli.py": "def main():\n    from jaxpfl.experiments import carry_out\n",
+}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Callable[..., list[architecture.Fault]]:
+    """Builds the clean package with some modules changed; the faults that are found."""
+
+    def faults(**changes: str) -> list[architecture.Fault]:
+        (tmp_path / "benchmarks").mkdir()
+        for place, source in {**CLEAN, **changes}.items():
+            path = tmp_path / ("jaxpfl" if not place.startswith("benchmarks") else "") / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        return architecture.check(tmp_path)
+
+    return faults
+
+
+def test_a_clean_package_has_no_fault(house):
+    assert house() == []
+
+
+def _function(parameters: int, indent: str = "") -> str:
+    names = ", ".join(f"a{number}" for number in range(parameters))
+    return f"{indent}def f({names}):\n{indent}    pass\n"
+
+
+METHOD = "class A:\n    @staticmethod\n"
+# Place and text of a module, and the line and words of the fault that it must be found with.
+PLANTED = [
+    # Layers.
+    ("federated/query.py", "from jaxpfl.text import vocabulary\n", 1, "federated imports text"),
+    ("federated/query.py", "def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
+    ("privacy/plan.py", "from jaxpfl import data\n", 1, "privacy imports data"),
+    ("models/base.py", "import jaxpfl.federated\n", 1, "models imports federated"),
+    ("data/open.py", "import jaxpfl\n", 1, "the whole package"),
+    ("files.py", "from jaxpfl.data import population\n", 1, "files imports data"),
+    ("text/words.py", "from . import vocabulary\n", 1, "is relative"),
+    ("attic/old.py", "", 1, "attic has no place"),
+    ("algorithms/two.py", "from jaxpfl.experiments.engine import rounds\n", 1, "experiments"),
+    # Layers among experiments.
+    ("experiments/engine/rounds.py", "import jaxpfl.experiments.carry_out\n", 1, "carry_out"),
+    ("experiments/report/page.py", "from jaxpfl.experiments import registry\n", 1, "registry"),
+    ("experiments/config/reader.py", "from jaxpfl.experiments.sweep import config\n", 1, "sweep"),
+    ("experiments/central/fit.py", "import jaxpfl.experiments.systems.base\n", 1, "systems"),
+    (
+        "experiments/systems/second/study.py",
+        "from jaxpfl.experiments.registry import SYSTEMS\n",
+        1,
+        "imports experiments.registry",
+    ),
+    ("experiments/carry_out.py", "import jaxpfl.experiments.sweep.points\n", 1, "sweep"),
+    ("experiments/odd.py", "", 1, "odd has no place"),
+    # Circles, also by types alone and inside functions.
+    ("data/population.py", "from jaxpfl.data import Population\n", 1, "in a circle"),
+    ("errors.py", "if TYPE_CHECKING:\n    from jaxpfl.files import X\n", 2, "in a circle"),
+    ("errors.py", "def f():\n    from jaxpfl import files\n", 2, "in a circle"),
+    # Sizes.
+    ("data/long.py", "\n" * 451, 451, "451 lines"),
+    ("data/wide.py", _function(11), 1, "f takes 11 parameters"),
+    ("data/wide.py", "def f(a, b, *c, d, e, f, g, h, i, j, **k):\n    pass\n", 1, "11 parameters"),
+    ("data/wide.py", "class A:\n" + _function(12, "    "), 2, "f takes 11 parameters"),
+    ("data/wide.py", METHOD + _function(11, "    "), 3, "f takes 11 parameters"),
+    # Systems.
+    (
+        "experiments/systems/second/__init__.py",
+        "from jaxpfl.experiments.systems.first import study\n",
+        1,
+        "the system first is imported",
+    ),
+    ("cli.py", "def f():\n    import jaxpfl.experiments.systems.second\n", 2, "the system second"),
+    (
+        "experiments/registry.py",
+        "from jaxpfl.experiments.systems import first\n",
+        1,
+        "the system first is imported",
+    ),
+    ("experiments/carry_out.py", "if name == 'first':\n    pass\n", 1, "'first' names a system"),
+    (
+        "experiments/carry_out.py",
+        "import_module('jaxpfl.experiments.systems.second')\n",
+        1,
+        "names a system",
+    ),
+    # Ways around the release.
+    ("algorithms/one.py", "ledger.charge(event, 'label', run=run)\n", 1, "charges a ledger"),
+    ("algorithms/one.py", "def f(self):\n    self._ledger.record(name)\n", 2, "records a release"),
+    ("algorithms/one.py", "chosen = self.plan.sample(seed, round)\n", 1, "samples a cohort"),
+    ("algorithms/one.py", "cohort = Cohort(clients, chosen)\n", 1, "packs a cohort"),
+    ("algorithms/one.py", "cohort = data.Cohort(clients, chosen)\n", 1, "packs a cohort"),
+    ("algorithms/one.py", "Door(query, shapes)(broadcast, buckets)\n", 1, "opens the door"),
+    ("algorithms/one.py", "correlated_noise.NoiseStream(kind, 3, key)\n", 1, "rounds share"),
+    ("algorithms/one.py", "noise = gaussian_noise_like(key, tree, std)\n", 1, "draws noise"),
+    (
+        "algorithms/one.py",
+        "def f():\n    mechanisms.standard_normal(key, shape)\n",
+        2,
+        "draws noise",
+    ),
+    ("algorithms/one.py", "from jaxpfl.federated.door import Door\n", 1, "imports federated.door"),
+    ("algorithms/one.py", "from jaxpfl.federated import door\n", 1, "imports federated.door"),
+    ("algorithms/one.py", "import jaxpfl.federated.door\n", 1, "imports federated.door"),
+    ("federated/query.py", "from jaxpfl.federated import checksum\n", 1, "federated.checksum"),
+    ("federated/scores.py", "", 1, "federated/scores.py no longer draws noise"),
+    # Loading that could run code.
+    ("data/read.py", "import pickle\n", 1, "pickle"),
+    ("data/read.py", "from joblib import load\n", 1, "joblib"),
+    ("data/read.py", "import yaml\nyaml.load(text)\n", 2, "yaml.load"),
+    ("data/read.py", "np.load(path, allow_pickle=True)\n", 1, "allow_pickle"),
+    ("data/read.py", "np.load(path, allow_pickle=flag)\n", 1, "allow_pickle"),
+    ("data/read.py", "Model.load(name, trust_remote_code=True)\n", 1, "trust_remote_code"),
+    ("data/read.py", "eval(text)\n", 1, "eval"),
+    ("benchmarks/speed.py", "exec(text)\n", 1, "exec"),
+]
+
+
+@pytest.mark.parametrize(("place", "source", "line", "words"), PLANTED)
+def test_a_planted_violation_is_found(house, place: str, source: str, line: int, words: str):
+    faults = house(**{place: source})
+    assert any(words in fault.sentence and fault.line == line for fault in faults), faults
+
+
+def test_nothing_that_is_allowed_is_called_a_fault(house):
+    lines = "\n" * (architecture.MOST_LINES - 1)
+    faults = house(
+        **{
+            "data/long.py": f"{lines}x = 1\n",
+            "data/wide.py": _function(10),
+            "models/wide.py": "class A:\n" + _function(11, "    "),
+            "data/read.py": "import yaml\nyaml.safe_load(text)\nnp.load(p, allow_pickle=False)\n",
+            "experiments/systems/second/page.py": "from jaxpfl.experiments.systems import base\n",
+            "experiments/report/page.py": "'the first of all systems'\n",
+        }
+    )
+    assert faults == []

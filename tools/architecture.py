@@ -1,0 +1,390 @@
+"""Checks how the package is built: layers, circles, sizes, systems, and the one way to clients.
+
+    python tools/architecture.py        prints each fault as `path:line: sentence`; exit status 1
+
+A rule is a function of the package's modules that returns its faults; `RULES` lists them. They read
+the syntax trees alone: nothing is imported, and imports inside functions and under TYPE_CHECKING
+count like all others. tests/tools/test_architecture.py shows that each rule can fail.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "jaxpfl"
+
+MOST_LINES = 450
+MOST_PARAMETERS = 10
+
+LEAVES = {"errors", "checks", "files", "progress"}
+FOUNDATIONS = {"data", "privacy", "models"}
+# What each part may import besides itself and the leaves.
+LAYERS: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "data": set(),
+    "privacy": set(),
+    "models": set(),
+    "federated": FOUNDATIONS,
+    "text": FOUNDATIONS,
+    "algorithms": FOUNDATIONS | {"federated", "text"},
+    "experiments": FOUNDATIONS | {"federated", "text", "algorithms"},
+    "cli": FOUNDATIONS | {"federated", "text", "algorithms", "experiments"},
+    "__main__": {"cli"},
+}
+SHARED = {"config", "engine", "report", "central"}
+# The same inside experiments; "systems" is what systems share, a system of its own is SYSTEM.
+SYSTEM = "systems/NAME"
+EXPERIMENTS: dict[str, set[str]] = {
+    **{part: SHARED for part in SHARED},
+    "systems": SHARED,
+    SYSTEM: SHARED | {"systems"},
+    "registry": SHARED | {"systems"},
+    "run": SHARED,
+    "carry_out": SHARED | {"systems", "registry"},
+    "sweep": SHARED | {"systems", "registry", "carry_out"},
+}
+REGISTRY = "experiments/registry.py"
+
+RELEASE, DOOR = "federated/release.py", "federated/door.py"
+# What only the release does, and what it is made of: a pattern of what is called, and where.
+CALLS: dict[str, tuple[str, set[str]]] = {
+    "charges a ledger": (r"\.charge$", {RELEASE}),
+    "records a release": (r"\.record$", {RELEASE}),
+    "samples a cohort": (r"plan\.sample$", {RELEASE}),
+    "packs a cohort": (r"(^|\.)Cohort$", {RELEASE}),
+    "opens the door": (r"(^|\.)Door$", {RELEASE}),
+    "makes noise that rounds share": (r"(^|\.)NoiseStream$", {RELEASE}),
+    "draws noise": (
+        r"(^|mechanisms\.)(gaussian_noise_like|weighted_noise_like|standard_normal)$",
+        # In scores: what is added to a release for comparisons, a function of the release.
+        {DOOR, "privacy/correlated_noise.py", "privacy/mechanisms.py", "federated/scores.py"},
+    ),
+}
+IMPORTS: dict[str, set[str]] = {"federated.door": {RELEASE}, "federated.checksum": {DOOR}}
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_CALLS = {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec"}
+FORBIDDEN_ARGUMENTS = {"allow_pickle", "trust_remote_code"}
+
+
+class Module(NamedTuple):
+    """A Python file: its path, the path inside its top folder, and what it says."""
+
+    path: Path
+    place: str
+    source: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """The dotted name, of a package without `__init__`."""
+        pieces = self.place.removesuffix(".py").split("/")
+        return ".".join([PACKAGE, *(piece for piece in pieces if piece != "__init__")])
+
+
+class Import(NamedTuple):
+    """`name` is absolute and goes down to what is imported; "." in front: a relative import."""
+
+    line: int
+    name: str
+
+
+class Fault(NamedTuple):
+    """What breaks a rule, and where."""
+
+    path: Path
+    line: int
+    sentence: str
+
+
+def modules_in(folder: Path) -> list[Module]:
+    """Every Python file below `folder`, parsed."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        source = path.read_text("utf-8")
+        place = path.relative_to(folder).as_posix()
+        found.append(Module(path, place, source, ast.parse(source)))
+    return found
+
+
+def layers(modules: Sequence[Module]) -> list[Fault]:
+    """Imports go one way, between the parts of the package and between those of experiments."""
+    faults = []
+    for module in modules:
+        part, inner = _part(module.name), _inner_part(module.name)
+        if part and part not in LAYERS:
+            faults.append(Fault(module.path, 1, f"{part} has no place in the order of layers"))
+            continue
+        if inner and inner not in EXPERIMENTS:
+            faults.append(Fault(module.path, 1, f"{inner} has no place among the experiments"))
+            continue
+        for line, name in _imports(module.tree):
+            if name.startswith("."):
+                faults.append(Fault(module.path, line, f"the import of {name} is relative"))
+            elif part and name.split(".")[0] == PACKAGE:
+                fault = _against_order(module.name, name)
+                faults += [Fault(module.path, line, fault)] if fault else []
+    return faults
+
+
+def circles(modules: Sequence[Module]) -> list[Fault]:
+    """No module imports itself through others."""
+    graph = _graph(modules)
+    faults = []
+    for circle in _circles({name: set(targets) for name, targets in graph.items()}):
+        first = min(circle)
+        turned = circle[circle.index(first) :] + circle[: circle.index(first)]
+        path = next(module.path for module in modules if module.name == first)
+        line = graph[first][turned[1 % len(turned)]]
+        chain = " -> ".join([*turned, first])
+        faults.append(Fault(path, line, f"these modules import each other in a circle: {chain}"))
+    return faults
+
+
+def long_files(modules: Sequence[Module]) -> list[Fault]:
+    """No file is longer than `MOST_LINES`."""
+    return [
+        Fault(module.path, lines, f"the file has {lines} lines, at most {MOST_LINES} are allowed")
+        for module in modules
+        if (lines := len(module.source.splitlines())) > MOST_LINES
+    ]
+
+
+def long_signatures(modules: Sequence[Module]) -> list[Fault]:
+    """No function takes more than `MOST_PARAMETERS`, not counting a method's first."""
+    faults = []
+    for module in modules:
+        for function, method in _functions(module.tree):
+            given = function.args
+            rest = [each for each in (given.vararg, given.kwarg) if each is not None]
+            number = len([*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]) - method
+            if number > MOST_PARAMETERS:
+                sentence = (
+                    f"{function.name} takes {number} parameters, at most {MOST_PARAMETERS} are "
+                    "allowed: an object is missing that holds what belongs together"
+                )
+                faults.append(Fault(module.path, function.lineno, sentence))
+    return faults
+
+
+def known_systems(modules: Sequence[Module]) -> list[Fault]:
+    """Only the registry names systems, and it names them without importing them."""
+    prefix = f"{PACKAGE}.experiments.systems."
+    systems = {
+        place[2]
+        for place in (module.place.split("/") for module in modules)
+        if place[:2] == ["experiments", "systems"] and len(place) > 3
+    }
+    faults = []
+    for module in modules:
+        own = module.name.removeprefix(prefix).split(".")[0] if prefix in module.name else ""
+        for line, name in _imports(module.tree):
+            system = name.removeprefix(prefix).split(".")[0] if name.startswith(prefix) else ""
+            if system in systems and system != own:
+                sentence = f"the system {system} is imported outside its folder"
+                faults.append(Fault(module.path, line, sentence))
+        if module.place == REGISTRY:
+            continue
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            text = node.value
+            named = {text, text.removeprefix(prefix).split(".")[0]} & (systems - {own})
+            if named and re.fullmatch(r"[\w.]+", text):
+                sentence = f"{text!r} names a system: only {REGISTRY} knows which there are"
+                faults.append(Fault(module.path, node.lineno, sentence))
+    return faults
+
+
+def around_the_release(modules: Sequence[Module]) -> list[Fault]:
+    """One place charges, records, samples and opens the door, and one draws noise for a sum."""
+    faults = []
+    done: dict[str, set[str]] = {act: set() for act in [*CALLS, *IMPORTS]}
+    for module in modules:
+        for line, act in _acts(module.tree):
+            done[act].add(module.place)
+            allowed = CALLS[act][1] if act in CALLS else IMPORTS[act]
+            if module.place not in allowed:
+                what = act if act in CALLS else f"imports {act}"
+                where = " and ".join(sorted(allowed))
+                faults.append(Fault(module.path, line, f"the module {what}: only {where} may"))
+    places = {module.place: module.path for module in modules}
+    for act, where in {**{act: each for act, (_, each) in CALLS.items()}, **IMPORTS}.items():
+        for place in sorted(where - done[act]):
+            # A pattern that matches nothing forbids nothing.
+            sentence = (
+                f"{place} no longer {act if act in CALLS else f'imports {act}'}: correct CALLS"
+            )
+            faults.append(Fault(places.get(place, modules[0].path), 1, sentence))
+    return faults
+
+
+def unsafe_loading(modules: Sequence[Module]) -> list[Fault]:
+    """Nothing runs code that it finds in a file: no pickle, safe YAML only, no remote code."""
+    faults = []
+    for module in modules:
+        for line, name in _imports(module.tree):
+            if name.split(".")[0] in FORBIDDEN_MODULES:
+                faults.append(Fault(module.path, line, f"{name} can run code that a file holds"))
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if (called := ast.unparse(node.func)) in FORBIDDEN_CALLS:
+                sentence = f"{called} can run code that a file holds"
+                faults.append(Fault(module.path, node.lineno, sentence))
+            for keyword in node.keywords:
+                literal = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+                if keyword.arg in FORBIDDEN_ARGUMENTS and literal is not False:
+                    sentence = f"{keyword.arg} must be the literal False"
+                    faults.append(Fault(module.path, node.lineno, sentence))
+    return faults
+
+
+RULES: tuple[Callable[[Sequence[Module]], list[Fault]], ...] = (
+    layers,
+    circles,
+    long_files,
+    long_signatures,
+    known_systems,
+    around_the_release,
+    unsafe_loading,
+)
+
+
+def check(root: Path) -> list[Fault]:
+    """The faults of the repository in `root`: of the package, and unsafe loading in benchmarks."""
+    modules = modules_in(root / PACKAGE)
+    faults = [fault for rule in RULES for fault in rule(modules)]
+    faults += unsafe_loading(modules_in(root / "benchmarks"))
+    # A statement that imports several names breaks a rule once.
+    return sorted(set(faults))
+
+
+def _part(name: str) -> str:
+    """The layer of a dotted name; "" of the package's own table of contents."""
+    return name.split(".")[1] if "." in name else ""
+
+
+def _inner_part(name: str) -> str:
+    """The part of experiments that a dotted name is in; "" outside, and of experiments itself."""
+    pieces = name.split(".")
+    if pieces[:2] != [PACKAGE, "experiments"] or len(pieces) < 3:
+        return ""
+    if pieces[2] == "systems" and len(pieces) > 3 and pieces[3] != "base":
+        return SYSTEM
+    return pieces[2]
+
+
+def _against_order(importer: str, name: str) -> str | None:
+    """The sentence about an import that goes against the order, else None."""
+    part, target = _part(importer), _part(name)
+    if target not in LAYERS[part] | LEAVES | {part}:
+        return f"{part} imports {target or 'the whole package'}, which goes against the layers"
+    inner, target = _inner_part(importer), _inner_part(name)
+    if not inner or not target:
+        return None
+    # A system and its own folder; a stranger's is the fault of `known_systems`.
+    if target not in EXPERIMENTS[inner] | {inner, SYSTEM}:
+        return f"{inner} imports experiments.{target}, which goes against the layers"
+    return None
+
+
+def _imports(tree: ast.AST) -> Iterator[Import]:
+    """Every import, also those inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = ".".join(filter(None, [node.module, alias.name]))
+                yield Import(node.lineno, "." * node.level + name)
+
+
+def _graph(modules: Sequence[Module]) -> dict[str, dict[str, int]]:
+    """By module: the package's modules that it imports, with the line."""
+    names = {module.name for module in modules}
+    graph: dict[str, dict[str, int]] = {name: {} for name in names}
+    for module in modules:
+        for line, name in _imports(module.tree):
+            while name and name not in names:
+                name = name.rpartition(".")[0]
+            # What `import jaxpfl` in a part would be is a fault of its own.
+            if name and name != PACKAGE:
+                graph[module.name].setdefault(name, line)
+    return graph
+
+
+def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """A shortest circle of every knot of modules that import each other."""
+    left = dict(graph)
+    while True:
+        # Whatever imports nothing that is left, or is imported by nothing, is in no circle.
+        ends = {name for name, targets in left.items() if not targets & left.keys()}
+        imported = {target for name in left for target in left[name]}
+        ends |= left.keys() - imported
+        if not ends:
+            break
+        left = {name: targets for name, targets in left.items() if name not in ends}
+    while left:
+        found = min(
+            (way for name in sorted(left) if (way := _way_back(left, name))), key=len, default=None
+        )
+        if found is None:
+            return
+        yield found
+        left = {name: targets for name, targets in left.items() if name not in found}
+
+
+def _way_back(graph: dict[str, set[str]], start: str) -> list[str] | None:
+    """The shortest way from a module over its imports to itself."""
+    ways, seen = [[start]], set()
+    while ways:
+        longer = []
+        for way in ways:
+            for target in sorted(graph[way[-1]] & graph.keys()):
+                if target == start:
+                    return way
+                if target not in seen:
+                    seen.add(target)
+                    longer.append([*way, target])
+        ways = longer
+    return None
+
+
+def _functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, bool]]:
+    """Every function, and whether its first parameter is the object or class it belongs to."""
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                static = any(ast.unparse(each) == "staticmethod" for each in child.decorator_list)
+                yield child, isinstance(node, ast.ClassDef) and not static
+
+
+def _acts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each of `CALLS` and `IMPORTS` that a module does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            for act, (pattern, _) in CALLS.items():
+                if re.search(pattern, called):
+                    yield node.lineno, act
+    for line, name in _imports(tree):
+        for module in IMPORTS:
+            if f"{name}.".startswith(f"{PACKAGE}.{module}."):
+                yield line, module
+
+
+def main() -> int:
+    faults = check(ROOT)
+    for path, line, sentence in faults:
+        print(f"{path.relative_to(ROOT)}:{line}: {sentence}")
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""Runs a small form of every config and writes down every number that comes out.
+
+    python tools/small_runs.py --out before.json        (on the code before a change)
+    python tools/small_runs.py --out after.json         (on the code after it)
+    python tools/small_runs.py --compare before.json after.json
+
+A change that must not change results is checked by this: final parameters, the metrics of every
+round, epsilons and the numbers of all statements are equal to the bit, or the comparison says what
+differs. A small form is the shipped config with few rounds and clients, tiny models, and data that
+this file generates.
+
+Cohorts and noise follow from a run's secret and from all that identifies its queries, versions and
+the lowered program among them, so that no two versions of the code draw the same. For this
+comparison the secrets of a process are counted, and a query is identified by its label alone. With
+`--noise off` every standard normal draw for privacy is zero. Such runs are NOT private.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# By the end of a field's path in a config: the longest that fits is taken, wherever the field is.
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "clients_per_round": 12,
+    "batch_size": 4,
+    "max_examples": 8,
+    "epochs": 1,
+    "every": 2,
+    "checkpoint_every": 2,
+    # Language models.
+    "vocab_size": 300,
+    "model.vocab_size": 40,
+    "sequence_length": 32,
+    "model.sequence_length": 8,
+    "embedding": 8,
+    "hidden": 8,
+    "projection": 8,
+    "layers": 2,
+    "hidden_size": 16,
+    "heads": 2,
+    "inner_size": 32,
+    # Stages before the rounds.
+    "embedder": "hashed:16",
+    "examples": 80,
+    "trials": 2,
+    "max_candidate_examples": 200,
+    "prefinetune_epochs": 1,
+    # Generative adversarial networks.
+    "image_shape": [8, 8, 1],
+    "width": 0.03125,
+    "gan.noise": 8,
+    "generator_steps": 1,
+    "generator_batch": 8,
+    "images": 64,
+    "classes": 10,
+    "classifier.examples": 400,
+    "classifier.epochs": 12,
+    # The histogram of a few clients is all noise at a sensible epsilon, and refused.
+    "selection.epsilon": 100.0,
+    "bug.probabilities": [0.0, 1.0],
+    "drawn.sentences": 64,
+    "drawn.words": 64,
+    "drawn.top": 3,
+    # Synthetic text.
+    "corpus_texts": 500,
+    "texts": 24,
+    "tokens": 8,
+    "prompts": 4,
+    "run.seed": 0,
+}
+# Fields that a config leaves at a default which is too large.
+ADDED: dict[str, dict[str, Any]] = {
+    "training": {"clients_per_bucket": 8},
+    "evaluation": {"sentences": 1},
+    "run": {"devices": 2},
+}
+SYNTHETIC: dict[str, Any] = {
+    "evolution": {"population": 8, "variations": 1, "lookahead": 1, "max_texts": 2},
+    "run": {"devices": 2},
+}
+# Of a sweep's cases: those that no other config here runs, and both ends of its gap.
+CASES = {
+    "popri_table": (
+        "public, epsilon 0",
+        "generator, epsilon 0",
+        "DP-FedAvg, infinity",
+        "DP-FTRL, 1",
+        "PE, infinity",
+        "POPri, 1",
+    ),
+}
+DIGITS = "digits?clients=60&alpha=5&seed=0"
+
+
+def small_form(path: Path, folder: Path) -> Path:
+    """Writes the small form of a shipped config, with its data, into `folder`; its path."""
+    mapping = yaml.safe_load(path.read_text("utf-8"))
+    if "metric" in mapping:
+        base = path.parent / mapping["base"]
+        mapping["base"] = str(small_form(base, folder))
+        cases = mapping.get("cases", {})
+        chosen = CASES.get(path.stem) or tuple(cases)
+        mapping["cases"] = {name: cases[name] for name in chosen}
+        mapping["grid"] = {
+            name: _small_values(name, values) for name, values in mapping["grid"].items()
+        }
+    else:
+        mapping = _shrunk(mapping, (), folder)
+        for section, fields in ADDED.items():
+            if section in mapping or section == "run":
+                mapping[section] = mapping.get(section, {}) | fields
+        if "corpora" in mapping:
+            mapping |= SYNTHETIC | {"cache": str(folder / "cache")}
+    written = folder / path.name
+    written.write_text(yaml.safe_dump(mapping, sort_keys=False), "utf-8")
+    return written
+
+
+def _shrunk(value: Any, path: tuple[str, ...], folder: Path) -> Any:
+    if isinstance(value, dict):
+        changed = {key: _shrunk(each, (*path, str(key)), folder) for key, each in value.items()}
+        if "clients_per_round" in changed:
+            changed["clients_per_bucket"] = 8
+        return changed
+    if isinstance(value, str) and value != "split:public" and _is_source(path):
+        images = any(name in value for name in ("digits", "emnist", "mnist"))
+        return DIGITS if images else str(_sentences(folder, path[-1]))
+    return _small(path, value)
+
+
+def _is_source(path: tuple[str, ...]) -> bool:
+    return (
+        path in (("data", "source"), ("data", "public"))
+        or "candidates" in path
+        or (path[0] == "corpora")
+    )
+
+
+def _small(path: tuple[str, ...], value: Any) -> Any:
+    for start in range(len(path)):
+        if (end := ".".join(path[start:])) in SMALL:
+            return SMALL[end]
+    return value
+
+
+def _small_values(name: str, values: list[Any]) -> list[Any]:
+    """At most two values of a sweep's field."""
+    small = _small(tuple(name.split(".")), None)
+    if small is None:
+        return values[:2]
+    return [small] if len(values) == 1 or not small else [small // 2, small]
+
+
+def _sentences(folder: Path, name: str) -> Path:
+    """A file of 80 clients with 3 to 8 sentences each, which no other file has."""
+    path = folder / f"{re.sub(r'[^a-z]', '', name.lower()) or 'mixed'}.jsonl"
+    draw = np.random.default_rng(list(name.encode()))
+    known = ["".join(draw.choice(list("abdegiklmnorstu"), 3)) for _ in range(30)]
+    with path.open("w", encoding="utf-8") as file:
+        for client in range(80):
+            for row in range(3 + client % 6):
+                words = [*draw.choice(known, 5), f"{name[:2]}{client}x{row}", "the", "of"]
+                text = " ".join(str(word) for word in draw.permutation(words))
+                file.write(json.dumps({"client": f"c{client}", "text": text}) + "\n")
+    return path
+
+
+def _pin(noise: bool) -> None:
+    """Makes cohorts and noise comparable between versions of the code; see the head."""
+    from jaxpfl.federated import identity
+    from jaxpfl.privacy import mechanisms, secret
+
+    made = iter(range(10**6))
+    start = secret.Secret.__init__
+
+    def counted(self: Any, words: bytes | None = None) -> None:
+        if words is None:
+            words = hashlib.sha256(f"secret {next(made)}".encode()).digest()[:16]
+        start(self, words)
+
+    secret.Secret.__init__ = counted
+    identity.described = lambda query, *others: query.label
+    if not noise:
+        drawn = mechanisms._standard_normals
+        mechanisms._standard_normals = lambda *given: [
+            leaf * np.float32(0.0) for leaf in drawn(*given)
+        ]
+
+
+def _child(arguments: argparse.Namespace) -> int:
+    """Runs one small form in this process."""
+    sys.path.insert(0, str(arguments.tree))
+    _pin(arguments.noise == "on")
+    from jaxpfl.cli import main
+
+    return main([arguments.command, str(arguments.config), "--out", str(arguments.out)])
+
+
+def run_all(tree: Path, names: list[str], noise: str) -> dict[str, Any]:
+    """By config: what its small form came to."""
+    found = {}
+    for path in sorted((tree / "configs").glob("*.yaml")):
+        if names and path.stem not in names:
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as scratch:
+            found[path.stem] = _run(tree, path, Path(scratch), noise)
+        failed = found[path.stem].get("failed", "")
+        print(f"{path.stem}: {time.monotonic() - began:.0f} s {failed}", file=sys.stderr)
+    return found
+
+
+def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
+    config = small_form(path, folder)
+    command = "sweep" if "metric" in yaml.safe_load(config.read_text("utf-8")) else "run"
+    finished = subprocess.run(
+        [
+            sys.executable, __file__, "--tree", str(tree), "--noise", noise,
+            "--child", command, "--config", str(config), "--out", str(folder / "out"),
+        ],
+        cwd=folder,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    if finished.returncode:
+        return {"failed": finished.stderr[-2000:]}
+    return {
+        "arrays": dict(_arrays(folder)),
+        "rounds": {
+            file.relative_to(folder).as_posix(): [
+                json.loads(line) for line in file.read_text("utf-8").splitlines()
+            ]
+            for file in sorted(folder.rglob("metrics.jsonl"))
+        },
+        "records": {
+            file.relative_to(folder).as_posix(): _numbers(json.loads(file.read_text("utf-8")))
+            for name in ("result.json", "study.json", "sweep.json", "scores.json")
+            for file in sorted(folder.rglob(name))
+        },
+    }
+
+
+def _arrays(folder: Path) -> Iterator[tuple[str, str]]:
+    """SHA-256 of every array that was written: final states, public models, pictures' numbers."""
+    for file in sorted(folder.rglob("*.npz")):
+        with np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                yield f"{file.relative_to(folder).as_posix()}:{name}", _digest(arrays[name])
+    for checkpoints in sorted(folder.rglob("checkpoints")):
+        last = max(checkpoints.iterdir())
+        for name, array in _checkpoint(last).items():
+            yield f"{last.relative_to(folder).as_posix()}:{name}", _digest(array)
+
+
+def _checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        state = reader.restore(folder / "state")
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+
+
+def _digest(array: np.ndarray) -> str:
+    head = f"{array.dtype}{list(array.shape)}".encode()
+    return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()[:20]
+
+
+def _numbers(value: Any, name: str = "") -> dict[str, Any]:
+    """Every number below `value` by its path, those within statements too."""
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    elif isinstance(value, str):
+        texts = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?!\w)", value)
+        parts = enumerate(float(text) for text in texts)
+    else:
+        return {} if value is None or isinstance(value, bool) else {name: value}
+    found: dict[str, Any] = {}
+    for key, each in parts:
+        # How long it took and where are no results.
+        if not re.search(r"seconds|bytes|sha256|\brun\b|^config$|head", str(key)):
+            found |= _numbers(each, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[str]]:
+    """By config: what `before` has and `after` has not; names may have changed, numbers not."""
+    faults: dict[str, list[str]] = {}
+    for config in before:
+        found = faults.setdefault(config, [])
+        old, new = before[config], after.get(config, {"failed": "was not run"})
+        for side, record in (("before", old), ("after", new)):
+            if "failed" in record:
+                found.append(f"failed {side}: {record['failed'][-600:]}")
+        if found:
+            continue
+        left = Counter(new["arrays"].values())
+        for name, digest in old["arrays"].items():
+            left[digest] -= 1
+            if left[digest] < 0:
+                found.append(f"array {name}")
+        found += _of_rounds(old["rounds"], new["rounds"])
+        left = Counter(_values(new["records"]))
+        for file, numbers in old["records"].items():
+            for name, value in numbers.items():
+                left[float(value)] -= 1
+                if left[float(value)] < 0:
+                    found.append(f"{file}: {name} = {value}")
+    return faults
+
+
+def _of_rounds(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    left = Counter(json.dumps(_only_numbers(rows)) for rows in new.values())
+    found = []
+    for name, rows in old.items():
+        left[json.dumps(_only_numbers(rows))] -= 1
+        if left[json.dumps(_only_numbers(rows))] < 0:
+            found.append(f"metrics of {name}: {_first_difference(rows, new.get(name))}")
+    return found
+
+
+def _first_difference(old: list[Any], new: list[Any] | None) -> str:
+    if new is None:
+        return "no such file"
+    for one, other in zip(old, new, strict=False):
+        if _only_numbers([one]) != _only_numbers([other]):
+            return f"{one} is {other}"
+    return f"{len(old)} rows are {len(new)}"
+
+
+def _only_numbers(rows: list[Any]) -> list[list[float]]:
+    return [sorted(float(value) for value in _numbers(row).values()) for row in rows]
+
+
+def _values(records: dict[str, dict[str, Any]]) -> Iterator[float]:
+    for numbers in records.values():
+        yield from (float(value) for value in numbers.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs a small form of every config.")
+    parser.add_argument("names", nargs="*", help="configs, without .yaml; default: all")
+    parser.add_argument("--out", type=Path, help="JSON file that is written")
+    parser.add_argument("--noise", choices=("on", "off"), default="on")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="where jaxpfl/ and configs/ are")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--child", dest="command", help=argparse.SUPPRESS)
+    parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.command:
+        return _child(arguments)
+    if arguments.compare:
+        records = [json.loads(path.read_text("utf-8")) for path in arguments.compare]
+        faults = compare(*records)
+        for config, found in faults.items():
+            print(f"{config}: {'equal' if not found else f'{len(found)} differ'}")
+            print("".join(f"    {fault}\n" for fault in found), end="")
+        return int(any(faults.values()))
+    found = run_all(arguments.tree.resolve(), arguments.names, arguments.noise)
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return int(any("failed" in each for each in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
