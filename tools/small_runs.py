@@ -78,31 +78,29 @@ SMALL: dict[str, Any] = {
     "drawn.words": 64,
     "drawn.top": 3,
     # Synthetic text.
-    "corpus_texts": 500,
+    "corpus_texts": 100,
     "texts": 24,
     "tokens": 8,
     "prompts": 4,
     "run.seed": 0,
 }
-# Fields that a config leaves at a default which is too large.
-ADDED: dict[str, dict[str, Any]] = {
-    "training": {"clients_per_bucket": 8},
-    "evaluation": {"sentences": 1},
-    "run": {"devices": 2},
-}
-SYNTHETIC: dict[str, Any] = {
+# Fields that a config leaves at a default which is too large or too slow.
+ADDED: dict[str, dict[str, Any]] = {"evaluation": {"sentences": 1}, "run": {"devices": 2}}
+ADDED_TO_SYNTHETIC_TEXT: dict[str, dict[str, Any]] = {
     "evolution": {"population": 8, "variations": 1, "lookahead": 1, "max_texts": 2},
-    "run": {"devices": 2},
+    # The other configs are accounted for by privacy loss distributions.
+    "privacy": {"accountant": "rdp"},
 }
-# Of a sweep's cases: those that no other config here runs, and both ends of its gap.
+# Of FreD's candidates, and of a sweep's cases: those that other configs do not have, the ends of
+# its gap, and what a mixture is made of.
+CANDIDATES = ("docs", "commits", "science", "web", "near", "far", "40%")
 CASES = {
+    "popri_ablation": ("rejected rank 7", "IPO", "cosine", "nearest-neighbour votes"),
     "popri_table": (
         "public, epsilon 0",
         "generator, epsilon 0",
         "DP-FedAvg, infinity",
         "DP-FTRL, 1",
-        "PE, infinity",
-        "POPri, 1",
     ),
 }
 DIGITS = "digits?clients=60&alpha=5&seed=0"
@@ -122,11 +120,12 @@ def small_form(path: Path, folder: Path) -> Path:
         }
     else:
         mapping = _shrunk(mapping, (), folder)
-        for section, fields in ADDED.items():
-            if section in mapping or section == "run":
+        synthetic = "corpora" in mapping
+        for section, fields in {**ADDED, **(ADDED_TO_SYNTHETIC_TEXT if synthetic else {})}.items():
+            if section in mapping or section in ("run", "evolution"):
                 mapping[section] = mapping.get(section, {}) | fields
-        if "corpora" in mapping:
-            mapping |= SYNTHETIC | {"cache": str(folder / "cache")}
+        if synthetic:
+            mapping["cache"] = str(folder / "cache")
     written = folder / path.name
     written.write_text(yaml.safe_dump(mapping, sort_keys=False), "utf-8")
     return written
@@ -134,7 +133,11 @@ def small_form(path: Path, folder: Path) -> Path:
 
 def _shrunk(value: Any, path: tuple[str, ...], folder: Path) -> Any:
     if isinstance(value, dict):
-        changed = {key: _shrunk(each, (*path, str(key)), folder) for key, each in value.items()}
+        changed = {
+            key: _shrunk(each, (*path, str(key)), folder)
+            for key, each in value.items()
+            if path[-1:] != ("candidates",) or key in CANDIDATES
+        }
         if "clients_per_round" in changed:
             changed["clients_per_bucket"] = 8
         return changed
@@ -160,11 +163,9 @@ def _small(path: tuple[str, ...], value: Any) -> Any:
 
 
 def _small_values(name: str, values: list[Any]) -> list[Any]:
-    """At most two values of a sweep's field."""
-    small = _small(tuple(name.split(".")), None)
-    if small is None:
-        return values[:2]
-    return [small] if len(values) == 1 or not small else [small // 2, small]
+    """One value of a sweep's field, but two of the clients in a round."""
+    small = _small(tuple(name.split(".")), values[0])
+    return [small // 2, small] if name.endswith("clients_per_round") else [small]
 
 
 def _sentences(folder: Path, name: str) -> Path:
@@ -212,18 +213,19 @@ def _child(arguments: argparse.Namespace) -> int:
     return main([arguments.command, str(arguments.config), "--out", str(arguments.out)])
 
 
-def run_all(tree: Path, names: list[str], noise: str) -> dict[str, Any]:
-    """By config: what its small form came to."""
-    found = {}
+def run_all(tree: Path, names: list[str], noise: str, out: Path) -> bool:
+    """Writes what each config's small form came to, one after the other; whether all went well."""
+    found = json.loads(out.read_text("utf-8")) if out.exists() else {}
     for path in sorted((tree / "configs").glob("*.yaml")):
-        if names and path.stem not in names:
+        if path.stem in found or (names and path.stem not in names):
             continue
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as scratch:
             found[path.stem] = _run(tree, path, Path(scratch), noise)
         failed = found[path.stem].get("failed", "")
         print(f"{path.stem}: {time.monotonic() - began:.0f} s {failed}", file=sys.stderr)
-    return found
+        out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    return not any("failed" in each for each in found.values())
 
 
 def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
         },
         "records": {
             file.relative_to(folder).as_posix(): _numbers(json.loads(file.read_text("utf-8")))
-            for name in ("result.json", "study.json", "sweep.json", "scores.json")
+            for name in ("result.json", "study.json", "sweep.json", "scores.json", "record.json")
             for file in sorted(folder.rglob(name))
         },
     }
@@ -362,7 +364,9 @@ def _values(records: dict[str, dict[str, Any]]) -> Iterator[float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs a small form of every config.")
     parser.add_argument("names", nargs="*", help="configs, without .yaml; default: all")
-    parser.add_argument("--out", type=Path, help="JSON file that is written")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file; configs that it holds are not run again"
+    )
     parser.add_argument("--noise", choices=("on", "off"), default="on")
     parser.add_argument("--tree", type=Path, default=ROOT, help="where jaxpfl/ and configs/ are")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
@@ -378,9 +382,9 @@ def main() -> int:
             print(f"{config}: {'equal' if not found else f'{len(found)} differ'}")
             print("".join(f"    {fault}\n" for fault in found), end="")
         return int(any(faults.values()))
-    found = run_all(arguments.tree.resolve(), arguments.names, arguments.noise)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    return int(any("failed" in each for each in found.values()))
+    return int(
+        not run_all(arguments.tree.resolve(), arguments.names, arguments.noise, arguments.out)
+    )
 
 
 if __name__ == "__main__":
