@@ -170,7 +170,7 @@ def tuning(config: Config, model, params) -> dict:
 
     pairs = Pairs(drawn(config.prompt_tokens), drawn(config.new_tokens), drawn(config.new_tokens))
     settings = PreferenceSettings(
-        epochs=config.epochs, batch_size=config.batch_size, part=config.part
+        epochs=config.epochs, batch_size=config.batch_size, microbatch_size=config.part
     )
 
     def run(pairs):

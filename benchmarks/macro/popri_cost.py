@@ -82,7 +82,7 @@ class Config:
 
 
 class Phases:
-    """A `rounds_of_text.Keep` that keeps nothing but times."""
+    """A `stored_rounds.Keep` that keeps nothing but times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

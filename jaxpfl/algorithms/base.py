@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from dp_accounting import ComposedDpEvent, DpEvent
 
 from jaxpfl.data.population import Population
@@ -18,7 +19,7 @@ Metrics = Mapping[str, Any]
 
 
 class Algorithm(NamedTuple):
-    """A server that asks clients, round by round: functions over a state, and its questions.
+    """A server that asks clients in rounds: functions of a state, and the queries it asks.
 
     Attributes:
       name: what the ledger's entries are called.
@@ -26,9 +27,9 @@ class Algorithm(NamedTuple):
       step: `(state, release, round) -> (state, metrics)`, one round. `release` is its only access
         to clients (`federated.Release`), so all that it returns is public. The state's buffers may
         be donated. Metrics are scalars.
-      queries: all that it will ever ask; what it costs follows from them before it starts. Their
-        plans have equal numbers of rounds, and each is asked at most once a round, before the step
-        donates anything of its state.
+      queries: everything that it will ever ask, so that its privacy cost is known before it starts.
+        Their plans have equal numbers of rounds. Each query is asked at most once in a round, and
+        before the step donates anything of its state.
       params: `(state) -> model parameters`; None where there is no model.
     """
 
@@ -48,8 +49,8 @@ class Algorithm(NamedTuple):
         found = {query.plan.rounds for query in self.queries}
         if len(found) != 1:
             raise InputError(
-                f"the queries of {self.name!r} must have one number of rounds, found "
-                f"{sorted(found) or 'no query'}"
+                f"the plans of all queries of {self.name!r} must have the same number of rounds, "
+                f"found {sorted(found) or 'no query'}"
             )
         return found.pop()
 
@@ -63,10 +64,35 @@ class Algorithm(NamedTuple):
         return all(query.plan.private for query in self.queries)
 
 
+def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
+    """Returns `(key) -> parameters`: a copy of `start`, or, where that is None, `model.init(key)`.
+
+    It is a copy because a step donates the state's buffers, while `start` remains the caller's.
+
+    Raises:
+      InputError: `start` is not a tree of the model's parameters.
+    """
+    if start is None:
+        return model.init
+    expected = _leaf_types(jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))))
+    found = _leaf_types(start)
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"start: parameter {name} is {found.get(name)}, expected {expected.get(name)}"
+            )
+    return lambda key: jax.tree.map(jnp.array, start)
+
+
+def _leaf_types(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
 def releaser_of(
     algorithm: Algorithm, clients: Population, ledger: Ledger, secret: Secret, *, run: str
 ) -> Releaser:
-    """What an algorithm's queries are asked through; they are charged under its name."""
+    """Returns the releaser of an algorithm's queries, which charges them under its name."""
     return Releaser(
         clients, ledger, secret, run=run, name=algorithm.name, queries=algorithm.queries
     )
@@ -75,8 +101,8 @@ def releaser_of(
 def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> State:
     """Runs all rounds in memory and returns the last state; every release is confirmed.
 
-    For systems that ask clients a few times and keep what they learn themselves; `jaxpfl.run` adds
-    checkpoints, metrics and a run directory.
+    It is for systems that ask clients a few times and store the results themselves; `jaxpfl.run`
+    adds checkpoints, metrics and a run directory.
 
     Args:
       key: of `init`.
@@ -95,10 +121,10 @@ def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> Stat
 def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
     """Refuses an algorithm that does not fit the ledger's budget, before clients work for it.
 
-    A run that was charged before is let through: it may make the same releases again.
+    A run that was charged before is let through, because it may make the same releases again.
 
     Raises:
-      BudgetExhausted: not even once does it fit.
+      BudgetExhausted: all rounds of the algorithm together would exceed the budget.
     """
     begun = any(charge.run == run for charge in ledger.charges)
     if not begun and ledger.affordable(algorithm.event()) == 0:

@@ -23,9 +23,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.base import Algorithm, initial_params
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.errors import InputError
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.base import Model
@@ -98,12 +97,10 @@ def fed_avg(
         execution=execution,
     )
     everywhere = NamedSharding(execution.devices, PartitionSpec())
-    if start is not None:
-        check_start(start, parameters_of(model))
+    first_params = initial_params(model, start)
 
     def init(key):
-        # Copied: a step donates the state's buffers, and `start` is the caller's.
-        params = model.init(key) if start is None else jax.tree.map(jnp.array, start)
+        params = first_params(key)
         state = FedAvgState(params, server.init(params), jnp.float32(plan.clip_norm))
         return jax.device_put(state, everywhere)
 
@@ -120,27 +117,5 @@ def fed_avg(
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:
-    """What a round says of its clip norm: nothing where that is constant."""
+    """Returns the clip norm that a round names: None where the plan's is constant."""
     return None if plan.adaptive_clip is None else clip_norm
-
-
-def parameters_of(model: Any) -> Any:
-    """Shapes of a model's parameters."""
-    return jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-
-
-def check_start(start: Any, like: Any) -> None:
-    """Refuses parameters of another model."""
-
-    def described(tree: Any) -> dict[str, str]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {
-            jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves
-        }
-
-    found, expected = described(start), described(like)
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise InputError(
-                f"start: parameter {name} is {found.get(name)}, expected {expected.get(name)}"
-            )

@@ -29,8 +29,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg import check_start, parameters_of, server_step, used_clip_norm
+from jaxpfl.algorithms.base import Algorithm, initial_params
+from jaxpfl.algorithms.fed_avg import server_step, used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.client import Examples
 from jaxpfl.federated.query import Execution, Query
@@ -46,17 +46,15 @@ class GeneratorTraining:
     """The server's training of the generator.
 
     Attributes:
-      steps: whenever it is trained.
-      batch: images drawn for each of them.
-      every: rounds between two trainings; more gives the critic a lead.
+      steps: in every round.
+      batch: images drawn for each step.
     """
 
     steps: int = 6
     batch: int = 32
-    every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "every"):
+        for name in ("steps", "batch"):
             checks.positive_int(f"generator {name}", getattr(self, name))
 
 
@@ -240,12 +238,10 @@ def fed_avg_gan(
         execution=execution,
     )
     everywhere = NamedSharding(execution.devices, PartitionSpec())
-    if start is not None:
-        check_start(start, parameters_of(gan))
+    first_params = initial_params(gan, start)
 
     def init(key):
-        # Copied: a step donates the state's buffers, and `start` is the caller's.
-        params = gan.init(key) if start is None else jax.tree.map(jnp.array, start)
+        params = first_params(key)
         state = GANState(
             params["generator"],
             params["critic"],
@@ -270,7 +266,7 @@ def fed_avg_gan(
             state.generator,
             state.generator_optimizer,
             critic,
-            np.int32(settings.steps if round % settings.every == 0 else 0),
+            np.int32(settings.steps),
             state.draws,
             np.uint32(round),
         )

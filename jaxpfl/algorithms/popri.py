@@ -4,15 +4,15 @@ Source: Hou, Wang, Zhan, Shrivastava, Fanti, Liu et al. 2025, "Private federated
 preference-optimized synthetic data", Algorithm 1.
 
     for each round t:
-        prompts    K, each of three public texts, drawn anew
-        responses  J to each prompt, by the language model
-        scores     of every response, by sampled clients, through the door       charged
-        pairs      of each prompt, the response of the best score over that of rank l
-        tune       LoRA adapters by DPO against the public model
-    the model writes the synthetic corpus
+        prompts    K, each of three public texts, drawn anew          lines 9 and 10
+        responses  J to each prompt, by the language model            line 11
+        scores     of every response, by sampled clients: charged     lines 13 to 20
+        pairs      per prompt the best response over the l-th best    lines 21 to 26
+        tuning     LoRA adapters by DPO against the public model      line 27
+    the model writes the synthetic corpus                             line 30
 
-Only the scores come from clients; whatever is done with them costs nothing more. No checkpoint is
-chosen by private data: the last round's adapters are the result.
+Only the scores come from clients; whatever is done with them costs no more privacy. No checkpoint
+is chosen by private data: the last round's adapters are the result.
 """
 
 import dataclasses
@@ -26,34 +26,38 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.rounds_of_text import Arrays, Hooks, number_of
+from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
 from jaxpfl.errors import InputError
+from jaxpfl.federated.release import Release
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
-from jaxpfl.text.generation.generate import prompt_ids
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.sampling import Sampling
-from jaxpfl.text.preference.optimisation import PreferenceSettings, pairs_of, tune
+from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
+from jaxpfl.text.preference.pairs import Pairs
 from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.preference.responses import last_tokens, pairs_of_texts
 
 
 @dataclass(frozen=True)
 class PopriSettings:
-    """POPri's numbers; the defaults are the paper's (section 5, appendix B).
+    """POPri's settings; the defaults are the paper's (section 5, appendix B).
 
     Attributes:
-      prompts: K, a round.
-      responses: J, to each prompt.
-      rejected_rank: l; the best response has rank 1.
+      prompts: K, the number of prompts in a round.
+      responses: J, the number of responses to each prompt.
+      rejected_rank: l, the rank of the rejected response; the best response has rank 1.
       format: how public texts become a prompt.
-      prompt_tokens: a prompt is cut to its last tokens.
-      new_tokens: so many are generated of a response ...
-      response_tokens: ... and so many of its text are kept.
+      prompt_tokens: a longer prompt keeps its last `prompt_tokens` tokens.
+      new_tokens: tokens that are generated of a response, at most.
+      response_tokens: a longer response keeps its first `response_tokens` tokens.
       temperature, top_p: of the generation.
-      preference: of the tuning, `epochs` a round; its optimiser starts anew in every round.
+      preference: of the tuning; its `epochs` are those of one round, and its optimiser starts anew
+        in every round.
       lora: the adapters.
     """
 
@@ -95,7 +99,7 @@ class Written:
       prompts: K texts.
       responses: K lists of J texts.
       scores_KxJ: the clients' noisy scores.
-      pairs: number of preference pairs; fewer than K where two responses are the same.
+      pairs: the number of preference pairs; fewer than K where two responses are the same.
       record: of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
@@ -127,10 +131,10 @@ def popri(
     seed: int = 0,
     hooks: Hooks[Written] | None = None,
 ) -> Algorithm:
-    """Returns POPri: it tunes `generator` towards the clients' texts, in the rounds of the plan.
+    """Returns POPri, which tunes `generator` towards the clients' texts in the plan's rounds.
 
-    Clients hold the column "embedding", of their texts by `embedder` (`text.embed.embed`). A round
-    is a function of the state, the seed and the scores that are released.
+    Clients hold a column "embedding": the embeddings of their texts by `embedder`
+    (`text.embed.embed`). A round is a function of the state, the seed and the released scores.
 
     Args:
       generator: PUBLIC, without adapters.
@@ -138,81 +142,133 @@ def popri(
       scorer: how clients score, and the plan.
       embedder: public; the one that the clients' texts were embedded with.
       seed: of adapters, prompts, responses and the order of pairs.
-      hooks: stores "round 3 responses", "round 3 scores", "round 3 adapters".
+      hooks: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
 
     Raises:
-      InputError: a generator with adapters.
+      InputError: `generator` has adapters already.
 
     Metrics of a step, all public: `pairs`, and of the tuning `loss`, `margin` and `accuracy` (their
     means over its steps; none without a pair).
     """
-    hooks = Hooks() if hooks is None else hooks
+    draws = PublicDraws("popri", seed)
     model, params = lora.attach(
-        generator.model, generator.params, settings.lora, _key(seed, "adapters")
+        generator.model, generator.params, settings.lora, draws.key("adapters")
     )
     first, base = lora.split(params)
+    rounds = _Rounds(
+        generator,
+        model,
+        base,
+        samples,
+        scorer,
+        embedder,
+        settings,
+        draws,
+        Hooks() if hooks is None else hooks,
+    )
 
     def init(key):
         del key  # all draws follow from the seed
         return PopriState(jax.tree.map(jnp.array, first))
 
-    def step(state, release, round):
-        prompts = settings.format.prompts(samples, settings.prompts, seed=seed, round=round)
-        prompts = _last_tokens(generator, prompts, settings.prompt_tokens)
-
-        def responses() -> Arrays:
-            writer = generator.replaced(model, lora.join(state.adapters, base))
-            key = _key(seed, "responses", round)
-            texts, ended_KxJ = respond(writer, prompts, settings, key, hooks.progress)
-            return {"texts": np.array(texts), "ended": ended_KxJ}
-
-        written = hooks.keep(f"round {round} responses", responses)
-        texts_KxJ = written["texts"]
-
-        def scores() -> Arrays:
-            embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
-            candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
-            return {"scores": scorer.release(release, candidates_KxJxD, round)}
-
-        scores_KxJ = hooks.keep(f"round {round} scores", scores)["scores"]
-        pairs = preference_pairs(
-            generator, prompts, texts_KxJ, written["ended"], scores_KxJ, settings
-        )
-
-        def tuned() -> Arrays:
-            if pairs is None:
-                return _flat(state.adapters, {})
-            found = tune(
-                model,
-                lora.join(state.adapters, base),
-                pairs,
-                settings.preference,
-                seed=_number(seed, "pairs", round),
-                mesh=generator.mesh,
-                progress=hooks.progress,
-            )
-            return _flat(lora.split(found.params)[0], found.record)
-
-        adapters, record = _unflat(hooks.keep(f"round {round} adapters", tuned), state.adapters)
-        count = 0 if pairs is None else len(pairs)
-        texts = texts_KxJ.tolist()
-        hooks.on_round(Written(round, prompts, texts, scores_KxJ, count, record))
-        return PopriState(adapters), {"pairs": np.int32(count), **_means(record)}
-
     def params_of(state):
         return lora.join(state.adapters, base)
 
-    return Algorithm("popri", init, step, (scorer.query,), params_of)
+    return Algorithm("popri", init, rounds.step, (scorer.query,), params_of)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounds:
+    """The rounds of Algorithm 1, and the public things that all of them share.
+
+    Attributes:
+      model: the generator's network with adapters.
+      base: the generator's parameters without adapters.
+    """
+
+    generator: LanguageModel
+    model: Decoder
+    base: Any
+    samples: Sequence[str]
+    scorer: Scorer
+    embedder: Embedder
+    settings: PopriSettings
+    draws: PublicDraws
+    hooks: Hooks[Written]
+
+    def step(
+        self, state: PopriState, release: Release, round: int
+    ) -> tuple[PopriState, Mapping[str, Any]]:
+        """One round of Algorithm 1; each of its lines is a method, in the same order, below."""
+        stored = self.hooks.stored
+        prompts = self.prompts(round)
+        responses = stored(round, "responses", self.responses, state, prompts, round)
+        scores = stored(round, "scores", self.scores, release, responses, round)
+        pairs = self.pairs(prompts, responses, scores)
+        tuned = stored(round, "adapters", self.tuned, state, pairs, round)
+
+        adapters, record = _unflat(tuned, state.adapters)
+        number = 0 if pairs is None else len(pairs)
+        texts_KxJ, scores_KxJ = responses["texts"].tolist(), scores["scores"]
+        self.hooks.on_round(Written(round, prompts, texts_KxJ, scores_KxJ, number, record))
+        return PopriState(adapters), {"pairs": np.int32(number), **_means(record)}
+
+    def prompts(self, round: int) -> list[str]:
+        """K prompts, each of public texts drawn without replacement: lines 9 and 10."""
+        settings = self.settings
+        return prompts_of(
+            self.generator, self.samples, settings.prompts, settings, self.draws.seed, round
+        )
+
+    def responses(self, state: PopriState, prompts: list[str], round: int) -> Arrays:
+        """J responses to each prompt by the model as it is now: line 11."""
+        writer = self.generator.replaced(self.model, lora.join(state.adapters, self.base))
+        key = self.draws.key("responses", round)
+        texts, ended_KxJ = respond(writer, prompts, self.settings, key, self.hooks.progress)
+        return {"texts": np.array(texts), "ended": ended_KxJ}
+
+    def scores(self, release: Release, responses: Arrays, round: int) -> Arrays:
+        """The noisy sum of the clients' scores of every response: lines 13 to 20; charged."""
+        texts_KxJ = responses["texts"]
+        embeddings = np.asarray(self.embedder(texts_KxJ.reshape(-1).tolist()))
+        candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
+        return {"scores": self.scorer.release(release, candidates_KxJxD, round)}
+
+    def pairs(self, prompts: list[str], responses: Arrays, scores: Arrays) -> Pairs | None:
+        """Of each prompt the best response and the one of rank l: lines 21 to 26."""
+        return preference_pairs(
+            self.generator,
+            prompts,
+            responses["texts"],
+            responses["ended"],
+            scores["scores"],
+            self.settings,
+        )
+
+    def tuned(self, state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
+        """The adapters after DPO on the pairs against the public model: line 27."""
+        if pairs is None:
+            return _flat(state.adapters, {})
+        found = tune(
+            self.model,
+            lora.join(state.adapters, self.base),
+            pairs,
+            self.settings.preference,
+            seed=self.draws.seed_of("pairs", round),
+            mesh=self.generator.mesh,
+            progress=self.hooks.progress,
+        )
+        return _flat(lora.split(found.params)[0], found.record)
 
 
 def with_adapters(generator: LanguageModel, settings: PopriSettings, params: Any) -> LanguageModel:
-    """The generator with adapters, as `Algorithm.params` gives them."""
+    """Returns the generator with the adapters that `Algorithm.params` gives."""
     model = dataclasses.replace(generator.model, lora=settings.lora)
     return generator.replaced(model, params)
 
 
 def _means(record: Mapping[str, Any]) -> dict[str, np.floating]:
-    """The tuning's record as scalars."""
+    """Means over the steps of the tuning."""
     names = [name for name in ("loss", "margin", "accuracy") if name in record]
     return {name: np.float32(np.mean(record[name])) for name in names}
 
@@ -224,10 +280,10 @@ def respond(
     key: jax.Array,
     progress: bool = False,
 ) -> tuple[list[list[str]], np.ndarray]:
-    """J texts for each prompt, cleaned and cut as `settings` say; some may be empty.
+    """Returns J texts for each prompt, cleaned and cut as `settings` say; some may be empty.
 
     Returns:
-      The texts, and bool [K, J]: which are as they ended by themselves, cut nowhere.
+      The texts, and bool [K, J]: which of them ended by themselves and were cut nowhere.
     """
     raw, ended_KxJ = writer.write_to_end(
         prompts,
@@ -250,66 +306,40 @@ def preference_pairs(
     ended_KxJ: np.ndarray,
     scores_KxJ: np.ndarray,
     settings: PopriSettings,
-) -> Any:
-    """Pairs of token ids (`text.preference.optimisation.Pairs`), or None where no prompt gives one.
+) -> Pairs | None:
+    """Returns pairs of token ids, or None where no prompt gives a pair.
 
-    A prompt whose chosen and rejected texts are the same, or one of them empty, gives none: it
-    would teach nothing. A response that ended by itself is followed by what ended it: the format's
-    stop string, with what stands before that in a prompt, or else end-of-text, if the tokeniser has
-    it. Where that does not fit beside the prompt it is left out.
+    A prompt whose chosen and rejected texts are equal, or one of them empty, gives none: it would
+    teach nothing. See `text.preference.responses.pairs_of_texts` for how responses end.
     """
     chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
     rows = np.arange(len(texts_KxJ))
-    chosen, rejected = texts_KxJ[rows, chosen_K].tolist(), texts_KxJ[rows, rejected_K].tolist()
-    used = [k for k in rows.tolist() if chosen[k] and rejected[k] and chosen[k] != rejected[k]]
-    if not used:
+    chosen, rejected = texts_KxJ[rows, chosen_K], texts_KxJ[rows, rejected_K]
+    (used,) = np.nonzero((chosen != "") & (rejected != "") & (chosen != rejected))
+    if not len(used):
         return None
-    prompt_rows = prompt_ids(generator.tokeniser, [prompts[k] for k in used])
-    longest = settings.prompt_tokens + settings.response_tokens
-    room = [longest - min(len(row), settings.prompt_tokens) for row in prompt_rows]
-
-    def ids(texts: list[str], place_K: np.ndarray) -> list[np.ndarray]:
-        ended = ended_KxJ[used, place_K[used]].tolist()
-        return _with_ends(generator, [texts[k] for k in used], ended, room, settings)
-
-    return pairs_of(
-        prompt_rows,
-        ids(chosen, chosen_K),
-        ids(rejected, rejected_K),
+    return pairs_of_texts(
+        generator.tokeniser,
+        [prompts[k] for k in used.tolist()],
+        (chosen[used].tolist(), ended_KxJ[used, chosen_K[used]].tolist()),
+        (rejected[used].tolist(), ended_KxJ[used, rejected_K[used]].tolist()),
+        format=settings.format,
         prompt_tokens=settings.prompt_tokens,
-        total_tokens=longest,
+        response_tokens=settings.response_tokens,
     )
 
 
-def _with_ends(
+def prompts_of(
     generator: LanguageModel,
-    texts: list[str],
-    ended: list[bool],
-    room: list[int],
+    samples: Sequence[str],
+    number: int,
     settings: PopriSettings,
-) -> list[np.ndarray]:
-    """Token ids of responses, each with what ended it, unless it was cut or there is no room."""
-    tokeniser = generator.tokeniser
-    rows = tokeniser.encode(texts)
-    if settings.format.stop:
-        # Tokenised as one text: a token may hold the last characters of one and the next's first.
-        ending = _ending(settings.format)
-        longer = tokeniser.encode([text + ending for text in texts])
-    elif tokeniser.end_of_text is not None:
-        longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
-    else:
-        return rows
-    return [
-        longest if by_itself and len(longest) <= left else row
-        for row, longest, by_itself, left in zip(rows, longer, ended, room, strict=True)
-    ]
-
-
-def _ending(format: FewShot) -> str:
-    """What follows a text in a prompt, to the end of the stop string that it holds."""
-    following = format.after + format.heading.format(number=format.shots + 2)
-    before, found, _ = following.partition(format.stop)
-    return before + found if found else format.stop
+    seed: int,
+    round: int,
+) -> list[str]:
+    """Returns `number` prompts of a round, each cut to the tokens that the settings allow."""
+    prompts = settings.format.prompts(samples, number, seed=seed, round=round)
+    return last_tokens(generator.tokeniser, prompts, settings.prompt_tokens)
 
 
 def synthesise(
@@ -322,37 +352,19 @@ def synthesise(
     part: int = 0,
     progress: bool = False,
 ) -> list[str]:
-    """The synthetic corpus: about `number` texts from new prompts, one to each, none empty.
+    """Returns the synthetic corpus: one text to each of `number` new prompts, without empty ones.
 
-    Another `part`, 0, 1, 2, ..., has prompts and draws of its own.
+    Args:
+      part: 0, 1, 2, ...; each part of a corpus has prompts and draws of its own.
     """
     positive_int("number", number)
     non_negative_int("part", part)
-    # The algorithm's rounds count from 1: none has these prompts.
-    prompts = settings.format.prompts(samples, number, seed=seed, round=-part)
-    prompts = _last_tokens(writer, prompts, settings.prompt_tokens)
-    key = _key(seed, "corpus", part)
+    # The algorithm's rounds count from 1, so none of them has these prompts.
+    prompts = prompts_of(writer, samples, number, settings, seed, -part)
+    key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, sampling=settings.sampling, progress=progress)
     clean = [settings.format.response(text) for (text,) in raw]
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
-
-
-def _last_tokens(generator: LanguageModel, prompts: list[str], tokens: int) -> list[str]:
-    """Prompts cut to their last tokens, as they are tokenised again."""
-    tokeniser = generator.tokeniser
-    room = tokens - (tokeniser.start is not None)
-
-    def fitting(prompt: str, row: np.ndarray) -> str:
-        kept = room
-        # What is left of a word, or of a character, may be more tokens than it was.
-        while len(row) > room:
-            prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
-            (row,) = tokeniser.encode([prompt])
-            kept = min(kept, len(row)) - 1
-        return prompt
-
-    rows = tokeniser.encode(prompts)
-    return [fitting(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def _flat(adapters: Any, record: Mapping[str, Any]) -> Arrays:
@@ -376,12 +388,3 @@ def _unflat(arrays: Arrays, like: Any) -> tuple[Any, dict[str, Any]]:
         if name.startswith("record.")
     }
     return adapters, record
-
-
-def _number(seed: int, purpose: str, round: int = 0) -> int:
-    return number_of("popri", purpose, seed, round) >> 33
-
-
-def _key(seed: int, purpose: str, round: int = 0) -> jax.Array:
-    """A public key: what it draws goes to the clients anyhow."""
-    return jax.random.key(_number(seed, purpose, round))

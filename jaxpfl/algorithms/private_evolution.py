@@ -29,9 +29,10 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.rounds_of_text import Arrays, Hooks, number_of
+from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.federated.release import Release
 from jaxpfl.text.byte_rows import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
@@ -153,7 +154,7 @@ def private_evolution(
         raise InputError(
             f"private evolution needs a scorer of kind 'nn_histogram', found {scorer.kind!r}"
         )
-    width, last = settings.max_bytes, scorer.plan.rounds
+    draws, width = PublicDraws("private evolution", seed), settings.max_bytes
     first = to_byte_rows(texts, width)
 
     def init(key):
@@ -161,29 +162,27 @@ def private_evolution(
         return EvolutionState(first, np.zeros((settings.selected, width), np.uint8))
 
     def step(state, release, round):
-        current = from_byte_rows(state.texts)
-
-        def voted() -> Arrays:
-            key = _key(seed, "lookahead", round)
-            ahead_MxD = _ahead(current, vary, embedder, settings, key)
-            return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
-
-        votes_M = hooks.keep(f"round {round} votes", voted)["votes"]
-        selected = select(current, votes_M, settings, _generator(seed, round))
-        hooks.on_round(Evolved(round, current, votes_M, selected))
-
-        def varied() -> Arrays:
-            key = _key(seed, "variation", round)
-            if settings.form == "pre_text":
-                return {"texts": np.array(vary(selected, key))}
-            again = [text for text in selected for _ in range(settings.variations)]
-            return {"texts": np.array([*selected, *vary(again, key)])}
-
-        following = current
-        if round < last:
-            following = hooks.keep(f"round {round} texts", varied)["texts"].tolist()
+        texts = from_byte_rows(state.texts)
+        voted = hooks.stored(round, "votes", votes, texts, release, round)
+        votes_M = voted["votes"]
+        selected = select(texts, votes_M, settings, draws.generator("selection", round))
+        hooks.on_round(Evolved(round, texts, votes_M, selected))
+        following = texts
+        if round < scorer.plan.rounds:
+            following = hooks.stored(round, "texts", variations, selected, round)["texts"].tolist()
         state = EvolutionState(to_byte_rows(following, width), to_byte_rows(selected, width))
         return state, {"votes": np.float32(votes_M.sum())}
+
+    def votes(texts: list[str], release: Release, round: int) -> Arrays:
+        ahead_MxD = _ahead(texts, vary, embedder, settings, draws.key("lookahead", round))
+        return {"votes": scorer.release(release, ahead_MxD[:, None], round)[:, 0]}
+
+    def variations(selected: list[str], round: int) -> Arrays:
+        key = draws.key("variation", round)
+        if settings.form == "pre_text":
+            return {"texts": np.array(vary(selected, key))}
+        repeated = [text for text in selected for _ in range(settings.variations)]
+        return {"texts": np.array([*selected, *vary(repeated, key)])}
 
     return Algorithm("private_evolution", init, step, (scorer.query,))
 
@@ -226,16 +225,3 @@ def _ahead(
     for index in range(settings.lookahead):
         total = total + np.asarray(embedder(vary(texts, jax.random.fold_in(key, index))))
     return np.asarray(total, np.float32) / np.float32(settings.lookahead)
-
-
-def _number(seed: int, purpose: str, round: int) -> int:
-    return number_of("private evolution", purpose, seed, round)
-
-
-def _key(seed: int, purpose: str, round: int) -> jax.Array:
-    """A public key: what it draws is made from what clients' votes have released."""
-    return jax.random.key(_number(seed, purpose, round) >> 33)
-
-
-def _generator(seed: int, round: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=_number(seed, "selection", round)))

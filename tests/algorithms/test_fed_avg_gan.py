@@ -271,20 +271,11 @@ def test_a_generator_step_that_is_not_finite_is_left_out(tmp_path):
     assert metrics["generator_loss"] == 0
 
 
-def test_the_generator_waits_for_its_turn(tmp_path):
-    chosen = algorithm(generator_training=GeneratorTraining(steps=2, batch=4, every=2))
-    held = [jax.device_get(chosen.init(jax.random.key(0)).generator)]
-    for rounds in (1, 2):
-        held.append(asked(chosen, population(), tmp_path, rounds=rounds).state.generator)
-    jax.tree.map(np.testing.assert_array_equal, held[1], held[0])
-    assert norm(jax.tree.map(np.subtract, held[2], held[1])) > 0
-
-
 def test_settings_that_are_numbers_compile_nothing_new(tmp_path):
     asked(algorithm(plan_of(noise=1.0)), population(), tmp_path, rounds=1)
     sizes = _accumulate._cache_size(), train_generator._cache_size()
     other = plan_of(noise=2.0, clip_norm=0.2, clients_per_round=2)
-    chosen = algorithm(other, generator_training=GeneratorTraining(steps=5, batch=4, every=2))
+    chosen = algorithm(other, generator_training=GeneratorTraining(steps=5, batch=4))
     asked(chosen, population(), tmp_path, rounds=2)
     assert (_accumulate._cache_size(), train_generator._cache_size()) == sizes
 
@@ -298,8 +289,8 @@ def test_start_is_copied_and_checked(tmp_path):
     assert norm(start) > 0  # not donated
     with pytest.raises(InputError, match="start"):
         algorithm(start={"critic": start["critic"]})
-    with pytest.raises(InputError, match="generator every"):
-        GeneratorTraining(every=0)
+    with pytest.raises(InputError, match="generator steps"):
+        GeneratorTraining(steps=0)
 
 
 def test_a_step_cannot_change_a_constant_clip_norm(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from jaxpfl.algorithms import PopriSettings, Scorer, candidate_scores, popri, run_rounds
 from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise, with_adapters
-from jaxpfl.algorithms.rounds_of_text import Hooks
+from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
@@ -30,6 +30,7 @@ from jaxpfl.text.generation.generate import prompt_ids
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import PreferenceSettings, log_probabilities, tune
 from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import packed, utf8_bytes
 from tests.algorithms.asking import asked, asking
 from tests.plans import flat_plan
@@ -119,9 +120,9 @@ class Recorded:
         self.tuned.append((model, held, pairs, rest, jax.tree.map(np.array, found.params), found))
         return found
 
-    def keep(self, name, make):
+    def load_or_compute(self, name, compute):
         assert name not in self.phases
-        self.phases[name] = make()
+        self.phases[name] = compute()
         return self.phases[name]
 
 
@@ -140,7 +141,12 @@ def run(generator, rounds=3, scorer=None, seed=0, samples=NEAR + FAR, **hooks):
 def test_the_loop_is_algorithm_1(generator, monkeypatch):
     recorded, scorer = Recorded(monkeypatch), Letters()
     public = jax.tree.map(np.array, generator.params)
-    final = run(generator, scorer=scorer, keep=recorded.keep, on_round=recorded.rounds.append)
+    final = run(
+        generator,
+        scorer=scorer,
+        load_or_compute=recorded.load_or_compute,
+        on_round=recorded.rounds.append,
+    )
     parts = ("responses", "scores", "adapters")
     assert [*recorded.phases] == [f"round {r} {part}" for r in (1, 2, 3) for part in parts]
     prompts = [written.prompts for written in recorded.rounds]
@@ -154,7 +160,8 @@ def test_the_loop_is_algorithm_1(generator, monkeypatch):
         flat = [text for row in written.responses for text in row]
         np.testing.assert_array_equal(scorer.candidates[number - 1].reshape(64, 2), Counts()(flat))
         pairs = recorded.tuned[number - 1][2]
-        expected = by_hand(generator, written)
+        ended_KxJ = recorded.phases[f"round {number} responses"]["ended"]
+        expected = by_hand(written, ended_KxJ)
         assert len(expected) == written.pairs == len(pairs)
         for row, (prompt, chosen, rejected) in enumerate(expected):
             for found, text in zip(
@@ -178,20 +185,21 @@ def test_the_loop_is_algorithm_1(generator, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, recorded.tuned[-1][4], final.params)
 
 
-def by_hand(generator, written):
+def by_hand(written, ended_KxJ):
     """Pairs by the definition: the best score over the third best, where the texts differ."""
     expected = []
-    for prompt, row, scores in zip(
-        written.prompts, written.responses, written.scores_KxJ, strict=True
+    for prompt, row, ended, scores in zip(
+        written.prompts, written.responses, ended_KxJ, written.scores_KxJ, strict=True
     ):
-        order = sorted(range(4), key=lambda j, scores=scores: -scores[j])
-        chosen, rejected = row[order[0]], row[order[2]]
-        if chosen and rejected and chosen != rejected:
-            # What is shorter than 8 tokens was ended by the end of the line.
-            ends = ("\n" if len(text.encode()) < 8 else "" for text in (chosen, rejected))
-            expected.append(
-                (prompt, *(t + e for t, e in zip((chosen, rejected), ends, strict=True)))
-            )
+        best, _, third, _ = sorted(range(4), key=lambda j, scores=scores: -scores[j])
+        if row[best] and row[third] and row[best] != row[third]:
+            # Prompt and response have 12 + 8 bytes together; the line's end is one of them.
+            room = 20 - len(prompt.encode())
+            texts = [
+                row[j] + ("\n" if ended[j] and len(row[j].encode()) < room else "")
+                for j in (best, third)
+            ]
+            expected.append((prompt, *texts))
     return expected
 
 
@@ -199,12 +207,19 @@ def test_the_reference_is_the_public_model_in_every_round(generator, monkeypatch
     """Before the first step policy and reference agree in round 1 and never after; with the last
     round's model as reference they would in every round."""
     recorded = Recorded(monkeypatch)
-    run(generator, rounds=2, keep=recorded.keep, on_round=recorded.rounds.append)
+    run(
+        generator,
+        rounds=2,
+        load_or_compute=recorded.load_or_compute,
+        on_round=recorded.rounds.append,
+    )
     first, second = (written.record["margin"][0] for written in recorded.rounds)
     assert first == pytest.approx(0, abs=1e-6)
     assert abs(second) > 1e-3
     model, _, pairs, rest, _, found = recorded.tuned[1]
-    faulty_reference = log_probabilities(model, recorded.tuned[0][4], pairs, part=8, multiple=32)
+    faulty_reference = log_probabilities(
+        model, recorded.tuned[0][4], pairs, microbatch_size=8, multiple=32
+    )
     faulty = tune(
         model, recorded.tuned[1][1], pairs, SETTINGS.preference, reference=faulty_reference, **rest
     )
@@ -215,7 +230,7 @@ def test_the_reference_is_the_public_model_in_every_round(generator, monkeypatch
 def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
     """A round's adapters follow from those before it and its pairs: no moments are carried."""
     recorded = Recorded(monkeypatch)
-    run(generator, rounds=2, keep=recorded.keep)
+    run(generator, rounds=2, load_or_compute=recorded.load_or_compute)
     model, given, pairs, rest, after, _ = recorded.tuned[1]
     again = tune(model, jax.tree.map(jnp.asarray, given), pairs, SETTINGS.preference, **rest)
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, again.params), after)
@@ -223,9 +238,14 @@ def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
 
 def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator, monkeypatch):
     recorded = Recorded(monkeypatch)
-    final = run(generator, rounds=1, keep=recorded.keep)
+    final = run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
     scorer = Letters()
-    again = run(generator, rounds=1, scorer=scorer, keep=lambda name, make: recorded.phases[name])
+    again = run(
+        generator,
+        rounds=1,
+        scorer=scorer,
+        load_or_compute=lambda name, compute: recorded.phases[name],
+    )
     assert not scorer.candidates
     jax.tree.map(np.testing.assert_array_equal, again.params, final.params)
     other = Letters()
@@ -330,12 +350,9 @@ def test_a_round_without_pairs_leaves_the_adapters(generator, monkeypatch):
     shown = []
     final = run(generator, rounds=2, on_round=shown.append)
     assert [written.pairs for written in shown] == [0, 0]
-    start, _ = lora.attach(
-        generator.model, generator.params, SETTINGS.lora, module._key(0, "adapters")
-    )
+    key = PublicDraws("popri", 0).key("adapters")
+    start, fresh = lora.attach(generator.model, generator.params, SETTINGS.lora, key)
     assert final.model == start
-    key = module._key(0, "adapters")
-    _, fresh = lora.attach(generator.model, generator.params, SETTINGS.lora, key)
     jax.tree.map(np.testing.assert_array_equal, final.params, fresh)
 
 
@@ -380,7 +397,7 @@ def test_responses_are_cut_at_the_next_heading_and_at_the_tokens_kept(generator)
 
 
 def test_prompts_keep_their_last_tokens_and_never_grow(generator):
-    cut = module._last_tokens(generator, ["abcdefgh", "abc", "", "€€€"], 5)
+    cut = last_tokens(generator.tokeniser, ["abcdefgh", "abc", "", "€€€"], 5)
     # Three bytes a sign: of the first two signs two bytes are left, which are no text.
     assert cut == ["defgh", "abc", "", "€"]
     assert [len(row) for row in prompt_ids(generator.tokeniser, cut)] == [5, 3, 1, 3]
@@ -397,9 +414,8 @@ def test_prompts_keep_their_last_tokens_and_never_grow(generator):
         def decode(self, ids):
             return "".join(chr(i) for i in ids if i < 256)
 
-    growing = SimpleNamespace(tokeniser=Growing())
     # The last five letters alone would be ten tokens.
-    assert module._last_tokens(growing, ["Sabcdefgh", "Sabc"], 5) == ["gh", "Sabc"]
+    assert last_tokens(Growing(), ["Sabcdefgh", "Sabc"], 5) == ["gh", "Sabc"]
 
 
 def test_the_corpus_has_prompts_of_its_own_and_no_empty_texts(generator):
@@ -586,7 +602,7 @@ def test_a_generator_with_adapters_and_too_few_samples_are_refused(generator):
 def test_what_is_kept_is_numbers_and_texts(generator, monkeypatch):
     """Phases are written as JSON and .npz: nothing else may be among them, and nothing secret."""
     recorded = Recorded(monkeypatch)
-    run(generator, rounds=1, keep=recorded.keep)
+    run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
     for arrays in recorded.phases.values():
         assert all(np.asarray(value).dtype.kind in "bfiU" for value in arrays.values())
     record = {k: v for k, v in recorded.phases["round 1 adapters"].items() if "record" in k}

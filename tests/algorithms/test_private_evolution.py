@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.algorithms import EvolutionSettings, Scorer, candidate_scores, private_evolution
 from jaxpfl.algorithms.private_evolution import select, selected_texts
-from jaxpfl.algorithms.rounds_of_text import Hooks
+from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan
@@ -76,12 +76,14 @@ def test_the_pre_text_form():
     votes = Votes([2, 9, 0, 1], [0, 5, 0, 0])
     vary, shown, phases = Append(), [], {}
 
-    def keep(name, make):
-        phases[name] = make()
+    def load_or_compute(name, compute):
+        phases[name] = compute()
         return phases[name]
 
     start = ["a", "b", "y", "z"]
-    final = evolved(start, vary, votes, settings, keep=keep, on_round=shown.append)
+    final = evolved(
+        start, vary, votes, settings, load_or_compute=load_or_compute, on_round=shown.append
+    )
     assert list(phases) == ["round 1 votes", "round 1 texts", "round 2 votes"]
     # Three variations ahead of each vote, one after the first: in the last round none.
     assert vary.calls[:3] == [start] * 3
@@ -96,15 +98,10 @@ def test_the_pre_text_form():
     assert seen.shape == (4, 4)
     assert not np.allclose(seen, Onehot()(start))
     again = Append()
-    keys = [jax.random.fold_in(_key("lookahead", 1), i) for i in range(3)]
+    key = PublicDraws("private evolution", 0).key("lookahead", 1)
+    keys = [jax.random.fold_in(key, i) for i in range(3)]
     mean = np.mean([Onehot()(again(start, key)) for key in keys], axis=0)
     np.testing.assert_allclose(seen, mean, rtol=1e-6)
-
-
-def _key(purpose, round):
-    from jaxpfl.algorithms.private_evolution import _key as key
-
-    return key(0, purpose, round)
 
 
 def test_without_lookahead_the_texts_themselves_are_voted_on():

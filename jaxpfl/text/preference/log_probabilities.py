@@ -11,14 +11,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, room, rows
+from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
 from jaxpfl.text.tokenisers.base import PAD
 
 if TYPE_CHECKING:
     from jaxpfl.models.decoder.network import Decoder
 
-_LOGITS = 2**26
-"""Logits that exist at a time; in float32 a quarter of a GiB."""
+_LOGITS_AT_ONCE = 2**26
+"""Logits in memory at a time; in float32 they take a quarter of a GiB."""
 
 LogProbabilities = tuple[Array, Array]
 """Of the chosen and the rejected responses: float32 [N] each, in nats."""
@@ -29,31 +29,32 @@ def log_probabilities(
     params: Params,
     pairs: Pairs,
     *,
-    part: int = 24,
+    microbatch_size: int = 24,
     multiple: int = 64,
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> LogProbabilities:
-    """Log-probabilities of the responses after their prompts: sums over tokens, on the host.
+    """Returns the log-probabilities of responses after their prompts: sums over tokens.
 
     Args:
-      part: pairs on the accelerator at a time.
-      multiple: rows are padded to a multiple of so many tokens.
+      microbatch_size: pairs on the accelerator at a time.
+      multiple: rows are padded to a multiple of this many tokens.
       mesh: axis "data": the pairs are dealt over its devices.
-      progress: show a bar on stderr.
+      progress: whether a progress bar is drawn on stderr.
 
     Raises:
-      InputError: a pair longer than the model's positions, an id outside of its vocabulary.
+      InputError: a pair has more tokens than the model has positions, or an id that is not in the
+        model's vocabulary.
     """
     check_fits(model, pairs)
     params = placed(params, mesh)
-    width_N, response = room(pairs, multiple)
+    width_N, response = padded_lengths(pairs, multiple)
     order = np.argsort(-width_N, kind="stable")
     found_Nx2 = np.zeros((len(pairs), 2), np.float32)
-    starts = range(0, len(pairs), part)
+    starts = range(0, len(pairs), microbatch_size)
     for start in shown_steps(starts, "Reference", progress):
-        chosen = order[start : start + part]
-        indices, _ = filled(chosen, part, mesh)
+        chosen = order[start : start + microbatch_size]
+        indices, _ = filled(chosen, microbatch_size, mesh)
         read = dealt(rows(pairs[indices], int(np.max(width_N[chosen])), response), mesh)
         found_Nx2[chosen] = np.asarray(_jitted(model, params, read))[: len(chosen)]
     return jnp.asarray(found_Nx2[:, 0]), jnp.asarray(found_Nx2[:, 1])
@@ -76,7 +77,7 @@ def sums(model: "Decoder", params: Params, read: Rows) -> Array:
 
     # Blocks along the response, not along the pairs, which lie on different devices.
     places = target_BxG.shape[1]
-    block = min(max(_LOGITS // (model.vocab_size * batch), 1), places)
+    block = min(max(_LOGITS_AT_ONCE // (model.vocab_size * batch), 1), places)
     if block == places:
         found_BxG = picked(picked_BxGxH, target_BxG)
     else:
@@ -96,10 +97,12 @@ def sums(model: "Decoder", params: Params, read: Rows) -> Array:
 _jitted = jax.jit(sums, static_argnums=0)
 
 
-def filled(chosen: np.ndarray, part: int, mesh: Mesh | None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a part, filled up with the first, and which of them are real."""
+def filled(
+    chosen: np.ndarray, microbatch_size: int, mesh: Mesh | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a microbatch, filled up by repeating the first, and which of them are real."""
     devices = 1 if mesh is None else mesh.shape["data"]
-    size = -(-part // devices) * devices
+    size = -(-microbatch_size // devices) * devices
     indices = np.concatenate([chosen, np.full(size - len(chosen), chosen[0])])
     return indices, np.arange(size) < len(chosen)
 
@@ -114,7 +117,7 @@ def placed(params: Params, mesh: Mesh | None) -> Params:
     if mesh is None:
         return jax.tree.map(jnp.asarray, params)
     if "data" not in mesh.axis_names:
-        raise InputError(f"mesh needs an axis 'data', found axes {mesh.axis_names}")
+        raise InputError(f"the mesh must have an axis 'data', found axes {mesh.axis_names}")
     devices = set(mesh.devices.flat)
 
     def place(leaf: Any) -> Array:
@@ -131,16 +134,16 @@ def check_fits(model: "Decoder", pairs: Pairs) -> None:
     row = int(np.argmax(longest_N))
     if longest_N[row] > model.config.positions:
         raise InputError(
-            f"pair {row} has {longest_N[row]} tokens in prompt and response, the model reads at "
-            f"most {model.config.positions}"
+            f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most "
+            f"{model.config.positions}, which the model reads"
         )
     for name in ("prompt_NxP", "chosen_NxT", "rejected_NxT"):
         array = getattr(pairs, name)
         if np.max(array) >= model.vocab_size:
             row = int(np.argmax(np.any(array >= model.vocab_size, axis=1)))
             raise InputError(
-                f"{name}: row {row} holds id {np.max(array[row])}, the model has ids 0 .. "
-                f"{model.vocab_size - 1}"
+                f"{name}: row {row} holds id {np.max(array[row])}, expected ids in 0 .. "
+                f"{model.vocab_size - 1}, the model's vocabulary"
             )
 
 

@@ -40,7 +40,7 @@ from jaxpfl.text.preference.log_probabilities import (
 )
 from jaxpfl.text.preference.log_probabilities import log_probabilities as log_probabilities
 from jaxpfl.text.preference.pairs import Pairs as Pairs
-from jaxpfl.text.preference.pairs import Rows, lengths, room, rows
+from jaxpfl.text.preference.pairs import Rows, lengths, padded_lengths, rows
 from jaxpfl.text.preference.pairs import pairs_of as pairs_of
 
 if TYPE_CHECKING:
@@ -53,15 +53,17 @@ class PreferenceSettings:
 
     Attributes:
       loss: "dpo" or "ipo".
-      tau: how dear it is to leave the reference; beta in the DPO paper.
+      tau: the weight of staying close to the reference model; beta in the DPO paper.
       epochs: passes over the pairs, each in a new order.
-      batch_size: pairs a step.
-      learning_rate, final_learning_rate: of AdamW, along a cosine from the first step to the last.
+      batch_size: pairs in a step.
+      learning_rate, final_learning_rate: of AdamW, which follows a cosine from the first step's to
+        the last step's.
       weight_decay: of the adapters, times the learning rate.
-      clip_norm: the gradient's global L2 norm is at most this; None = no bound. (The paper does
-        not say; the trainer of the released code has 1.)
-      part: pairs on the accelerator at a time, which a batch is accumulated of; None = a batch.
-      multiple: rows are padded to a multiple of so many tokens.
+      clip_norm: the gradient's global L2 norm is clipped to this; None: it is not clipped. (The
+        paper does not say; the trainer of the released code has 1.)
+      microbatch_size: pairs on the accelerator at a time; a batch's gradient is accumulated over
+        its microbatches. None: the whole batch.
+      multiple: rows are padded to a multiple of this many tokens.
     """
 
     loss: str = "dpo"
@@ -72,7 +74,7 @@ class PreferenceSettings:
     final_learning_rate: float = 3e-7
     weight_decay: float = 0.0
     clip_norm: float | None = 1.0
-    part: int | None = None
+    microbatch_size: int | None = None
     multiple: int = 64
 
     def __post_init__(self) -> None:
@@ -85,8 +87,8 @@ class PreferenceSettings:
             positive_int(name, getattr(self, name))
         if self.clip_norm is not None:
             positive("clip_norm", self.clip_norm)
-        if self.part is not None:
-            positive_int("part", self.part)
+        if self.microbatch_size is not None:
+            positive_int("microbatch_size", self.microbatch_size)
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, clipping first."""
@@ -119,11 +121,14 @@ _LOSSES = {"dpo": dpo, "ipo": ipo}
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuned parameters, base and adapters, and how it went.
+    """Tuned parameters and a record of the tuning.
 
-    `record` holds for every step "loss", "margin" (tau h, mean over the batch: the difference of
-    DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), as they were before the
-    step; "padding", the share of places that held no token; and "shapes", the number of programs.
+    Attributes:
+      params: base and adapters.
+      record: for every step its "loss", "margin" (mean of tau h over the batch, the difference of
+        DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), all before the step;
+        "padding", the share of places without a token; "shapes", the number of compiled programs;
+        and "steps".
     """
 
     params: Params
@@ -143,35 +148,41 @@ def tune(
 ) -> Tuned:
     """Tunes the adapters of `model` on preference pairs; the base is not touched.
 
-    The optimiser's state is fresh in each call and holds adapters only. A batch is drawn from all
-    pairs; its parts are formed by length, so that little of them is padding.
+    The optimiser's state is new in each call and covers the adapters only. A batch is drawn from
+    all pairs; its microbatches are formed by length, so that little of them is padding.
 
     Args:
-      params: with adapters (`lora.attach`); not changed.
-      seed: of the orders; the same gives the same parameters on the same hardware.
-      reference: log-probabilities of the model without adapters; None: they are computed.
-      mesh: axis "data": each part is dealt over its devices. Parameters that lie on the mesh stay
-        as they lie; others are put on all of its devices.
-      progress: show a bar on stderr.
+      params: with adapters (`lora.attach`); they are not changed.
+      seed: of the orders; the same seed gives the same parameters on the same hardware.
+      reference: log-probabilities by the model without adapters; None computes them.
+      mesh: axis "data": each microbatch is dealt over its devices. Parameters that lie on the mesh
+        stay as they lie; others are put on all of its devices.
+      progress: whether a progress bar is drawn on stderr.
 
     Raises:
-      InputError: a model without adapters, and as for `log_probabilities`.
+      InputError: the model has no adapters, or as `log_probabilities` raises it.
     """
     if model.lora is None:
         raise InputError("the model has no adapters to tune: attach them first (lora.attach)")
     check_fits(model, pairs)
     params = placed(params, mesh)
-    part = min(settings.part or settings.batch_size, settings.batch_size)
+    size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
     if reference is None:
         bare, base = lora.detach(model, params)
         reference = log_probabilities(
-            bare, base, pairs, part=part, multiple=settings.multiple, mesh=mesh, progress=progress
+            bare,
+            base,
+            pairs,
+            microbatch_size=size,
+            multiple=settings.multiple,
+            mesh=mesh,
+            progress=progress,
         )
     reference_Nx2 = np.stack([np.asarray(side) for side in reference], axis=1)
     if reference_Nx2.shape != (len(pairs), 2):
         raise InputError(
-            f"reference must have {len(pairs)} log-probabilities, as there are pairs, found "
-            f"{[np.shape(side) for side in reference]}"
+            f"reference must hold a log-probability for each of the {len(pairs)} pairs, found "
+            f"shapes {[np.shape(side) for side in reference]}"
         )
 
     adapters, base = lora.split(params)
@@ -181,7 +192,7 @@ def tune(
     optimizer = settings.optimizer(steps)
     state = jax.jit(optimizer.init)(adapters)
     state = jax.device_put(state, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
-    width_N, response = room(pairs, settings.multiple)
+    width_N, response = padded_lengths(pairs, settings.multiple)
     tokens_N = np.sum(lengths(pairs), axis=1)
 
     batches = [
@@ -194,9 +205,9 @@ def tune(
         batch = batches[step]
         batch = batch[np.argsort(-width_N[batch], kind="stable")]
         total = None
-        for start in range(0, len(batch), part):
-            chosen = batch[start : start + part]
-            indices, real_B = filled(chosen, part, mesh)
+        for start in range(0, len(batch), size):
+            chosen = batch[start : start + size]
+            indices, real_B = filled(chosen, size, mesh)
             width = int(np.max(width_N[chosen]))
             shapes.add((len(indices), width))
             places, tokens = places + len(indices) * width, tokens + int(np.sum(tokens_N[chosen]))
@@ -241,7 +252,7 @@ def _gradients(
     reference_Bx2: Array,
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
-    """A part's share of the batch's loss and metrics, and of the gradient."""
+    """A microbatch's share of the batch's loss and metrics, and of the gradient."""
     reference = reference_Bx2[:, 0], reference_Bx2[:, 1]
 
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:

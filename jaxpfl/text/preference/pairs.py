@@ -20,15 +20,16 @@ _COLUMNS = ("prompt_NxP", "chosen_NxT", "rejected_NxT")
 
 @dataclass(frozen=True)
 class Pairs:
-    """N prompts, each with a chosen and a rejected response: token ids, -1 = padding on the right.
+    """N prompts, each with a chosen and a rejected response, as token ids padded on the right.
 
-    A response holds its end-of-text if it has one: it is a token like others. See `pairs_of`.
+    An end-of-text that a response has is one of its tokens. See `pairs_of`.
 
     Attributes:
       prompt_NxP, chosen_NxT, rejected_NxT: int32.
 
     Raises:
-      InputError: no pairs, shapes that do not fit, padding before a token, an empty row.
+      InputError: there are no pairs, the shapes differ, a row is empty or has padding before a
+        token.
     """
 
     prompt_NxP: np.ndarray
@@ -45,14 +46,14 @@ class Pairs:
             object.__setattr__(self, name, array)
         if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
             shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in _COLUMNS)
-            raise InputError(f"prompts and responses differ in number: {shapes}")
+            raise InputError(f"prompts and responses must be equally many, found {shapes}")
         if not len(self):
-            raise InputError("there are no preference pairs")
+            raise InputError("there must be at least one preference pair, found none")
         for name in _COLUMNS:
             array = getattr(self, name)
             if np.any(array < PAD):
                 row = int(np.argmax(np.any(array < PAD, axis=1)))
-                raise InputError(f"{name}: row {row} holds an id below -1")
+                raise InputError(f"{name}: row {row} holds an id below {PAD}, the id of padding")
             real = array != PAD
             broken = np.any(real[:, 1:] & ~real[:, :-1], axis=1)
             if np.any(broken):
@@ -77,10 +78,10 @@ def pairs_of(
     prompt_tokens: int = 256,
     total_tokens: int = 512,
 ) -> Pairs:
-    """Pairs from sequences of token ids, cut to length.
+    """Returns pairs from sequences of token ids, cut to length.
 
-    Of a prompt the last `prompt_tokens` are kept, of a response the first, so many that prompt and
-    response have at most `total_tokens`. The defaults are POPri's.
+    A prompt keeps its last `prompt_tokens` tokens; a response keeps its first tokens, as many as
+    leave prompt and response together with at most `total_tokens`. The defaults are POPri's.
     """
     positive_int("prompt_tokens", prompt_tokens)
     positive_int("total_tokens", total_tokens)
@@ -90,8 +91,8 @@ def pairs_of(
         )
     if not len(prompts) == len(chosen) == len(rejected):
         raise InputError(
-            f"prompts and responses differ in number: {len(prompts)} prompts, {len(chosen)} "
-            f"chosen, {len(rejected)} rejected"
+            f"prompts and responses must be equally many, found {len(prompts)} prompts, "
+            f"{len(chosen)} chosen and {len(rejected)} rejected responses"
         )
     prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
     room = [total_tokens - len(prompt) for prompt in prompts]
@@ -109,7 +110,7 @@ class Rows(NamedTuple):
     Attributes:
       tokens_BxR, positions_BxR, branch_BxR: int32, see `Decoder.hidden`.
       place_Bx2xT: int32, the place in the row that predicts the target.
-      target_Bx2xT: int32 tokens of chosen (0) and rejected (1), -1 = padding.
+      target_Bx2xT: int32 tokens of chosen (0) and rejected (1), padded with `PAD`.
     """
 
     tokens_BxR: Any
@@ -125,13 +126,11 @@ def lengths(pairs: Pairs) -> np.ndarray:
 
 
 def rows(pairs: Pairs, width: int, response: int) -> Rows:
-    """The rows of some pairs, `width` places and `response` targets long: room for the longest."""
+    """Returns the rows of some pairs, each of `width` places and `response` targets."""
     count = len(pairs)
     tokens, positions, branch = (np.full((count, width), fill, np.int32) for fill in (PAD, 0, 0))
-    place, target = (
-        np.zeros((count, 2, response), np.int32),
-        np.full((count, 2, response), PAD, np.int32),
-    )
+    place = np.zeros((count, 2, response), np.int32)
+    target = np.full((count, 2, response), PAD, np.int32)
     for row, (prompt, *responses) in enumerate(lengths(pairs)):
         tokens[row, :prompt] = pairs.prompt_NxP[row, :prompt]
         positions[row, :prompt] = np.arange(prompt)
@@ -149,10 +148,11 @@ def rows(pairs: Pairs, width: int, response: int) -> Rows:
     return Rows(tokens, positions, branch, place, target)
 
 
-def room(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
-    """Places that each pair's row takes, [N], rounded up to a `multiple`; targets of the longest.
+def padded_lengths(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
+    """Returns the padded length of each pair's row, [N], and of all responses.
 
-    Rounding up keeps the number of different shapes, and so of compiled programs, small.
+    Lengths are rounded up to a `multiple`, which keeps the number of different shapes, and so of
+    compiled programs, small.
     """
     tokens_Nx3 = lengths(pairs)
     width_N = -(-np.sum(tokens_Nx3, axis=1) // multiple) * multiple

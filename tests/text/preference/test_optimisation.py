@@ -138,7 +138,7 @@ def test_a_shared_prompt_is_as_good_as_a_copy_each(name):
     model, params = _model(name)
     pairs = _pairs()
     assert len(np.unique(np.sum(pairs.chosen_NxT >= 0, axis=1))) > 2
-    found = np.stack(log_probabilities(model, params, pairs, part=3, multiple=8), axis=1)
+    found = np.stack(log_probabilities(model, params, pairs, microbatch_size=3, multiple=8), axis=1)
     expected = _separately(model, params, _copies(pairs))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert np.all(found < 0)
@@ -174,7 +174,7 @@ def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, ta
 )
 def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
     """In one block of logits and in several (a new tau has a new program)."""
-    monkeypatch.setattr(module, "_LOGITS", logits)
+    monkeypatch.setattr(module, "_LOGITS_AT_ONCE", logits)
     model, params = _model()
     pairs = _pairs()
     loss, gradients = _loss_by_chain_rule(name, model, params, pairs, tau)
@@ -251,8 +251,8 @@ def test_the_reference_is_the_model_without_its_adapters():
     assert found["accuracy"][0] == pytest.approx(float(jnp.mean(h > 0)))
 
 
-def test_parts_and_devices_change_nothing_but_rounding():
-    """Seven pairs in batches of four: the last batch, and the last of its parts, are not full."""
+def test_microbatches_and_devices_change_nothing_but_rounding():
+    """Seven pairs in batches of four: the last batch and microbatch are not full."""
     model, params = _model()
     pairs, one_width = _pairs(), dataclasses.replace(SETTINGS, multiple=24)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
@@ -265,8 +265,8 @@ def test_parts_and_devices_change_nothing_but_rounding():
         np.testing.assert_array_equal(first, second)
         moved = max(moved, float(jnp.max(jnp.abs(first - start))))
     assert moved > 0.01
-    for part, devices in ((3, None), (None, mesh), (3, mesh)):
-        settings = dataclasses.replace(one_width, part=part)
+    for size, devices in ((3, None), (None, mesh), (3, mesh)):
+        settings = dataclasses.replace(one_width, microbatch_size=size)
         found = tune(model, params, pairs, settings, seed=0, mesh=devices)
         np.testing.assert_allclose(found.record["loss"], whole.record["loss"], rtol=1e-4)
         for ours, theirs in zip(
@@ -303,7 +303,7 @@ def test_equal_responses_teach_nothing():
 def test_few_shapes_and_little_padding():
     model, params = _model()
     pairs, zeros = _pairs(24), (jnp.zeros(24), jnp.zeros(24))
-    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=8, part=2)
+    settings = dataclasses.replace(SETTINGS, epochs=1, batch_size=8, microbatch_size=2)
     found = tune(model, params, pairs, settings, seed=0, reference=zeros).record
     assert found["shapes"] <= 3
     wide = dataclasses.replace(settings, multiple=24)
@@ -326,11 +326,11 @@ def test_bad_input_is_named():
     model, params = _model()
     pairs = _pairs()
     row = np.array([[1, 2]], np.int32)
-    with pytest.raises(InputError, match="there are no preference pairs"):
+    with pytest.raises(InputError, match="preference pair"):
         Pairs(*[np.zeros((0, 1), np.int32)] * 3)
-    with pytest.raises(InputError, match="there are no preference pairs"):
+    with pytest.raises(InputError, match="preference pair"):
         pairs_of([], [], [])
-    with pytest.raises(InputError, match="differ in number"):
+    with pytest.raises(InputError, match="equally many"):
         Pairs(row, row, np.repeat(row, 2, axis=0))
     with pytest.raises(InputError, match="rejected_NxT: row 0 has no tokens"):
         Pairs(row, row, np.full((1, 2), -1, np.int32))
@@ -338,13 +338,13 @@ def test_bad_input_is_named():
         Pairs(row, np.array([[-1, 2]], np.int32), row)
     with pytest.raises(InputError, match="prompt_NxP must be int32 with two axes, found int64"):
         Pairs(row.astype(np.int64), row, row)
-    with pytest.raises(InputError, match="row 0 holds id 31, the model has ids 0 .. 30"):
+    with pytest.raises(InputError, match=r"row 0 holds id 31.* 0 \.\. 30"):
         log_probabilities(model, params, Pairs(row, row, row + 29))
     with pytest.raises(InputError, match="pair 0 has 26 tokens .* at most 24"):
         log_probabilities(model, params, Pairs(row, np.ones((1, 24), np.int32), row))
     with pytest.raises(InputError, match="no adapters to tune"):
         tune(*lora.detach(model, params), pairs, seed=0)
-    with pytest.raises(InputError, match="reference must have 7"):
+    with pytest.raises(InputError, match="reference .* 7"):
         tune(model, params, pairs, seed=0, reference=(jnp.zeros(3), jnp.zeros(3)))
     with pytest.raises(InputError, match="axis 'data'"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))

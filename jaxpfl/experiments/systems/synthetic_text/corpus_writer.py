@@ -25,7 +25,7 @@ from jaxpfl.algorithms.private_evolution import (
     private_evolution,
     selected_texts,
 )
-from jaxpfl.algorithms.rounds_of_text import Hooks, Keep
+from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh, training
 from jaxpfl.experiments.central.training import fit
@@ -208,7 +208,7 @@ class CorpusWriter:
     def tuned(
         self,
         directory: Path,
-        keep: Keep,
+        load_or_compute: LoadOrCompute,
         scorer: Scorer | None,
         ask: Ask,
         on_round: Callable[[Any], None] = nothing_shown,
@@ -217,7 +217,7 @@ class CorpusWriter:
 
         Args:
           directory: of the run; training is saved there.
-          keep: the run's phases.
+          load_or_compute: the steps that the run has stored.
           scorer: how clients score; None of methods that ask nobody.
           ask: runs a step, as `federated.Releaser.step` does; only of methods that ask clients.
           on_round: is called with each round's `Written` or `Evolved`.
@@ -226,7 +226,7 @@ class CorpusWriter:
         samples = self.public.texts(config.popri.samples)
         if method == "generator":
             return self.generator, samples
-        hooks: Hooks[Any] = Hooks(keep, on_round, self.progress)
+        hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
         assert scorer is not None, "all other methods ask clients"
         if method == "popri":
             algorithm = popri(
@@ -312,7 +312,7 @@ class CorpusWriter:
             )
 
         algorithm = private_evolution(
-            hooks.keep("first texts", first)["texts"].tolist(),
+            hooks.load_or_compute("first texts", first)["texts"].tolist(),
             self.vary,
             scorer,
             self.function,

@@ -1,0 +1,83 @@
+"""Rounds that write texts on the server: their steps are stored, and their draws are addressed.
+
+A step may take minutes, so its result is stored under the round's number and the step's name, and a
+run that was stopped reads it back. Every draw is a function of the algorithm, the purpose, the seed
+and the round, so that a step that is computed again gives the same.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+T = TypeVar("T")
+
+
+class LoadOrCompute(Protocol):
+    """Returns what is stored under a name, or else computes it and stores it."""
+
+    def __call__(self, name: str, compute: Callable[[], Arrays], /) -> Arrays: ...
+
+
+def always_compute(name: str, compute: Callable[[], Arrays], /) -> Arrays:
+    """A `LoadOrCompute` that stores nothing."""
+    del name
+    return compute()
+
+
+def _ignore(found: Any) -> None:
+    del found
+
+
+@dataclass(frozen=True)
+class Hooks(Generic[T]):
+    """What happens around the rounds; none of it changes what is learned.
+
+    Attributes:
+      load_or_compute: stores the result of each step of a round.
+      on_round: a callback; it is given what is public of each round, after the round.
+      progress: whether progress bars are drawn on stderr.
+    """
+
+    load_or_compute: LoadOrCompute = always_compute
+    on_round: Callable[[T], None] = _ignore
+    progress: bool = False
+
+    def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:
+        """Returns `compute(*arguments)`, or what an earlier attempt at this step has stored."""
+        return self.load_or_compute(f"round {round} {step}", partial(compute, *arguments))
+
+
+@dataclass(frozen=True)
+class PublicDraws:
+    """What an algorithm draws on the server. It is public: all of it goes to the clients anyhow.
+
+    Attributes:
+      algorithm: the name that tells this algorithm's draws from another's.
+      seed: of all draws.
+    """
+
+    algorithm: str
+    seed: int
+
+    def number(self, purpose: str, round: int = 0) -> int:
+        """Returns a number of 64 bits."""
+        text = f"{self.algorithm} {purpose} {self.seed} {round}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    def seed_of(self, purpose: str, round: int = 0) -> int:
+        """Returns a number of 31 bits, which every generator takes as its seed."""
+        return self.number(purpose, round) >> 33
+
+    def key(self, purpose: str, round: int = 0) -> jax.Array:
+        """Returns a typed JAX key."""
+        return jax.random.key(self.seed_of(purpose, round))
+
+    def generator(self, purpose: str, round: int = 0) -> np.random.Generator:
+        """Returns a NumPy generator."""
+        return np.random.Generator(np.random.Philox(key=self.number(purpose, round)))

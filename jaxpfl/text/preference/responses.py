@@ -1,0 +1,85 @@
+"""From texts to pairs of token ids: prompts that are cut, and responses with what ended them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpfl.text.generation.few_shot import FewShot
+from jaxpfl.text.generation.generate import prompt_ids
+from jaxpfl.text.preference.pairs import Pairs, pairs_of
+from jaxpfl.text.tokenisers.base import Tokeniser
+
+Responses = tuple[Sequence[str], Sequence[bool]]
+"""A response to each prompt, and whether it ended by itself, cut nowhere."""
+
+
+def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
+    """Returns the prompts cut to their last tokens, counted as they are tokenised again."""
+    room = tokens - (tokeniser.start is not None)
+
+    def fitting(prompt: str, row: np.ndarray) -> str:
+        kept = room
+        # What is left of a word, or of a character, may be more tokens than it was.
+        while len(row) > room:
+            prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
+            (row,) = tokeniser.encode([prompt])
+            kept = min(kept, len(row)) - 1
+        return prompt
+
+    rows = tokeniser.encode(prompts)
+    return [fitting(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def pairs_of_texts(
+    tokeniser: Tokeniser,
+    prompts: Sequence[str],
+    chosen: Responses,
+    rejected: Responses,
+    *,
+    format: FewShot,
+    prompt_tokens: int,
+    response_tokens: int,
+) -> Pairs:
+    """Returns pairs of token ids from N prompts and two responses to each.
+
+    A response that ended by itself is followed by what ended it: the format's stop string, with
+    what stands before that in a prompt, or else end-of-text, if the tokeniser has one. Where that
+    does not fit beside the prompt it is left out.
+    """
+    prompt_rows = prompt_ids(tokeniser, prompts)
+    longest = prompt_tokens + response_tokens
+    room = [longest - min(len(row), prompt_tokens) for row in prompt_rows]
+    return pairs_of(
+        prompt_rows,
+        _with_ends(tokeniser, chosen, room, format),
+        _with_ends(tokeniser, rejected, room, format),
+        prompt_tokens=prompt_tokens,
+        total_tokens=longest,
+    )
+
+
+def _with_ends(
+    tokeniser: Tokeniser, responses: Responses, room: Sequence[int], format: FewShot
+) -> list[np.ndarray]:
+    """Token ids of responses, each with what ended it, unless it was cut or there is no room."""
+    texts, ended = responses
+    rows = tokeniser.encode(texts)
+    if format.stop:
+        # Tokenised as one text: a token may hold the last characters of one and the next's first.
+        ending = _ending(format)
+        longer = tokeniser.encode([text + ending for text in texts])
+    elif tokeniser.end_of_text is not None:
+        longer = [np.append(row, np.int32(tokeniser.end_of_text)) for row in rows]
+    else:
+        return rows
+    return [
+        with_end if by_itself and len(with_end) <= left else row
+        for row, with_end, by_itself, left in zip(rows, longer, ended, room, strict=True)
+    ]
+
+
+def _ending(format: FewShot) -> str:
+    """What follows a text in a prompt, to the end of the stop string that it holds."""
+    following = format.after + format.heading.format(number=format.shots + 2)
+    before, found, _ = following.partition(format.stop)
+    return before + found if found else format.stop
