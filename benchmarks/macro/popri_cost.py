@@ -82,7 +82,7 @@ class Config:
 
 
 class Phases:
-    """A `stored_rounds.Keep` that keeps nothing but times."""
+    """A `stored_rounds.LoadOrCompute` that stores nothing but times."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -134,13 +134,13 @@ class Server:
         kind = "per_prompt" if method == "popri" else "nn_histogram"
         self.timed = TimedScorer(plan, kind)
         self.writer = CorpusWriter(config)
-        self.keep = Phases()
+        self.store = Phases()
         self._rng = np.random.default_rng(0)
 
     def run(self, on_round: Callable[[Any], None] = lambda found: None) -> None:
-        """All rounds; times are left in `keep` and `timed`."""
+        """All rounds; times are left in `store` and `timed`."""
         with tempfile.TemporaryDirectory() as folder:
-            self.writer.tuned(pathlib.Path(folder), self.keep, self.timed, self._ask, on_round)
+            self.writer.tuned(pathlib.Path(folder), self.store, self.timed, self._ask, on_round)
 
     def _ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         return step(state, self._release, round)
@@ -308,16 +308,16 @@ def evolution(
     what, settings = "PE, PE+SFT", study.evolution
     server = Server(study, "private_evolution")
     server.run()
-    keep = server.keep
+    store = server.store
     rows_NxD = np.asarray(server.writer.function(texts[: settings.max_texts]))
     unit_MxD = unit_rows(jnp.asarray(server.timed.candidates[-1][:, 0]))
     clients[what] = votes(rows_NxD, unit_MxD)
     return {
         "what": what,
         "embeds": True,
-        "server s": keep.best("votes", config.rounds) + keep.best("texts", config.rounds),
-        "embeddings s": keep.best("votes", config.rounds),
-        "variations s": keep.best("texts", config.rounds),
+        "server s": store.best("votes", config.rounds) + store.best("texts", config.rounds),
+        "embeddings s": store.best("votes", config.rounds),
+        "variations s": store.best("texts", config.rounds),
         "form": settings.form,
         "candidates": settings.population,
         "dimension": rows_NxD.shape[1],
@@ -329,7 +329,7 @@ def popri(
 ) -> dict[str, Any]:
     what, settings = "POPri", study.popri
     server, lengths = Server(study, "popri"), []
-    keep, writer = server.keep, server.writer
+    store, writer = server.store, server.writer
 
     def count(written: Any) -> None:
         drawn = [text for row in written.responses for text in row]
@@ -338,12 +338,12 @@ def popri(
     server.run(count)
     rows_NxD = np.asarray(writer.function(texts))
     clients[what] = coordinates(rows_NxD, server.timed.candidates[-1])
-    scoring = keep.best("scores", config.rounds)
+    scoring = store.best("scores", config.rounds)
     phases = {
-        "responses s": keep.best("responses", config.rounds),
+        "responses s": store.best("responses", config.rounds),
         "embeddings s": scoring - min(server.timed.seconds[1:]),
         "scores s": min(server.timed.seconds[1:]),
-        "tuning s": keep.best("adapters", config.rounds),
+        "tuning s": store.best("adapters", config.rounds),
     }
     return {
         "what": what,
