@@ -184,7 +184,7 @@ CALLS = {
     "open the door": (r"(^|\.)Door$", {RELEASE}),
     "make shared noise": (r"(^|\.)NoiseStream$", {RELEASE}),
     "draw noise": (
-        r"(^|mechanisms\.)(gaussian_noise_like|weighted_noise_like|standard_normal)$",
+        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
         # In scores: what is added to a release for comparisons, a function of the release.
         {DOOR, "privacy/correlated_noise.py", "privacy/mechanisms.py", "federated/scores.py"},
     ),

@@ -37,7 +37,7 @@ from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.mesh import CLIENTS
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.clipping import Clipping, clip_factors
-from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
 
 PyTree = Any
 
@@ -203,48 +203,75 @@ def _release(
     value_std: jax.Array,
     below_std: jax.Array,
     keys: "Keys",
-    shared: PyTree | None,
+    shared_P: jax.Array | None,
 ) -> tuple[PyTree, jax.Array, jax.Array]:
     """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators, name).
 
     Args:
-      shared: noise of unit scale that several rounds share; None: a draw of this release alone.
+      shared_P: noise of unit scale that several rounds share; None: a draw of this release alone.
     """
-    # Each device joins and noises a share of the coordinates; the result is everyone's.
-    contributions = jax.tree.map(partial(_in_shares, engine.mesh, 1), sums.contributions)
-    total = engine.accumulator.total(contributions)
+    mesh = engine.mesh
+    total_W = engine.accumulator.total(_side_by_side(mesh, sums.contributions))
     below = jnp.sum(sums.below)
     # Not the sums alone: one noise at two scales would give the noise away.
     scales = (below, clip_norm, value_std, below_std)
-    key = bound_to_bits(keys.noise, keys.checksum, (total, scales), engine.mesh)
+    key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
     # Together: each of these keys alone would be compiled by itself.
-    value_key, below_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(3))
-    noise = None
+    noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
+    like = _shapes_of(sums.contributions)
+    noise_W = None
     if private:
-        if shared is None:
-            like = _like(total)
-            noise = gaussian_noise_like(value_key, like, value_std)
+        width, padded = coordinates(like), total_W.high.size
+        if shared_P is None:
+            drawn_W = _dealt(mesh, standard_normal(noise_key, (padded,)))
         else:
-            noise = jax.tree.map(lambda leaf: leaf * value_std, shared)
-        noise = jax.tree.map(partial(_in_shares, engine.mesh, 0), noise)
-        below = below + gaussian_noise_like(below_key, below, below_std)
-    value = engine.accumulator.released(total, noise, clip_norm)
+            own = standard_normal(noise_key, (padded - width,))
+            drawn_W = jnp.concatenate([shared_P, own])
+        noise_W = drawn_W * value_std
+        # The first draw after those of the sum; no other output shows it.
+        below = below + drawn_W[width] * below_std
+    value_W = engine.accumulator.released(total_W, noise_W, clip_norm)
     # A server that found it dealt to devices would add up in another order than a resumed one.
-    value = jax.lax.with_sharding_constraint(value, NamedSharding(engine.mesh, PartitionSpec()))
+    value_W = jax.lax.with_sharding_constraint(value_W, NamedSharding(mesh, PartitionSpec()))
     # As good as any other output of threefry, and used for nothing else.
-    return value, below, jax.random.key_data(name_key)
+    return cut(value_W, like), below, jax.random.key_data(name_key)
 
 
-def _like(total: PyTree) -> PyTree:
-    """Shapes of the leaves of a total, whose leaves are pairs."""
-    return jax.tree.map(lambda pair: pair.high, total, is_leaf=lambda x: isinstance(x, Pair))
+# Sums lie side by side in a vector of a multiple of so many coordinates, which most numbers of
+# devices divide. The rest is zeros, at least one.
+_WIDTH = 128
 
 
-def _in_shares(mesh: Mesh, axis: int, leaf: jax.Array) -> jax.Array:
-    """Gives each device its part of an axis, if that can be dealt evenly; the values stay."""
-    even = leaf.ndim > axis and leaf.shape[axis] % mesh.size == 0
-    spec = PartitionSpec(*[None] * axis, CLIENTS) if even else PartitionSpec()
-    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+def _side_by_side(mesh: Mesh, contributions: PyTree) -> Pair:
+    """The devices' sums [devices, ...] as one pair [devices, W]; each device gets a share of W."""
+    pairs = jax.tree.leaves(contributions, is_leaf=_is_pair)
+    spare = _WIDTH - coordinates(_shapes_of(contributions)) % _WIDTH
+
+    def joined(*leaves):
+        rows = [leaf.reshape(mesh.size, -1) for leaf in leaves]
+        rows.append(jnp.zeros((mesh.size, spare), leaves[0].dtype))
+        return _dealt(mesh, jnp.concatenate(rows, axis=1))
+
+    return jax.tree.map(joined, *pairs)
+
+
+def _is_pair(node: Any) -> bool:
+    return isinstance(node, Pair)
+
+
+def _shapes_of(contributions: PyTree) -> PyTree:
+    """The float32 shapes of what is released, from running sums."""
+
+    def shape(pair):
+        return jax.ShapeDtypeStruct(pair.high.shape[1:], jnp.float32)
+
+    return jax.tree.map(shape, contributions, is_leaf=_is_pair)
+
+
+def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
+    """Gives each device its share of the last axis; the values stay."""
+    spec = PartitionSpec(*[None] * (array.ndim - 1), CLIENTS)
+    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,15 +324,15 @@ class Door:
         cohort: Iterable[Bucket],
         clip_norm: jax.Array,
         keys: Keys,
-        shared_noise: PyTree | None = None,
+        shared_noise_P: jax.Array | None = None,
     ) -> Summed:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
-          shared_noise: where the plan's noise is correlated between rounds: this round's, of unit
-            scale.
+          shared_noise_P: where the plan's noise is correlated between rounds: this round's, of
+            unit scale, for all coordinates of all leaves in their order.
 
         Raises:
           InputError: a bucket cannot be dealt to the devices, or chunk does not divide its share.
@@ -329,14 +356,14 @@ class Door:
             jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
             jnp.float32(plan.indicator_noise_std),
             keys,
-            shared_noise,
+            shared_noise_P,
         )
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     @property
-    def shapes(self) -> PyTree:
-        """Float32 shapes of what is released."""
-        return self._like.tree()
+    def coordinates(self) -> int:
+        """The number of coordinates of what is released."""
+        return coordinates(self._like.tree())
 
     def _engine(self, chunk: int) -> _Engine:
         query = self.query

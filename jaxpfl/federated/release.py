@@ -425,7 +425,7 @@ class Releaser:
             plan = asked.query.plan
             root = self._secret.key("shared noise", started)
             asked.noise = NoiseStream(
-                plan.correlation, plan.rounds_per_epoch, root, asked.door.shapes
+                plan.correlation, plan.rounds_per_epoch, root, asked.door.coordinates
             )
         return asked.noise
 

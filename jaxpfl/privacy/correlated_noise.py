@@ -26,7 +26,7 @@ matrix factorization", Algorithm 9). `NoiseStream` keeps them.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.privacy.gaussian import Correlation
 from jaxpfl.privacy.keys import require_noise_key
-from jaxpfl.privacy.mechanisms import standard_normal, weighted_noise_like
-
-PyTree = Any
+from jaxpfl.privacy.mechanisms import standard_normal
 
 
 class Terms(NamedTuple):
@@ -63,34 +61,32 @@ class NoiseStream:
     waits for the device.
     """
 
-    def __init__(self, kind: Correlation, rounds_per_epoch: int, root_key: jax.Array, like: PyTree):
+    def __init__(self, kind: Correlation, rounds_per_epoch: int, root_key: jax.Array, width: int):
         """Starts before round 1.
 
         Args:
           kind: "tree" or "banded".
           rounds_per_epoch: R, also the bands' number.
           root_key: typed threefry4x32 key, of this stream alone.
-          like: pytree of arrays or shapes; only shapes are read.
+          width: P, the number of parameters.
 
         Raises:
-          InputError: another kind, R below 1, or a key of another type.
+          InputError: another kind, R or P below 1, or a key of another type.
         """
         self._kind = checks.one_of("kind", kind, ("tree", "banded"))
         self._rounds_per_epoch = checks.positive_int("rounds_per_epoch", rounds_per_epoch)
         require_noise_key(root_key)
         self._root = root_key
-        leaves, self._structure = jax.tree.flatten(like)
-        self._shapes = tuple(tuple(leaf.shape) for leaf in leaves)
+        self._width = checks.positive_int("width", width)
         self._start()
 
     def _start(self) -> None:
         self._round = 0
         if self._kind == "banded":
-            width = sum(int(np.prod(shape)) for shape in self._shapes)
-            self._ring = jnp.zeros((self._rounds_per_epoch - 1, width), jnp.float32)
+            self._ring = jnp.zeros((self._rounds_per_epoch - 1, self._width), jnp.float32)
 
-    def noise(self, round: int) -> PyTree:
-        """Returns the noise of round 1, 2, ..., float32, shaped like `like`.
+    def noise(self, round: int) -> jax.Array:
+        """Returns the noise of round 1, 2, ...: float32 [P].
 
         Cheapest for the round after the last one; an earlier one starts again from round 1.
 
@@ -99,53 +95,48 @@ class NoiseStream:
         """
         checks.positive_int("round", round)
         if self._kind == "tree":
-            leaves = self._of_tree(round)
-        else:
-            if round <= self._round:
-                self._start()
-            weights = band_weights(self._rounds_per_epoch).astype(np.float32)
-            span = jnp.int32(self._round + 1), jnp.int32(round)
-            leaves, self._ring = _advance(self._root, *span, weights, self._ring, self._shapes)
-            self._round = round
-        return jax.tree.unflatten(self._structure, leaves)
+            return self._of_tree(round)
+        if round <= self._round:
+            self._start()
+        weights = band_weights(self._rounds_per_epoch).astype(np.float32)
+        span = jnp.int32(self._round + 1), jnp.int32(round)
+        noise_P, self._ring = _advance(self._root, *span, weights, self._ring)
+        self._round = round
+        return noise_P
 
-    def _of_tree(self, round: int) -> list[jax.Array]:
+    def _of_tree(self, round: int) -> jax.Array:
         made = tree_terms(round, self._rounds_per_epoch)
         # As many in every round, so that one program serves all; what is added has weight zero.
         spare = self._rounds_per_epoch.bit_length() + 1 - len(made.weights)
         addresses_Hx3 = np.pad(made.addresses, ((0, spare), (0, 0))).astype(np.uint32)
         weights_H = np.pad(made.weights, (0, spare)).astype(np.float32)
-        return _weighted(self._root, addresses_Hx3, weights_H, self._shapes)
+        return _weighted(self._root, addresses_Hx3, weights_H, self._width)
 
 
-Shapes = tuple[tuple[int, ...], ...]
-
-
-@partial(jax.jit, static_argnames=("shapes",))
+@partial(jax.jit, static_argnames=("width",))
 def _weighted(
-    root: jax.Array, addresses_Hx3: jax.Array, weights_H: jax.Array, shapes: Shapes
-) -> list[jax.Array]:
-    """The weighted sum of the draws at these addresses."""
+    root: jax.Array, addresses_Hx3: jax.Array, weights_H: jax.Array, width: int
+) -> jax.Array:
+    """The weighted sum of the draws at these addresses; memory does not grow with H."""
 
-    def key_of(address_3):
-        return jax.lax.fori_loop(
-            0, 3, lambda part, key: jax.random.fold_in(key, address_3[part]), root
+    def add(index, total_P):
+        key = jax.lax.fori_loop(
+            0, 3, lambda part, key: jax.random.fold_in(key, addresses_Hx3[index, part]), root
         )
+        return total_P + standard_normal(key, (width,)) * weights_H[index]
 
-    like = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return weighted_noise_like(jax.vmap(key_of)(addresses_Hx3), weights_H, like)
+    return jax.lax.fori_loop(0, len(weights_H), add, jnp.zeros(width, jnp.float32))
 
 
-@partial(jax.jit, static_argnames=("shapes",), donate_argnames=("ring_BxP",))
+@partial(jax.jit, donate_argnames=("ring_BxP",))
 def _advance(
     key: jax.Array,
     first: jax.Array,
     last: jax.Array,
     weights_R: jax.Array,
     ring_BxP: jax.Array,
-    shapes: Shapes,
-) -> tuple[list[jax.Array], jax.Array]:
-    """Goes from round `first` to round `last`: the leaves of the last one's noise, and the ring.
+) -> tuple[jax.Array, jax.Array]:
+    """Goes from round `first` to round `last`: the last one's noise [P], and the ring.
 
     Args:
       key: the draws' key; round t's draw has the key folded with t.
@@ -157,7 +148,6 @@ def _advance(
 
     def step(round, carry):
         _, ring_BxP = carry
-        # One draw for all leaves: a key for each, unrolled, takes long to compile.
         noise_P = standard_normal(jax.random.fold_in(key, round), (width,)) * weights_R[0]
         if not bands:
             return noise_P, ring_BxP
@@ -167,13 +157,7 @@ def _advance(
         return noise_P, jax.lax.dynamic_update_index_in_dim(ring_BxP, noise_P, row, 0)
 
     start = jnp.zeros(width, jnp.float32), ring_BxP
-    noise_P, ring_BxP = jax.lax.fori_loop(first, last + 1, step, start)
-    leaves, begin = [], 0
-    for shape in shapes:
-        size = int(np.prod(shape))
-        leaves.append(noise_P[begin : begin + size].reshape(shape))
-        begin += size
-    return leaves, ring_BxP
+    return jax.lax.fori_loop(first, last + 1, step, start)
 
 
 def tree_terms(round: int, rounds_per_epoch: int) -> Terms:

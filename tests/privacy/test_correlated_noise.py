@@ -123,7 +123,7 @@ def test_correlated_noise_makes_prefix_sums_quieter():
 def test_the_door_adds_this_noise(noise):
     """The stream's noise at z S, whatever the sum and the release's own keys are."""
     plan, like = flat_plan(**FIELDS, noise=noise), jax.ShapeDtypeStruct((3,), jnp.float32)
-    stream = NoiseStream(noise, plan.rounds_per_epoch, training_root(3), like)
+    stream = NoiseStream(noise, plan.rounds_per_epoch, training_root(3), 3)
     opened = door(lambda broadcast, examples, key: broadcast, plan, like)
     for round in (1, 2, 8):
         shared = stream.noise(round)
