@@ -45,7 +45,7 @@ class Config:
     slots: int | None = None  # sequences generated at a time; default: the sampler's choice
     rank: int = 4
     int8: bool = False
-    warm_prompts: int | None = None  # of the run that compiles; default: a wave of the sampler
+    warm_prompts: int | None = None  # of the run that compiles; default: all prompts
 
 
 def model_of(config: Config):
@@ -125,12 +125,13 @@ def generation(config: Config, model, params) -> dict:
     """All responses to all prompts, on random prompts of full length."""
     import jax
 
-    from jaxpfl.text.generation.sampling import Sampling, sample
+    from jaxpfl.text.generation.decoding import Decoding
+    from jaxpfl.text.generation.sampling import sample
 
     prompts = np.random.default_rng(0).integers(
         0, model.vocab_size, (config.prompts, config.prompt_tokens), np.int32
     )
-    sampling = Sampling(max_new_tokens=config.new_tokens)
+    decoding = Decoding(max_new_tokens=config.new_tokens)
     warm = prompts[: config.warm_prompts or config.prompts]
 
     def run(prompts, seed):
@@ -140,7 +141,7 @@ def generation(config: Config, model, params) -> dict:
             prompts,
             jax.random.key(seed),
             responses=config.responses,
-            sampling=sampling,
+            decoding=decoding,
             slots=config.slots,
             progress=True,
         )

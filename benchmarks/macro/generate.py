@@ -32,11 +32,26 @@ from benchmarks import harness
 from jaxpfl.models.checkpoints import llama2c
 from jaxpfl.models.decoder.config import DecoderConfig, distilgpt2
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, probabilities
-from jaxpfl.text.generation.sampling import Sampling, sample
+from jaxpfl.text.generation.sampling import sample
+from jaxpfl.text.tokenisers.base import UTF8Bytes
 
 PROMPT_TOKENS = 16
 START = 1
+
+
+class Ids(UTF8Bytes):
+    """A vocabulary of `vocab_size` ids, of which START ends a text."""
+
+    name = "ids"
+    ends = (START,)  # pyright: ignore[reportAssignmentType]
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+
+    def token_bytes(self) -> tuple[bytes, ...]:
+        return (b"",) * self.vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +160,13 @@ def main(config: Config) -> None:
     harness.use_cpu_devices(config.devices)
 
     model, params, name = model_of(config)
-    ends = (START,)
+    tokeniser = Ids(model.vocab_size)
+    ends = tokeniser.ends
     generator = np.random.default_rng(0)
     prompts_PxL = generator.integers(3, model.vocab_size, (config.prompts, PROMPT_TOKENS), np.int32)
     prompts_PxL[:, 0] = START
     key = jax.random.key(1)
-    sampling = Sampling(max_new_tokens=config.new_tokens)
+    decoding = Decoding(max_new_tokens=config.new_tokens)
 
     def ours(slots: int, mesh: Any) -> np.ndarray:
         drawn = sample(
@@ -158,9 +174,9 @@ def main(config: Config) -> None:
             params,
             prompts_PxL,
             key,
-            sampling=sampling,
+            decoding=decoding,
             responses=config.responses,
-            ends=ends,
+            tokeniser=tokeniser,
             slots=slots or None,
             mesh=mesh,
         )

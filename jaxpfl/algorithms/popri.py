@@ -34,9 +34,9 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.text.embed import Embedder
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
 from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
 from jaxpfl.text.preference.pairs import Pairs
 from jaxpfl.text.preference.ranking import preferences
@@ -86,9 +86,9 @@ class PopriSettings:
             raise InputError(f"top_p must lie in 0 .. 1 and not be 0, found {self.top_p!r}")
 
     @property
-    def sampling(self) -> Sampling:
+    def decoding(self) -> Decoding:
         stop = (self.format.stop,) if self.format.stop else ()
-        return Sampling(self.new_tokens, self.temperature, self.top_p, stop=stop)
+        return Decoding(self.new_tokens, self.temperature, self.top_p, stop=stop)
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def respond(
     raw, ended_KxJ = writer.write_to_end(
         prompts,
         key,
-        sampling=settings.sampling,
+        decoding=settings.decoding,
         responses=settings.responses,
         progress=progress,
     )
@@ -362,7 +362,7 @@ def synthesise(
     # The algorithm's rounds count from 1, so none of them has these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
-    raw = writer.write(prompts, key, sampling=settings.sampling, progress=progress)
+    raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
     clean = [settings.format.response(text) for (text,) in raw]
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
 

@@ -4,8 +4,8 @@ from jaxpfl.text.character.top_words import TopWords as TopWords
 from jaxpfl.text.character.top_words import top_words as top_words
 from jaxpfl.text.character.words import char_lm as char_lm
 from jaxpfl.text.character.words import oov_words as oov_words
-from jaxpfl.text.generation.generate import generate as generate
-from jaxpfl.text.generation.sampling import Sampling as Sampling
+from jaxpfl.text.generation.decoding import Decoding as Decoding
+from jaxpfl.text.generation.language_model import LanguageModel as LanguageModel
 from jaxpfl.text.generation.sampling import sample as sample
 from jaxpfl.text.generation.sentences import generate_sentences as generate_sentences
 from jaxpfl.text.generation.sentences import sample_tokens as sample_tokens

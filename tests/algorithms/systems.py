@@ -26,9 +26,9 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
 from jaxpfl.text.generation.variation import Continue
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.base import utf8_bytes
@@ -174,7 +174,7 @@ def private_evolution() -> tuple[Algorithm, Population]:
     settings = EvolutionSettings(population=4, lookahead=1, max_bytes=64)
     algorithm = jp.algorithms.private_evolution(
         TEXTS,
-        Continue(untrained(), 0.5, 8, Sampling()),
+        Continue(untrained(), 0.5, 8, Decoding()),
         Scorer(plan(clip_norm=2.0), kind="nn_histogram", max_texts=2),
         embedder("hashed:32"),
         settings,

@@ -26,8 +26,7 @@ from jaxpfl.privacy import Plan
 from jaxpfl.privacy.sampling import fixed_size
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
-from jaxpfl.text.generation.generate import prompt_ids
-from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.preference.optimisation import PreferenceSettings, log_probabilities, tune
 from jaxpfl.text.preference.ranking import preferences
 from jaxpfl.text.preference.responses import last_tokens
@@ -365,8 +364,8 @@ class Raw:
         self.texts, self.asked = texts, {}
         self.ended = [True] * len(texts) if ended is None else ended
 
-    def write_to_end(self, prompts, key, *, sampling, responses=1, progress=False):
-        self.asked = {"prompts": prompts, "sampling": sampling, "responses": responses}
+    def write_to_end(self, prompts, key, *, decoding, responses=1, progress=False):
+        self.asked = {"prompts": prompts, "decoding": decoding, "responses": responses}
         ended = np.array([self.ended[:responses] for _ in prompts])
         return [self.texts[:responses] for _ in prompts], ended
 
@@ -386,7 +385,7 @@ def test_responses_are_cut_at_the_next_heading_and_at_the_tokens_kept(generator)
     assert ended.tolist() == [[True, False, True]] * 2
     raw.ended = [False, True, False]
     assert respond(raw, ["p"], settings, jax.random.key(0))[1].tolist() == [[False] * 3]
-    sampling = raw.asked["sampling"]
+    sampling = raw.asked["decoding"]
     assert (sampling.max_new_tokens, sampling.stop) == (85, ("Original Text Sample",))
     assert raw.asked["responses"] == 3
     # And of the model itself: at most so many tokens, nothing after the line's end.

@@ -1,12 +1,12 @@
-"""The loop that draws sequences: a fixed number of slots, refilled as soon as one is free.
+"""Continuous batching: sequences are generated in a fixed number of slots (Yu et al. 2022).
 
-Every request has its own key and draws token t with `fold_in(key, t)`, in a slot of its own; what
-the other slots hold changes nothing. The device works on what was asked for, in memory that does
-not grow with the number of requests.
+As soon as the sequence in a slot has ended, the slot takes the next request, so that the device
+works on requests only, and its memory does not grow with their number. Every request has its own
+key and draws token t with `fold_in(key, t)`; what the other slots hold does not change it.
 
-The loop knows nothing of models. What they keep between tokens (the state of a recurrence, a cache
-of keys and values) is the carry: `step` reads one token per slot, `begin` sets the carries of the
-slots that take a new request.
+The loop does not depend on the model. What a model keeps between tokens (the state of a recurrence,
+or a cache of keys and values) is the carry: `step` reads one token in each slot, and `begin` sets
+the carry of the slots that take a new request.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,19 +18,19 @@ import numpy as np
 from jax import Array, lax
 
 IDLE = -1
-"""The number of no request."""
+"""Stands in place of a request's number where a slot has no request."""
 
 
 class Slots(NamedTuple):
-    """Sequences that run at a time.
+    """The sequences that are being generated.
 
     Attributes:
-      number_S: int32, the request a slot works on, or IDLE.
-      key_SxW: uint32, the words of its key.
-      place_S: int32, tokens drawn so far.
-      token_S: int32, the last one; at first, the one to begin with.
+      number_S: int32, the request that a slot works on, or IDLE.
+      key_SxW: uint32, the words of the request's key.
+      place_S: int32, how many tokens have been drawn.
+      token_S: int32, the last token drawn; at first, the token that the request begins with.
       stop_S: int32, the state of the search for stop strings.
-      carry: what the model keeps.
+      carry: what the model keeps between tokens.
     """
 
     number_S: Array
@@ -45,10 +45,10 @@ class Requests(NamedTuple):
     """Requests that wait for a slot, in their order.
 
     Attributes:
-      number_R: int32, what a request is called in the log.
-      key_RxW: uint32, the words of their keys.
-      token_R: int32, the token that each reads first.
-      count: int32, how many there are; the rest of the arrays is filling.
+      number_R: int32, the number that the log knows a request by.
+      key_RxW: uint32, the words of the requests' keys.
+      token_R: int32, the token that each request reads first.
+      count: int32, how many requests there are; the rest of the arrays is padding.
     """
 
     number_R: Array | np.ndarray
@@ -58,16 +58,16 @@ class Requests(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """What the loop asks of a model and of the way to draw.
+    """The functions and settings that the loop needs.
 
     Attributes:
       step: (tokens_S, carry) to (logits_SxV, carry).
       begin: (carry, takes_S bool, row_S) to the carry in which every slot that takes a request
-        has what request `row_S` begins with.
+        has the carry that request `row_S` begins with.
       draw: (keys_S, logits_SxV) to tokens_S int32.
-      ended: (tokens_S, stop_S) to (bool [S], stop_S).
-      max_tokens: of a sequence.
-      key_impl: what kind of keys the requests have.
+      ended: (tokens_S, stop_S) to (bool [S], stop_S): whether a sequence ends with its token.
+      max_tokens: how many tokens a sequence has at most.
+      key_impl: the implementation of the requests' keys.
     """
 
     step: Callable[[Array, Any], tuple[Array, Any]]
@@ -79,17 +79,17 @@ class Sequences(NamedTuple):
 
 
 def idle(number: int, words: int, carry: Any) -> Slots:
-    """Slots without requests, for keys of so many words."""
+    """`number` slots without requests, for keys of `words` words."""
     zeros_S = jnp.zeros(number, jnp.int32)
     key_SxW = jnp.zeros((number, words), jnp.uint32)
     return Slots(zeros_S + IDLE, key_SxW, zeros_S, zeros_S, zeros_S, carry)
 
 
 def log_rows(requests: int, slots: int, max_tokens: int) -> int:
-    """Steps that `run` can take at most.
+    """How many steps `run` can take at most.
 
-    Until the last request begins no slot is idle, so that at most `requests + slots` sequences have
-    been drawn by `slots` slots; then that request goes on.
+    No slot is idle before the last request begins, so by then `slots` slots have generated at most
+    `requests + slots` sequences. The last request itself takes at most `max_tokens` steps more.
     """
     return max_tokens * (-(-requests // slots) + 2)
 
@@ -97,11 +97,11 @@ def log_rows(requests: int, slots: int, max_tokens: int) -> int:
 def run(
     sequences: Sequences, slots: Slots, requests: Requests, last: Array
 ) -> tuple[Slots, Array, Array]:
-    """Draws until every request has begun, or where it is the `last` run, has ended.
+    """Generates until every request has begun or, if this is the `last` run, has ended.
 
     Returns:
-      The slots, in which some requests may still be at work; the log int32 [rows, 3, S] of each
-      step's numbers, places and tokens; and how many of its rows are filled. See `collect`.
+      The slots, in which some requests may be unfinished; the log int32 [rows, 3, S] of each step's
+      request numbers, places and tokens; and how many rows of the log are filled. See `collect`.
     """
     size = slots.number_S.shape[0]
     rows = log_rows(requests.number_R.shape[0], size, sequences.max_tokens)
@@ -127,7 +127,7 @@ def run(
 
         carry = sequences.begin(slots.carry, takes_S, row_S)
         logits_SxV, carry = sequences.step(token_S, carry)
-        # Words in the loop, for keys in its state look as if they were used anew in every step.
+        # The loop carries words, because typed keys in its state look like keys used twice.
         keys_S = jax.random.wrap_key_data(key_SxW, impl=sequences.key_impl)
         keys_S = jax.vmap(jax.random.fold_in)(keys_S, place_S)
         token_S = sequences.draw(keys_S, logits_SxV)
@@ -147,7 +147,7 @@ def run(
 
 
 def collect(drawn_NxT: np.ndarray, log_Lx3xS: np.ndarray, filled: int) -> None:
-    """Writes the tokens of a log of `run` to their requests' rows of `drawn_NxT`."""
+    """Writes the tokens in a log of `run` to their requests' rows of `drawn_NxT`."""
     number_LxS, place_LxS, token_LxS = log_Lx3xS[:filled].transpose(1, 0, 2)
     real_LxS = number_LxS != IDLE
     drawn_NxT[number_LxS[real_LxS], place_LxS[real_LxS]] = token_LxS[real_LxS]

@@ -1,41 +1,60 @@
-"""A language model with its parameters and its tokeniser: what writes texts."""
+"""A decoder language model with its parameters and its tokeniser: texts in, texts out."""
 
 import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.generation.generate import Generated, generate_to_end
-from jaxpfl.text.generation.sampling import Sampling
-from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
+from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.sampling import sample
+from jaxpfl.text.generation.stop import cut
+from jaxpfl.text.tokenisers.base import PAD, Tokeniser, as_text, check_fits, pad
+
+
+class Generated(NamedTuple):
+    """Texts that a language model wrote.
+
+    Attributes:
+      texts: for each prompt, its responses.
+      ended_PxJ: bool, True where a response ended with an end-of-text token or a stop string. The
+        other responses have as many tokens as `Decoding.max_new_tokens` allows. This cannot be
+        found by tokenising a text again, which may give fewer tokens.
+    """
+
+    texts: list[list[str]]
+    ended_PxJ: np.ndarray
 
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A decoder that can be asked for texts.
+    """A decoder, its parameters and its tokeniser, which together generate texts.
 
     Attributes:
       model: the network.
-      params: as it reads them, adapters included where it has them.
-      tokeniser: of the same vocabulary.
-      mesh: devices that requests are dealt to, along its axis "data"; None for one.
+      params: its parameters, including the adapters where the model has them.
+      tokeniser: the tokeniser of the vocabulary that the network was trained on.
+      mesh: the devices that share the requests, along the mesh axis "data"; None for one device.
+      slots: how many sequences each device generates at a time; None for the default, see
+        `jaxpfl.text.generation.sampling.sample`.
 
     Raises:
-      InputError: the tokeniser has ids that the network has no row for.
+      InputError: the tokeniser has ids for which the network has no embedding.
     """
 
     model: Decoder
     params: Params = field(repr=False)
     tokeniser: Tokeniser = field(repr=False)
     mesh: Mesh | None = None
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         check_fits(self.tokeniser, self.model.vocab_size)
@@ -45,13 +64,13 @@ class LanguageModel:
         prompts: Sequence[str],
         key: Array,
         *,
-        sampling: Sampling,
+        decoding: Decoding,
         responses: int = 1,
         progress: bool = False,
     ) -> list[list[str]]:
-        """`responses` texts for each prompt, see `jaxpfl.text.generation.generate.generate`."""
+        """The texts of `write_to_end`, without the information how they ended."""
         return self.write_to_end(
-            prompts, key, sampling=sampling, responses=responses, progress=progress
+            prompts, key, decoding=decoding, responses=responses, progress=progress
         ).texts
 
     def write_to_end(
@@ -59,27 +78,58 @@ class LanguageModel:
         prompts: Sequence[str],
         key: Array,
         *,
-        sampling: Sampling,
+        decoding: Decoding,
         responses: int = 1,
         progress: bool = False,
     ) -> Generated:
-        """The same, and which texts ended by themselves."""
-        return generate_to_end(
+        """Writes `responses` texts for each prompt, and says which of them ended by themselves.
+
+        A text is what follows the prompt, without the end-of-text token or stop string that ended
+        it. Text j of prompt p depends on the parameters, the prompt, the key, p, j and the settings
+        alone, see `jaxpfl.text.generation.sampling.sample`. An empty prompt is read as the start
+        token or, if the tokeniser has none, as the end of the text before.
+
+        Raises:
+          InputError: a prompt is too long for the model, or empty where the tokeniser has neither
+            a start token nor an end-of-text token.
+        """
+        ids = prompt_ids(self.tokeniser, prompts)
+        if not ids:
+            return Generated([], np.zeros((0, responses), bool))
+        drawn_PxJxT = sample(
             self.model,
             self.params,
-            self.tokeniser,
-            prompts,
+            pad(ids, max(map(len, ids))),
             key,
+            decoding=decoding,
             responses=responses,
-            sampling=sampling,
+            tokeniser=self.tokeniser,
+            slots=self.slots,
             mesh=self.mesh,
             progress=progress,
         )
+        return self.read(drawn_PxJxT, decoding.stop)
+
+    def read(self, drawn_PxJxT: np.ndarray, stop: Sequence[str]) -> Generated:
+        """The texts of sampled token ids, each cut before the first stop string."""
+        token_bytes = self.tokeniser.token_bytes()
+        left_out = {PAD, *self.tokeniser.ends}
+        texts: list[list[str]] = []
+        ended_PxJ = np.zeros(drawn_PxJxT.shape[:2], bool)
+        for p, rows in enumerate(drawn_PxJxT.tolist()):
+            texts.append([])
+            for j, row in enumerate(rows):
+                content = b"".join(token_bytes[i] for i in row if i not in left_out)
+                kept = cut(content, stop)
+                texts[p].append(as_text(kept))
+                ended_PxJ[p, j] = row[-1] in left_out or len(kept) < len(content)
+        return Generated(texts, ended_PxJ)
 
     def shortened(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The first `tokens` tokens of every text, as texts again, without space at the ends.
+        """Every text cut after its first `tokens` tokens, without white space at the ends.
 
-        A character that is cut in two is left out. A text that is short enough stays as it is.
+        A character that the cut divides is left out. A text of at most `tokens` tokens is returned
+        unchanged, white space included.
         """
         return [
             self.tokeniser.decode(row[:tokens]).rstrip("\ufffd").strip()
@@ -96,5 +146,24 @@ class LanguageModel:
         return digest.hexdigest()
 
     def replaced(self, model: Decoder, params: Params) -> Self:
-        """The same with another network and parameters."""
+        """A copy with another network and its parameters, and the same tokeniser and devices."""
         return dataclasses.replace(self, model=model, params=params)
+
+
+def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]:
+    """The ids that a model reads for each prompt: the start token, if there is one, then its own.
+
+    Raises:
+      InputError: a prompt is empty, and the tokeniser has neither a start nor an end-of-text token.
+    """
+    start = [] if tokeniser.start is None else [tokeniser.start]
+    ids = [np.array([*start, *row], np.int32) for row in tokeniser.encode(prompts)]
+    for i, row in enumerate(ids):
+        if not len(row):
+            if tokeniser.end_of_text is None:
+                raise InputError(
+                    f"prompt {i} is empty, and the tokeniser {tokeniser.name} has neither a start "
+                    "token nor an end-of-text token to begin with: give it at least one character"
+                )
+            ids[i] = np.array([tokeniser.end_of_text], np.int32)
+    return ids

@@ -1,8 +1,8 @@
-"""Waves of prompts and of the requests for them: how they are dealt to devices, and their program.
+"""Prefill batches: prompts that are read together, and the requests for responses to them.
 
-A wave's program reads its prompts and then runs the slots until all its requests have begun; they
-end in the waves that follow. So no slot waits for another, and the memory for prompts is that of
-one wave.
+The program of a prefill batch reads its prompts and then runs the slots until all of its requests
+have begun; they end while later batches run. No slot therefore waits for another, and only the
+prompts of one batch are in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder.cache import Cache
 from jaxpfl.models.decoder.network import PAD, Decoder
-from jaxpfl.text.generation import continuous_batching as slots_module
+from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots
 from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
 
@@ -30,7 +30,7 @@ KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
 
 
 class Program(NamedTuple):
-    """What a program is compiled for, beside shapes."""
+    """What a program is compiled for, in addition to the shapes of its arguments."""
 
     model: Decoder
     mesh: Mesh | None
@@ -42,11 +42,13 @@ class Program(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """Settings that a program takes as they come.
+    """Settings whose values may change without another program being compiled.
 
     Attributes:
-      banned_V: bool, ids that are never drawn.
-      table_NxV: of the stop strings, see `jaxpfl.text.generation.stop.stop_table`, or None.
+      temperature, top_p: float32 scalars, see `jaxpfl.text.generation.decoding.Decoding`.
+      banned_V: bool, True for ids that are never drawn.
+      table_NxV: the automaton of the stop strings, see
+        `jaxpfl.text.generation.stop.stop_table`; None if there are no stop strings.
     """
 
     temperature: Array
@@ -55,13 +57,13 @@ class Controls(NamedTuple):
     table_NxV: Array | None
 
 
-class Wave(NamedTuple):
-    """Prompts and the requests for them, of each of D devices.
+class PrefillBatch(NamedTuple):
+    """For each of D devices, P prompts and the R requests for responses to them.
 
     Attributes:
-      tokens_DxPxL: int32, prompts without their last tokens.
-      prompt_DxR: int32, which prompt a request is for.
-      requests: with arrays [D, R].
+      tokens_DxPxL: int32, the prompts without their last tokens.
+      prompt_DxR: int32, the prompt that a request answers.
+      requests: the requests, in arrays [D, R].
     """
 
     tokens_DxPxL: Any
@@ -70,23 +72,23 @@ class Wave(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
-def run_wave(
+def run_prefill_batch(
     program: Program,
     params: Params,
     controls: Controls,
     state: Slots,
-    wave: Wave,
+    batch: PrefillBatch,
     last: Array,
 ) -> tuple[Slots, Array, Array]:
-    """Slots, logs and their filled rows, of every device."""
+    """Runs a prefill batch: the slots, logs and numbers of filled rows of each device."""
 
-    def alone(params: Params, controls: Controls, state: Slots, wave: Wave, last: Array):
-        state, wave = jax.tree.map(lambda leaf: leaf[0], (state, wave))
-        found = _run_alone(program, params, controls, state, wave, last)
+    def alone(params: Params, controls: Controls, state: Slots, batch: PrefillBatch, last: Array):
+        state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
+        found = _run_alone(program, params, controls, state, batch, last)
         return jax.tree.map(lambda leaf: leaf[None], found)
 
     if program.mesh is None:
-        return alone(params, controls, state, wave, last)
+        return alone(params, controls, state, batch, last)
     whole, dealt = PartitionSpec(), PartitionSpec(DATA)
     return jax.shard_map(
         alone,
@@ -95,7 +97,7 @@ def run_wave(
         out_specs=dealt,
         axis_names={DATA},
         check_vma=False,
-    )(params, controls, state, wave, last)
+    )(params, controls, state, batch, last)
 
 
 def _run_alone(
@@ -103,22 +105,22 @@ def _run_alone(
     params: Params,
     controls: Controls,
     state: Slots,
-    wave: Wave,
+    batch: PrefillBatch,
     last: Array,
 ) -> tuple[Slots, Array, Array]:
-    """A wave of one device: its prompts, then its requests."""
+    """The share of one device: reads its prompts, then generates."""
     model = program.model
-    prompts = model.prefill(params, wave.tokens_DxPxL, 0)
+    prompts = model.prefill(params, batch.tokens_DxPxL, 0)
 
     def begin(cache: Cache, takes_S: Array, row_S: Array) -> Cache:
         def unfinished(state: tuple[Array, Cache]) -> Array:
             return jnp.any(state[0])
 
-        # A slot at a time, in place: a choice between old and new would write the whole cache.
+        # One slot at a time, in place: selecting between old and new would write the whole cache.
         def copy(state: tuple[Array, Cache]) -> tuple[Array, Cache]:
             takes_S, cache = state
             slot = jnp.argmax(takes_S).astype(jnp.int32)
-            prompt = wave.prompt_DxR[row_S[slot]]
+            prompt = batch.prompt_DxR[row_S[slot]]
             return takes_S.at[slot].set(False), cache.begin(slot, prompts, prompt)
 
         return lax.while_loop(unfinished, copy, (takes_S, cache))[1]
@@ -151,11 +153,11 @@ def _run_alone(
         max_tokens=program.max_tokens,
         key_impl=KEY_IMPL,
     )
-    return slots_module.run(sequences, state, wave.requests, last)
+    return continuous_batching.run(sequences, state, batch.requests, last)
 
 
 def idle_slots(program: Program, slots: int, room: int, devices: int) -> Slots:
-    """Empty slots on every device, with room for so many tokens each."""
+    """Empty slots on every device, each with a cache for `room` tokens."""
     return _maker(program.model, program.mesh, positive_int("slots", slots), room, devices)()
 
 
@@ -165,7 +167,7 @@ def _maker(
 ) -> Callable[[], Slots]:
     def make() -> Slots:
         cache = Cache.empty(model.config, slots, room, model.compute)
-        one = slots_module.idle(slots, _KEY_WORDS, cache)
+        one = continuous_batching.idle(slots, _KEY_WORDS, cache)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (devices, *leaf.shape)), one)
 
     if mesh is None:
@@ -173,29 +175,32 @@ def _maker(
     return jax.jit(make, out_shardings=NamedSharding(mesh, PartitionSpec(DATA)))
 
 
-def waves_of(
+def prefill_batches(
     prompts_PxL: np.ndarray,
     group_G: np.ndarray,
     words_NxW: np.ndarray,
     responses: int,
     devices: int,
-    rung: int,
+    padded_length: int,
     prompts: int,
-) -> Iterator[tuple[Wave, bool]]:
-    """The waves of the prompts `group_G`, and which is the last.
+) -> Iterator[tuple[PrefillBatch, bool]]:
+    """The prefill batches of the prompts `group_G`, each with whether it is the last.
 
     Args:
-      group_G: rows of `prompts_PxL`.
-      words_NxW: of the keys of all requests (p, j).
-      rung: what the prompts are padded to.
-      prompts: of a wave, on a device.
+      prompts_PxL: all prompts.
+      group_G: the rows of `prompts_PxL` that are read.
+      words_NxW: the words of the keys of all requests (p, j).
+      responses: how many responses each prompt gets.
+      devices: how many devices share the requests.
+      padded_length: the length that the prompts are padded to.
+      prompts: how many prompts of a batch each device reads.
     """
     # The requests (g, j), in this order, are dealt to the devices in blocks.
     bounds = np.arange(devices + 1) * len(group_G) * responses // devices
     first_D, end_D = bounds[:-1] // responses, -(-bounds[1:] // responses)
     number = max(1, -(-int(np.max(end_D - first_D)) // prompts))
     for i in range(number):
-        tokens_DxPxL = np.full((devices, prompts, rung), PAD, np.int32)
+        tokens_DxPxL = np.full((devices, prompts, padded_length), PAD, np.int32)
         prompt_DxR = np.zeros((devices, prompts * responses), np.int32)
         number_DxR, token_DxR = np.zeros_like(prompt_DxR), np.zeros_like(prompt_DxR)
         words_DxRxW = np.zeros((*prompt_DxR.shape, words_NxW.shape[1]), np.uint32)
@@ -206,7 +211,7 @@ def waves_of(
             rows_PxL = prompts_PxL[group_G[start:stop]]
             lengths_P = np.sum(rows_PxL != PAD, axis=1)
             lasts_P = rows_PxL[np.arange(len(rows_PxL)), lengths_P - 1]
-            width = min(rung, rows_PxL.shape[1])
+            width = min(padded_length, rows_PxL.shape[1])
             read_PxL = np.where(np.arange(width) < lengths_P[:, None] - 1, rows_PxL[:, :width], PAD)
             tokens_DxPxL[d, : len(rows_PxL), :width] = read_PxL
             low = max(start * responses, bounds[d])
@@ -218,9 +223,10 @@ def waves_of(
             token_DxR[d, :count] = lasts_P[here_R - start]
             words_DxRxW[d, :count] = words_NxW[number_DxR[d, :count]]
         requests = Requests(number_DxR, words_DxRxW, token_DxR, count_D)
-        yield Wave(tokens_DxPxL, prompt_DxR, requests), i == number - 1
+        yield PrefillBatch(tokens_DxPxL, prompt_DxR, requests), i == number - 1
 
 
 def collect(drawn_NxT: np.ndarray, log_DxLx3xS: Array, filled_D: Array) -> None:
+    """Writes the tokens in the logs of all devices to their requests' rows of `drawn_NxT`."""
     for log_Lx3xS, filled in zip(np.asarray(log_DxLx3xS), np.asarray(filled_D), strict=True):
-        slots_module.collect(drawn_NxT, log_Lx3xS, int(filled))
+        continuous_batching.collect(drawn_NxT, log_Lx3xS, int(filled))

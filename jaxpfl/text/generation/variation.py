@@ -24,8 +24,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
 from jaxpfl.text.tokenisers.base import PAD, Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
@@ -41,13 +41,13 @@ class Continue:
       writer: the decoder.
       kept: the share of a text's tokens that stay, rounded down.
       tokens: a variation has at most so many.
-      sampling: of the new ones; its `max_new_tokens` is ignored.
+      decoding: settings of the new tokens; its `max_new_tokens` is ignored.
     """
 
     writer: LanguageModel
     kept: float = 0.5
     tokens: int = 64
-    sampling: Sampling = field(default_factory=Sampling)
+    decoding: Decoding = field(default_factory=Decoding)
 
     def __post_init__(self) -> None:
         open_fraction("kept", self.kept)
@@ -60,8 +60,8 @@ class Continue:
         starts = [
             tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
         ]
-        sampling = replace(self.sampling, max_new_tokens=self.tokens)
-        written = self.writer.write(starts, key, sampling=sampling)
+        decoding = replace(self.decoding, max_new_tokens=self.tokens)
+        written = self.writer.write(starts, key, decoding=decoding)
         joined = [(start + end).strip() for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]

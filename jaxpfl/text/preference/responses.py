@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpfl.text.generation.few_shot import FewShot
-from jaxpfl.text.generation.generate import prompt_ids
+from jaxpfl.text.generation.language_model import prompt_ids
 from jaxpfl.text.preference.pairs import Pairs, pairs_of
 from jaxpfl.text.tokenisers.base import Tokeniser
 

@@ -1,45 +1,152 @@
-"""A decoder with its tokeniser: it writes as `generate` does, and texts are cut by its tokens."""
+"""A language model writes texts: where they end, what they begin with, and how they are cut."""
+
+from functools import lru_cache
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from jaxpfl.errors import InputError
+from jaxpfl.models.checkpoints import llama2c
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text.generation.generate import generate
-from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
-from jaxpfl.text.tokenisers.base import utf8_bytes
+from jaxpfl.text import Decoding, Vocabulary, sample
+from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
+from jaxpfl.text.generation.stop import cut
+from jaxpfl.text.tokenisers import open as tokenise
+
+BYTES = tokenise.utf8_bytes()
+MODEL = Decoder(
+    DecoderConfig("gpt2", vocab_size=260, hidden_size=16, layers=1, heads=2, positions=64)
+)
+PROMPTS = ["", "a", "bcb"]
 
 
-def writer(vocab_size=257):
-    config = DecoderConfig(
-        "llama",
-        vocab_size=vocab_size,
-        hidden_size=16,
-        layers=2,
-        heads=2,
-        inner_size=32,
-        positions=64,
+class Few:
+    """Seven pieces, so that stop strings occur, across pieces and inside them."""
+
+    name = "few"
+    vocab_size = 9
+    end_of_text = 0
+    ends = (0, 7)
+    start = None
+    pieces = (b"", b"a", b"b", b"ab", b"ba", b"\xc3", b"\xa9", b"</s>", b"aab")
+
+    def encode(self, texts):
+        return [np.array([self.pieces.index(c.encode()) for c in t], np.int32) for t in texts]
+
+    def decode(self, ids):
+        return tokenise.as_text(b"".join(self.pieces[i] for i in ids if i >= 0))
+
+    def token_bytes(self):
+        return self.pieces
+
+
+class NoEnds(Few):
+    ends = ()
+
+
+SMALL = Decoder(
+    DecoderConfig(
+        "llama", 9, hidden_size=8, layers=1, heads=2, positions=64, initializer_range=0.2, tied=True
     )
-    model = Decoder(config)
-    return LanguageModel(model, model.init(jax.random.key(0)), utf8_bytes())
+)
 
 
-def test_writes_what_generate_writes():
-    made = writer()
-    sampling, key = Sampling(6), jax.random.key(1)
-    found = made.write(["ab", "c"], key, sampling=sampling, responses=2)
-    expected = generate(
-        made.model, made.params, made.tokeniser, ["ab", "c"], key, responses=2, sampling=sampling
+@lru_cache
+def params_of(model):
+    return jax.jit(model.init)(jax.random.key(0))
+
+
+def generated(stop=(), **changed):
+    writer = LanguageModel(SMALL, params_of(SMALL), Few(), slots=8, **changed)
+    decoding = Decoding(16, stop=stop)
+    return writer.write(["", "a", "bab"], jax.random.key(3), responses=20, decoding=decoding)
+
+
+def test_a_stop_string_cuts_exactly_what_would_have_been_written():
+    """The same requests with and without: nothing else changes, nothing ends early or late."""
+    whole = generated()
+    for stop in (("ba",), ("aaba", "bb"), ("é", "abab", "aab")):
+        stopped = generated(stop)
+        expected = [
+            [tokenise.as_text(cut(t.encode(), stop)) if "\ufffd" not in t else None for t in texts]
+            for texts in whole
+        ]
+        count = 0
+        for texts, wanted, full in zip(stopped, expected, whole, strict=True):
+            for text, want, before in zip(texts, wanted, full, strict=True):
+                assert not any(part in text for part in stop)
+                assert before.startswith(text)
+                if want is not None:
+                    assert text == want
+                    count += text != before
+        assert count > 0
+
+
+def test_the_device_ends_with_the_token_that_completes_a_stop_string():
+    prompts = tokenise.pad(Few().encode(["a", "bab"]), 3)
+    stop = ("aaba", "bb", "é")
+    rows = sample(
+        SMALL,
+        params_of(SMALL),
+        prompts,
+        jax.random.key(3),
+        decoding=Decoding(16, stop=stop),
+        responses=20,
+        tokeniser=NoEnds(),
+        slots=8,
     )
-    assert found == expected
-    assert [len(row) for row in found] == [2, 2]
+    completed = 0
+    for row in rows.reshape(-1, 16).tolist():
+        real = [token for token in row if token >= 0]
+        assert not any(part in Few().decode(real[:-1]) for part in stop)
+        holds = any(part in Few().decode(real) for part in stop)
+        assert holds == (len(real) < 16) or len(real) == 16
+        completed += holds
+    assert completed > 10
+
+
+def test_texts_end_at_the_end_of_text_and_do_not_show_it():
+    texts = [text for row in generated() for text in row]
+    assert not any("</s>" in text for text in texts)
+    assert len({len(text) for text in texts}) > 5
+
+
+def test_which_texts_ended_by_themselves():
+    """By what was drawn: the same text, tokenised again, may have fewer tokens."""
+    end = 256
+    rows = {
+        (97, 98, 99): ("abc", False),
+        (97, -1, -1): ("a", True),
+        (97, end, -1): ("a", True),
+        (97, 98, end): ("ab", True),
+        (97, 98, 10): ("ab", True),
+        (97, 32, 32): ("a  ", False),
+    }
+    drawn_PxJxT = np.array(list(rows), np.int32).reshape(2, 3, 3)
+    found = LanguageModel(MODEL, {}, BYTES).read(drawn_PxJxT, ("\n",))
+    assert [text for texts in found.texts for text in texts] == [text for text, _ in rows.values()]
+    assert found.ended_PxJ.reshape(-1).tolist() == [ended for _, ended in rows.values()]
+
+
+def test_two_devices_write_the_same_texts():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    assert generated(("bb",), mesh=mesh) == generated(("bb",))
+
+
+def test_the_empty_prompt_is_the_end_of_the_text_before():
+    assert [ids.tolist() for ids in prompt_ids(BYTES, PROMPTS)] == [[256], [97], [98, 99, 98]]
+
+
+def test_a_start_token_goes_before_every_prompt():
+    words = tokenise.from_vocabulary(Vocabulary.from_texts(["the cat"], 6, source="here"))
+    assert [ids.tolist() for ids in prompt_ids(words, ["", "cat"])] == [[1], [1, 4]]
 
 
 def test_texts_are_cut_by_tokens_and_never_within_a_character():
-    shortened = writer().shortened
+    shortened = LanguageModel(MODEL, {}, BYTES).shortened
     assert shortened(["abcdef", "abc", "", " ab cd"], 5) == ["abcde", "abc", "", "ab c"]
     # Two bytes a letter: the fifth byte is half of the third letter.
     assert shortened(["äöü", "€€"], 5) == ["äö", "€"]
@@ -48,14 +155,43 @@ def test_texts_are_cut_by_tokens_and_never_within_a_character():
 
 
 def test_other_parameters_write_otherwise():
-    made = writer()
-    other = made.replaced(made.model, made.model.init(jax.random.key(9)))
-    key, sampling = jax.random.key(1), Sampling(12)
+    made = LanguageModel(SMALL, params_of(SMALL), Few(), slots=8)
+    other = made.replaced(SMALL, SMALL.init(jax.random.key(9)))
+    key, decoding = jax.random.key(1), Decoding(16)
     assert other.tokeniser is made.tokeniser
-    assert other.write(["ab"], key, sampling=sampling) != made.write(["ab"], key, sampling=sampling)
-    assert np.array_equal(made.params["norm"]["scale"], writer().params["norm"]["scale"])
+    assert other.digest() != made.digest() == LanguageModel(SMALL, made.params, Few()).digest()
+    found = other.write(["ab"], key, decoding=decoding, responses=2)
+    assert [len(row) for row in found] == [2]
+    assert found != made.write(["ab"], key, decoding=decoding, responses=2)
 
 
-def test_a_tokeniser_with_more_ids_than_the_network_is_refused():
-    with pytest.raises(InputError, match="token ids up to 256"):
-        writer(vocab_size=256)
+def test_no_prompt_gives_no_text():
+    writer = LanguageModel(MODEL, {}, BYTES)
+    assert writer.write([], jax.random.key(0), decoding=Decoding(5)) == []
+
+
+def test_a_tokeniser_with_more_ids_than_the_model_is_refused():
+    with pytest.raises(InputError, match="utf8-bytes .* 256.* 9"):
+        LanguageModel(SMALL, {}, BYTES)
+
+
+def test_an_empty_prompt_without_anything_to_start_from_is_refused():
+    tokeniser = Few()
+    tokeniser.end_of_text = None
+    with pytest.raises(InputError, match="prompt 1 is empty"):
+        prompt_ids(tokeniser, ["a", ""])
+
+
+def test_the_real_small_model_writes_words(data_folder):
+    folder = data_folder / "weights_stories260k"
+    if not folder.is_dir():
+        pytest.skip("stories260K is not at hand")
+    model, params = llama2c.load(folder / "stories260K.bin")
+    tokeniser = tokenise.llama2c(folder / "tok512.bin")
+    decoding = Decoding(60, top_p=0.9, stop=(".",))
+    prompts = ["Once upon a time", "Lily and Tom"]
+    writer = LanguageModel(model, params, tokeniser)
+    texts = writer.write(prompts, jax.random.key(0), responses=8, decoding=decoding)
+    words = {word.strip('.,!?"').lower() for row in texts for text in row for word in text.split()}
+    assert {"was", "the"} <= words
+    assert not any("." in text for row in texts for text in row)

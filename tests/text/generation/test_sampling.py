@@ -14,11 +14,12 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.models.layers.quantise import quantise
-from jaxpfl.text.generation import prefill as waves
+from jaxpfl.text.generation import prefill
 from jaxpfl.text.generation import sampling as sampling_module
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
-from jaxpfl.text.generation.sampling import Sampling, sample
-from jaxpfl.text.tokenisers.open import PAD, pad
+from jaxpfl.text.generation.sampling import sample
+from jaxpfl.text.tokenisers.base import PAD, ByteJoining, pad
 
 SIZES = dict(vocab_size=37, hidden_size=16, layers=2, heads=4, positions=64)
 GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
@@ -31,9 +32,24 @@ PROMPTS = pad(
 )
 
 
+class Ids(ByteJoining):
+    """The tokeniser of a vocabulary in which every id stands for some byte."""
+
+    name = "ids"
+
+    def __init__(self, vocab_size, ends=()):
+        self.vocab_size, self.ends = vocab_size, ends
+
+    def token_bytes(self):
+        return (b"x",) * self.vocab_size
+
+
 @lru_cache
 def params_of(model):
     return jax.jit(model.init)(jax.random.key(0))
+
+
+ENDS = Ids(37, (3, 5))
 
 
 def key():
@@ -46,63 +62,63 @@ def mesh_of(*shape):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _next(model, sampling, params, row, held, request, t):
+def _next(model, decoding, params, row, held, request, t):
     """The token after `held` tokens, from the whole row."""
     logits = model.logits(params, model.hidden(params, row)[:, held - 1])
-    if sampling.temperature == 0:
+    if decoding.temperature == 0:
         return greedy(logits)[0]
-    weights = probabilities(logits, jnp.float32(sampling.temperature))
-    if sampling.top_k:
-        weights = keep_top_k(weights, sampling.top_k)
-    if sampling.top_p < 1:
-        weights = keep_top_p(weights, jnp.float32(sampling.top_p))
+    weights = probabilities(logits, jnp.float32(decoding.temperature))
+    if decoding.top_k:
+        weights = keep_top_k(weights, decoding.top_k)
+    if decoding.top_p < 1:
+        weights = keep_top_p(weights, jnp.float32(decoding.top_p))
     return draw(jax.random.fold_in(request, t)[None], weights)[0]
 
 
-def without_cache(model, params, prompt, p, j, sampling, ends=()):
+def without_cache(model, params, prompt, p, j, decoding, ends=()):
     """One request, by reading everything again for every token."""
     request = jax.random.fold_in(jax.random.fold_in(key(), p), j)
     held = int((prompt != PAD).sum())
     row = np.full((1, 64), PAD, np.int32)
     row[0, :held] = prompt[:held]
     drawn = []
-    for t in range(sampling.max_new_tokens):
-        token = int(_next(model, sampling, params, row, held, jax.random.clone(request), t))
+    for t in range(decoding.max_new_tokens):
+        token = int(_next(model, decoding, params, row, held, jax.random.clone(request), t))
         drawn.append(token)
-        if token in ends or t + 1 == sampling.max_new_tokens:
+        if token in ends or t + 1 == decoding.max_new_tokens:
             break
         # A new array: JAX may still be reading the old one.
         row = row.copy()
         row[0, held] = token
         held += 1
-    return drawn + [PAD] * (sampling.max_new_tokens - len(drawn))
+    return drawn + [PAD] * (decoding.max_new_tokens - len(drawn))
 
 
 def drawn_by(model, prompts, **changed):
     """Draws in few slots, with settings that share their programs among the tests."""
-    arguments = dict(sampling=Sampling(7), responses=3, ends=(3, 5), slots=4) | changed
+    arguments = dict(decoding=Decoding(7), responses=3, slots=4, tokeniser=ENDS) | changed
     return sample(model, params_of(model), prompts, key(), **arguments)
 
 
 @BOTH
 @pytest.mark.parametrize(
-    "sampling",
+    "decoding",
     [
-        Sampling(max_new_tokens=7, temperature=0),
-        Sampling(max_new_tokens=7),
-        Sampling(max_new_tokens=7, top_p=0.6, top_k=9),
+        Decoding(max_new_tokens=7, temperature=0),
+        Decoding(max_new_tokens=7),
+        Decoding(max_new_tokens=7, top_p=0.6, top_k=9),
     ],
     ids=["greedy", "sampled", "nucleus"],
 )
-def test_cached_is_uncached(model, sampling):
+def test_cached_is_uncached(model, decoding):
     """Of prompts of several lengths, more requests than slots, and an end among the tokens."""
     params = params_of(model)
-    drawn = drawn_by(model, PROMPTS, sampling=sampling)
+    drawn = drawn_by(model, PROMPTS, decoding=decoding)
     for p, prompt in enumerate(PROMPTS):
         for j in range(2):
-            expected = without_cache(model, params, prompt, p, j, sampling, (3, 5))
+            expected = without_cache(model, params, prompt, p, j, decoding, (3, 5))
             assert drawn[p, j].tolist() == expected
-    assert len({row.tobytes() for row in drawn.reshape(-1, 7)}) > (4 if sampling.temperature else 3)
+    assert len({row.tobytes() for row in drawn.reshape(-1, 7)}) > (4 if decoding.temperature else 3)
 
 
 @BOTH
@@ -122,11 +138,11 @@ def test_neither_responses_nor_slots_change_a_request():
     np.testing.assert_array_equal(drawn_by(LLAMA, PROMPTS, slots=16), many)
 
 
-def test_prompts_of_many_waves_go_through_the_same_slots(monkeypatch):
-    """Requests begin in one wave and end in another; the ends make them of unequal length."""
+def test_prompts_of_many_prefill_batches_go_through_the_same_slots(monkeypatch):
+    """Requests begin in one batch and end in another; the ends make them of unequal length."""
     prompts = np.random.default_rng(1).integers(0, 37, (23, 6), np.int32)
     whole = drawn_by(LLAMA, prompts)
-    monkeypatch.setattr(sampling_module, "_wave_prompts", lambda rung: 2)
+    monkeypatch.setattr(sampling_module, "_prompts_per_batch", lambda padded_length: 2)
     np.testing.assert_array_equal(drawn_by(LLAMA, prompts), whole)
     assert len(np.unique((whole != PAD).sum(-1))) > 3
 
@@ -151,10 +167,10 @@ def test_sharded_parameters(shape):
         PROMPTS,
         key(),
         mesh=mesh,
-        sampling=Sampling(7),
+        decoding=Decoding(7),
         responses=3,
-        ends=(3, 5),
         slots=4,
+        tokeniser=ENDS,
     )
     np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
 
@@ -164,26 +180,28 @@ def test_adapters_and_int8_weights_and_bfloat16():
     params = params_of(LLAMA)
     with_adapters, adapted = lora.attach(LLAMA, params, LoRA(rank=2, alpha=8.0), jax.random.key(1))
     adapted = jax.tree.map(lambda leaf: leaf + jnp.float32(0.05), adapted)
-    sampling = Sampling(max_new_tokens=5)
+    decoding = Decoding(max_new_tokens=5)
     for model, own in ((with_adapters, adapted), quantise(LLAMA, params)):
-        drawn = sample(model, own, PROMPTS[:3], key(), sampling=sampling)
+        drawn = sample(model, own, PROMPTS[:3], key(), decoding=decoding)
         for p in range(3):
-            assert drawn[p, 0].tolist() == without_cache(model, own, PROMPTS[p], p, 0, sampling)
+            assert drawn[p, 0].tolist() == without_cache(model, own, PROMPTS[p], p, 0, decoding)
     small = Decoder(LLAMA.config, compute="bfloat16")
-    drawn = sample(small, params, PROMPTS, key(), sampling=sampling)
+    drawn = sample(small, params, PROMPTS, key(), decoding=decoding)
     assert ((drawn >= 0) & (drawn < 37)).all()
 
 
 def test_the_cache_is_never_copied():
     """What a step or a new request costs must not grow with the room of all slots."""
     slots, new = 5, 11
-    program = waves.Program(LLAMA, None, new, (3,), False, False, 0)
-    state = waves.idle_slots(program, slots, 16 + new, 1)
+    program = prefill.Program(LLAMA, None, new, (3,), False, False, 0)
+    state = prefill.idle_slots(program, slots, 16 + new, 1)
     words = np.zeros((12, 2), np.uint32)
-    wave, _ = next(waves.waves_of(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
-    controls = sampling_module._controls(LLAMA, Sampling(new), None)
+    batch, _ = next(prefill.prefill_batches(PROMPTS[:2, :4], np.arange(2), words, 6, 1, 16, 2))
+    controls = sampling_module._controls(LLAMA, Decoding(new), None)
     last = jnp.bool(True)
-    lowered = waves.run_wave.lower(program, params_of(LLAMA), controls, state, wave, last)
+    lowered = prefill.run_prefill_batch.lower(
+        program, params_of(LLAMA), controls, state, batch, last
+    )
     shapes = {
         re.escape(f"f32[{str(part.shape[1:])[1:-1].replace(' ', '')}]") for part in state.carry[:2]
     }
@@ -197,19 +215,18 @@ def test_the_cache_is_never_copied():
 def test_ids_without_meaning_are_never_drawn():
     """A model may have more rows than its tokeniser has ids."""
     params = params_of(GPT2)
-    known = tuple(b"x" for _ in range(30))
-    arguments = dict(sampling=Sampling(20, temperature=3.0), responses=10)
+    arguments = dict(decoding=Decoding(20, temperature=3.0), responses=10)
     assert sample(GPT2, params, PROMPTS, key(), **arguments).max() >= 30
-    assert sample(GPT2, params, PROMPTS, key(), token_bytes=known, **arguments).max() < 30
+    assert sample(GPT2, params, PROMPTS, key(), tokeniser=Ids(30), **arguments).max() < 30
 
 
 def test_a_key_of_another_kind():
     """Noise keys have 128 bits; inside a loop they would take minutes to compile."""
     params = params_of(LLAMA)
     other = jax.random.key(7, impl="threefry4x32")
-    drawn = sample(LLAMA, params, PROMPTS, other, sampling=Sampling(5))
+    drawn = sample(LLAMA, params, PROMPTS, other, decoding=Decoding(5))
     assert drawn.shape == (6, 1, 5)
-    assert (drawn != sample(LLAMA, params, PROMPTS, key(), sampling=Sampling(5))).any()
+    assert (drawn != sample(LLAMA, params, PROMPTS, key(), decoding=Decoding(5))).any()
 
 
 def test_the_real_small_model_with_and_without_cache(data_folder):
@@ -218,10 +235,10 @@ def test_the_real_small_model_with_and_without_cache(data_folder):
         pytest.skip("stories260K is not at hand")
     model, params = llama2c.load(path)
     prompts = np.array([[1, PAD, PAD], [1, 403, 407]], np.int32)
-    for sampling in (Sampling(40, temperature=0), Sampling(40, top_p=0.9)):
-        drawn = sample(model, params, prompts, key(), sampling=sampling, ends=(1,))
+    for decoding in (Decoding(40, temperature=0), Decoding(40, top_p=0.9)):
+        drawn = sample(model, params, prompts, key(), decoding=decoding, tokeniser=Ids(512, (1,)))
         for p in range(2):
-            expected = without_cache(model, params, prompts[p], p, 0, sampling, (1,))
+            expected = without_cache(model, params, prompts[p], p, 0, decoding, (1,))
             assert drawn[p, 0].tolist() == expected
 
 
@@ -237,14 +254,14 @@ def test_the_real_small_model_with_and_without_cache(data_folder):
 )
 def test_prompts_that_cannot_be_read_are_refused(prompts, message):
     with pytest.raises(InputError, match=message):
-        sample(GPT2, {}, np.array(prompts, np.int32), key(), sampling=Sampling(5))
+        sample(GPT2, {}, np.array(prompts, np.int32), key(), decoding=Decoding(5))
 
 
 def test_a_prompt_that_just_fits():
     prompts = np.ones((1, 60), np.int32)
-    drawn = sample(GPT2, params_of(GPT2), prompts, key(), sampling=Sampling(5))
-    sampling = Sampling(5)
-    assert drawn[0, 0].tolist() == without_cache(GPT2, params_of(GPT2), prompts[0], 0, 0, sampling)
+    drawn = sample(GPT2, params_of(GPT2), prompts, key(), decoding=Decoding(5))
+    decoding = Decoding(5)
+    assert drawn[0, 0].tolist() == without_cache(GPT2, params_of(GPT2), prompts[0], 0, 0, decoding)
 
 
 @pytest.mark.parametrize(
@@ -261,20 +278,20 @@ def test_a_prompt_that_just_fits():
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
-        Sampling(**settings)
+        Decoding(**settings)
 
 
 def test_other_bad_arguments_are_refused():
     def run(**arguments):
-        sample(GPT2, {}, PROMPTS, key(), **{"sampling": Sampling(5), **arguments})
+        sample(GPT2, {}, PROMPTS, key(), **{"decoding": Decoding(5), **arguments})
 
     with pytest.raises(InputError, match="responses"):
         run(responses=0)
-    with pytest.raises(InputError, match=r"ends must be ids of the model, 0 \.\. 36, found 37"):
-        run(ends=(37,))
-    with pytest.raises(InputError, match="stop strings need token_bytes"):
-        run(sampling=Sampling(5, stop=("a",)))
-    with pytest.raises(InputError, match="token_bytes has 38 tokens"):
-        run(token_bytes=(b"a",) * 38)
-    with pytest.raises(InputError, match=r"prompts must be int32 \[prompts, length\]"):
-        sample(GPT2, {}, PROMPTS.astype(np.float32), key(), sampling=Sampling(5))
+    with pytest.raises(InputError, match=r"ends .* 0 \.\. 36, found 37"):
+        run(tokeniser=Ids(37, (37,)))
+    with pytest.raises(InputError, match="stop .* tokeniser"):
+        run(decoding=Decoding(5, stop=("a",)))
+    with pytest.raises(InputError, match="ids up to 37.*vocab_size is 37"):
+        run(tokeniser=Ids(38))
+    with pytest.raises(InputError, match="int32"):
+        sample(GPT2, {}, PROMPTS.astype(np.float32), key(), decoding=Decoding(5))

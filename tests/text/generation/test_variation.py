@@ -12,8 +12,8 @@ from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.tokenisers.base import utf8_bytes
 from tests.text.masked_models import TINY_BERT, masked_model_folder
@@ -183,7 +183,7 @@ def writer():
 
 
 def test_continue_keeps_the_beginning_and_the_length(writer):
-    vary = Continue(writer, kept=0.5, tokens=16, sampling=Sampling(temperature=2.0))
+    vary = Continue(writer, kept=0.5, tokens=16, decoding=Decoding(temperature=2.0))
     texts = ["abcdefghij", "z", "", "mmmmmmmmmmmmmmmmmmmmmmmmmmmmmm"]
     found = vary(texts, jax.random.key(0))
     assert len(found) == len(texts)
@@ -201,16 +201,16 @@ def test_a_variation_that_would_be_empty_is_the_text_itself():
     class Silent:
         tokeniser = utf8_bytes()
 
-        def write(self, prompts, key, *, sampling):
-            self.prompts, self.sampling = list(prompts), sampling
+        def write(self, prompts, key, *, decoding):
+            self.prompts, self.decoding = list(prompts), decoding
             return [[""] for _ in prompts]
 
         def shortened(self, texts, tokens):
             return [text[:tokens] for text in texts]
 
     silent = Silent()
-    vary = Continue(silent, kept=0.4, tokens=8, sampling=Sampling(3, stop=("\n",)))
+    vary = Continue(silent, kept=0.4, tokens=8, decoding=Decoding(3, stop=("\n",)))
     # Of "€€" three bytes are kept of six at 0.5, and two, no whole letter, at 0.4.
     assert vary(["a", "hello", "€€"], jax.random.key(0)) == ["a", "he", "€€"]
     assert silent.prompts == ["", "he", ""]
-    assert silent.sampling == Sampling(8, stop=("\n",))
+    assert silent.decoding == Decoding(8, stop=("\n",))

@@ -40,9 +40,9 @@ from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
+from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.sampling import Sampling
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.base import one_per_row
@@ -185,7 +185,7 @@ class CorpusWriter:
         evolution, tokens, form = self.config.evolution, self.config.corpus.tokens, self.settings
         if evolution.fill_model is None:
             stop = (form.format.stop,) if form.format.stop else ()
-            return Continue(self.generator, evolution.kept, tokens, Sampling(stop=stop))
+            return Continue(self.generator, evolution.kept, tokens, Decoding(stop=stop))
         fill = loaded_fill_model(evolution.fill_model, tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:

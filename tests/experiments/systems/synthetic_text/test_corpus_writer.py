@@ -38,7 +38,7 @@ def test_texts_are_varied_as_the_config_says(synthetic_config, tmp_path, monkeyp
     folder = masked_model_folder(tmp_path / "bert")
     plain = writer_of(synthetic_config("private_evolution", "--evolution.kept", "0.25"))
     assert isinstance(plain.vary, Continue)
-    assert (plain.vary.kept, plain.vary.tokens, plain.vary.sampling.stop) == (0.25, 8, ("\n",))
+    assert (plain.vary.kept, plain.vary.tokens, plain.vary.decoding.stop) == (0.25, 8, ("\n",))
     writer = writer_of(synthetic_config("private_evolution", *mask_and_fill(folder)))
     found = writer.vary(TEXTS, jax.random.key(0))
     assert found == writer.vary(TEXTS, jax.random.key(0)) != writer.vary(TEXTS, jax.random.key(1))
