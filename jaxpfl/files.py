@@ -1,4 +1,8 @@
-"""Files that survive a crash: whole or absent, and on the disk before we go on."""
+"""Files that survive a crash: whole or absent, and on the disk before anything goes on.
+
+The one place that syncs, renames, hashes and locks files; only the ledger's chain syncs its own
+open file as it appends.
+"""
 
 import fcntl
 import hashlib
@@ -8,11 +12,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, RunLocked
+
+
+def sync(file: IO[Any]) -> None:
+    """Returns when what was written to an open file is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def fsync_directory(directory: Path) -> None:
@@ -37,14 +47,19 @@ def fsync_tree(directory: Path) -> None:
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file: a reader, and a crash, sees the old content or the new one."""
+    """Writes a whole file: a reader, and a crash, sees the old content or the new one.
+
+    Args:
+      mode: of the file, from its first byte on; 0o600 for what its owner alone may read.
+    """
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # What a crash left may have another mode.
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
     os.replace(temporary, path)
     fsync_directory(path.parent)
 
@@ -64,10 +79,11 @@ def read_json(path: Path) -> Any:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         size = path.stat().st_size
-        raise CorruptFile(f"{path}: is not a JSON file, found {size} bytes") from error
+        raise CorruptFile(f"{path}: is not a JSON file; it has {size} bytes") from error
 
 
 def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -81,10 +97,13 @@ def private_directory(directory: Path) -> Path:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds the run directory; `RunLocked` where another process does.
+    """Holds the run directory while the context is open.
 
     The lock is the kernel's, on an open file: it ends with the process, however that ends, so no
     stale lock outlives a crash and no clock is involved.
+
+    Raises:
+      RunLocked: another process holds it.
     """
     path = directory / "run.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

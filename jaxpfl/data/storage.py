@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from jaxpfl import files
 from jaxpfl.data.columns import Column
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -92,11 +93,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.fsync_directory(folder.parent)
 
 
 def write_clients(temporary: Path, client_ids: pa.Array, offsets: np.ndarray) -> None:
@@ -134,16 +131,13 @@ def write_manifest(
         "files": {
             file: {
                 "bytes": (temporary / file).stat().st_size,
-                "sha256": _sha256(temporary / file),
+                "sha256": files.sha256_file(temporary / file),
             }
             for file in (EXAMPLES, _CLIENTS)
         },
     }
     manifest["sha256"] = _own_sha256(manifest)
-    with (temporary / _MANIFEST).open("w", encoding="ascii") as file:
-        file.write(json.dumps(manifest, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    files.write_atomically(temporary / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def read(folder: Path) -> Stored:
@@ -163,7 +157,7 @@ def read(folder: Path) -> Stored:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
-        if _sha256(path) != expected["sha256"]:
+        if files.sha256_file(path) != expected["sha256"]:
             raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
     examples, clients = _map_table(folder / EXAMPLES), _map_table(folder / _CLIENTS)
     offsets = np.append(clients["first"].to_numpy(), np.int64(manifest["examples"]))
@@ -232,14 +226,8 @@ def _write_table(path: Path, table: pa.Table) -> None:
     with path.open("wb") as file:
         with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table.combine_chunks())
-        file.flush()
-        os.fsync(file.fileno())
+        files.sync(file)
 
 
 def _map_table(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

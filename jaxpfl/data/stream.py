@@ -8,7 +8,6 @@ population, and memory for one batch, whatever the size.
 import contextlib
 import hashlib
 import mmap
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from jaxpfl.data import storage
 from jaxpfl.data.columns import Column, as_column, describe, text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.files import sync
 
 _PIECE = 2**22
 
@@ -236,8 +236,7 @@ def _copy(columns: Mapping[str, _Staged], file: BinaryIO) -> None:
     sink = pa.PythonFile(_Sink(file, maps), mode="w")
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    file.flush()
-    os.fsync(file.fileno())
+    sync(file)
 
 
 def _fingerprint(columns: Mapping[str, _Staged], offsets: np.ndarray) -> str:

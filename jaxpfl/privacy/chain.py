@@ -28,6 +28,7 @@ import weakref
 from pathlib import Path
 from typing import Any, Self
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
 _NO_LINE = "0" * 64
@@ -72,7 +73,7 @@ class Chain:
             # A killed process may have left lines that no fsync followed.
             os.fsync(descriptor)
             if not self.lines:
-                fsync_directory(path.parent)
+                files.fsync_directory(path.parent)
         except BaseException:
             self.close()
             raise
@@ -201,15 +202,6 @@ class Chain:
 def altered(path: Path, number: int, reason: str) -> CorruptFile:
     """Returns the error about a line, counted from 1."""
     return CorruptFile(f"{path}: line {number} was altered: {reason}")
-
-
-def fsync_directory(directory: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_torn(last: bytes) -> bool:

@@ -23,7 +23,6 @@ clients make no difference; another order of a client's own examples does.
 """
 
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,8 +31,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.privacy.chain import fsync_directory
 
 _KEY_BYTES = 32
 _TAGS = 256
@@ -158,9 +157,8 @@ def open_secret(path: Path, *, create: bool) -> Secret:
       CorruptFile: it is missing, or is no key.
     """
     if create and not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.parent.chmod(0o700)
-        _write_new(path, secrets.token_bytes(_KEY_BYTES))
+        files.private_directory(path.parent)
+        files.write_atomically(path, secrets.token_bytes(_KEY_BYTES), mode=0o600)
     try:
         key = path.read_bytes()
     except FileNotFoundError:
@@ -216,18 +214,6 @@ def _are_numbers(ids: Sequence[str]) -> bool:
         return False
     numbers = [int(part[2]) for part in parts if part]
     return len(numbers) >= _DENSITY * (max(numbers) - min(numbers) + 1)
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    fsync_directory(path.parent)
 
 
 def check_sketch(sketch: Any) -> dict[str, str]:

@@ -130,7 +130,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxpfl.data.storage._sha256", full)
+    monkeypatch.setattr("jaxpfl.files.sha256_file", full)
     with pytest.raises(OSError, match="No space"):
         small().save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []

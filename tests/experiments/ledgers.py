@@ -22,7 +22,11 @@ def same_but_heads(first: Path, second: Path) -> bool:
 
 
 def _headless(path: Path) -> object:
-    return _without(json.loads(path.read_text()))
+    content = json.loads(path.read_text())
+    if path.name == "manifest.json":
+        # It is of all that the manifest says, the ledger's head included.
+        del content["sha256"]
+    return _without(content)
 
 
 def _without(value: object) -> object:

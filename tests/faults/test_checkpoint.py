@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ def _saved(folder: Path, *rounds: int) -> Checkpoints:
     checkpoints = Checkpoints(folder, run="r1")
     for round in rounds:
         checkpoints.save(round, _state(round), ledger_head=f"head{round}")
+    checkpoints.wait()
     return checkpoints
 
 
@@ -116,7 +118,7 @@ def test_without_any_intact_step_all_are_named(tmp_path):
     """TRUST 35: nothing is invented where nothing is intact."""
     checkpoints = _saved(tmp_path, 1, 2)
     for round in (1, 2):
-        (tmp_path / f"round_0000000{round}" / "meta.json").unlink()
+        (tmp_path / f"round_0000000{round}" / "record.json").unlink()
     with pytest.raises(CorruptFile, match=r"round_00000002.*round_00000001"):
         checkpoints.restore(_state(0), warn=lambda _: None)
 
@@ -126,7 +128,8 @@ def test_the_check_can_fail(tmp_path, monkeypatch):
     checkpoints = _saved(tmp_path, 1, 2)
     data = max(_files(tmp_path / "round_00000002" / "state"), key=lambda p: p.stat().st_size)
     _flip(data, data.stat().st_size // 2)
-    monkeypatch.setattr(checkpoint, "_verify", lambda _: None)
+    unread = checkpoint.Manifest("round_00000002", "r1", ledger_head="head2")
+    monkeypatch.setattr(checkpoint, "verified", lambda _: unread)
     messages = []
     restored = checkpoints.restore(_state(0), warn=messages.append)
     assert restored is not None
@@ -139,14 +142,15 @@ def test_rubbish_of_a_crash_is_removed_and_never_restored(tmp_path):
     os.rename(tmp_path / "round_00000001", tmp_path / ".tmp-00000002")
     _saved(tmp_path, 3)
     (tmp_path / ".deleted-round_00000001").mkdir()
-    (tmp_path / ".deleted-round_00000001" / "meta.json").write_text("half")
+    (tmp_path / ".deleted-round_00000001" / "record.json").write_text("half")
     checkpoints = Checkpoints(tmp_path, run="r1")
     assert [entry.name for entry in tmp_path.iterdir()] == ["round_00000003"]
     _assert_is_round(checkpoints.restore(_state(0), warn=_silent), 3)
 
 
 @pytest.mark.parametrize(
-    ("module", "call"), [(checkpoint, "_write_arrays"), (files, "fsync_tree"), (os, "rename")]
+    ("module", "call"),
+    [(Checkpoints, "_begin_arrays"), (files, "fsync_tree"), (checkpoint, "commit")],
 )
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
 def test_a_failing_disk_leaves_the_last_good_checkpoint(
@@ -162,6 +166,7 @@ def test_a_failing_disk_leaves_the_last_good_checkpoint(
         patched.setattr(module, call, fails)
         with pytest.raises(OSError) as caught:
             checkpoints.save(2, _state(2), ledger_head="head2")
+            checkpoints.wait()
     assert caught.value.errno == number
     assert [entry.name for entry in tmp_path.iterdir()] == ["round_00000001"]
     after = Checkpoints(tmp_path, run="r1")
@@ -180,3 +185,66 @@ def test_another_models_checkpoint_is_refused_with_the_leafs_name(tmp_path):
     other["params"]["layer"]["w"] = jnp.zeros((3, 5), jnp.float32)
     with pytest.raises(InputError, match=r"params\.layer\.w"):
         Checkpoints(tmp_path, run="r1").restore(other, warn=_silent)
+
+
+def test_the_run_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """TRUST 33: what was donated or changed meanwhile is saved as it was; half of it is nothing."""
+    released, real = threading.Event(), checkpoint.commit
+
+    def waiting(*arguments):
+        assert released.wait(60)
+        real(*arguments)
+
+    monkeypatch.setattr(checkpoint, "commit", waiting)
+    state = {"device": jnp.arange(200_000, dtype=jnp.float32), "host": np.arange(5)}
+    expected = {name: np.array(leaf) for name, leaf in state.items()}
+    with Checkpoints(tmp_path, run="r1") as checkpoints:
+        checkpoints.save(1, state, ledger_head="head1")
+        changed = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)(state["device"])
+        state["host"][:] = -1
+        jax.block_until_ready(changed)
+        assert checkpoints.rounds() == []
+        released.set()
+        checkpoints.wait()
+        assert checkpoints.rounds() == [1]
+        like = {"device": changed, "host": state["host"]}
+        restored = checkpoints.restore(like, warn=_silent)
+    assert restored is not None
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(restored.state[name], leaf)
+
+
+def test_a_failure_in_the_background_comes_out_and_hides_no_other(tmp_path, monkeypatch):
+    """TRUST 36: at the next save or at the end, whichever comes first."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "commit", full)
+        with pytest.raises(OSError), Checkpoints(tmp_path, run="r1") as checkpoints:
+            checkpoints.save(1, _state(1))
+        with pytest.raises(OSError), Checkpoints(tmp_path, run="r1") as checkpoints:
+            checkpoints.save(1, _state(1))
+            checkpoints.save(2, _state(2))
+        with pytest.raises(KeyError) as caught, Checkpoints(tmp_path, run="r1") as checkpoints:
+            checkpoints.save(1, _state(1))
+            raise KeyError("other")
+    assert any("full" in note for note in caught.value.__notes__)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sharded_arrays_are_written_and_read_as_they_lie(tmp_path):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    dealt = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    values = np.arange(32, dtype=np.float32).reshape(8, 4)
+    with Checkpoints(tmp_path, run="r1") as checkpoints:
+        checkpoints.save(1, {"x": jax.device_put(values, dealt)})
+        checkpoints.wait()
+        for sharding in (dealt, whole):
+            like = {"x": jax.device_put(np.zeros_like(values), sharding)}
+            restored = checkpoints.restore(like, warn=_silent)
+            assert restored is not None
+            assert restored.state["x"].sharding.is_equivalent_to(sharding, 2)
+            np.testing.assert_array_equal(restored.state["x"], values)

@@ -20,8 +20,7 @@ from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.config import reader as config_file
 from jaxpfl.experiments.config.sections import Config
-from jaxpfl.experiments.engine import checkpoint, run_record
-from jaxpfl.experiments.engine import rounds as loop
+from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.experiments.systems.federated_training.study import Outcome, resume_run, run_config
@@ -47,7 +46,7 @@ def deadly(real):
     return call
 for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
     setattr(os, name, deadly(getattr(os, name)))
-from jaxpfl.experiments import config_file
+from jaxpfl.experiments.config import reader as config_file
 from jaxpfl.experiments.systems.federated_training.study import run_config
 run_config(config_file.load(config), out, shown=False)
 print(calls)
@@ -75,11 +74,9 @@ def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
 
 
 def _arrays(out: Path) -> dict[str, np.ndarray]:
-    from jaxpfl.experiments.engine.checkpoint import _read_arrays
-
     latest = sorted((out / "checkpoints").glob("round_*"))[-1]
-    meta = json.loads((latest / "meta.json").read_text())
-    return {"round": np.array(meta["round"]), **_read_arrays(latest / "state", meta["leaves"])}
+    record = json.loads((latest / "record.json").read_text())
+    return {"round": np.array(record["round"]), **checkpoint.stored_arrays(latest)}
 
 
 def _charges(out: Path) -> list[Charge]:
@@ -237,11 +234,19 @@ INSTANTS = {
     "in a checkpoint": lambda patched: _crashing(
         patched,
         checkpoint,
-        "_write_arrays",
-        lambda directory, *_: directory.parent.name.endswith("4"),
+        "commit",
+        lambda temporary, *_: temporary.name.endswith("4"),
+    ),
+    "after a checkpoint": lambda patched: _crashing(
+        patched,
+        checkpoint,
+        "commit",
+        lambda temporary, *_: temporary.name.endswith("4"),
         after=True,
     ),
-    "before the secret goes": lambda patched: _crashing(patched, loop, "forget", lambda _: True),
+    "before the secret goes": lambda patched: _crashing(
+        patched, run_directory, "forget", lambda _: True
+    ),
 }
 
 
@@ -399,7 +404,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(run_to,
     out = run_to(6)
     latest = sorted((out / "checkpoints").iterdir())[-1]
     assert latest.name == "round_00000004"
-    (latest / "meta.json").write_text("{}")
+    (latest / "record.json").write_text("{}")
     resume_run(out, shown=False)
     message = capsys.readouterr().err
     assert "round_00000004" in message
@@ -448,7 +453,7 @@ def test_what_a_run_is_cannot_change(run_to, straight):
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
         resume_run(out, shown=False)
     secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": True}))
-    with pytest.raises(InputError, match="one of them was replaced"):
+    with pytest.raises(InputError, match="was replaced"):
         resume_run(out, shown=False)
     for rubbish in ([1, 2], [1, 2, 3, -4], "four", None):
         secret.write_text(json.dumps({"words": rubbish, "reproducible": True}))
@@ -481,7 +486,7 @@ def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, ca
 
 def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
     """TRUST 35: without the secret nothing can be made again, and nothing is invented."""
-    (ended / "checkpoints" / "round_00000007" / "meta.json").write_text("{}")
+    (ended / "checkpoints" / "round_00000007" / "record.json").write_text("{}")
     with pytest.raises(CorruptFile, match="its secret is gone"):
         resume_run(ended, shown=False)
     shutil.rmtree(ended / "checkpoints")

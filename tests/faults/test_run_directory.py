@@ -123,7 +123,7 @@ def test_a_run_without_privacy_says_so_everywhere(finished):
         assert "NOT PRIVATE" in text, name
     for line in (other / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line)["private"] is False
-    for meta in other.glob("checkpoints/*/meta.json"):
+    for meta in other.glob("checkpoints/*/manifest.json"):
         assert json.loads(meta.read_text())["private"] is False
     events = b"".join(path.read_bytes() for path in (other / "tensorboard").iterdir())
     assert b"NOT_PRIVATE/" in events
@@ -288,15 +288,15 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
 ):
     """TRUST 36: clean stop, last good checkpoint intact, no ledger loss."""
     out = tmp_path / "run"
-    real = checkpoint._write_arrays
+    real = checkpoint.commit
 
-    def full(directory, leaves):
-        if directory.parent.name.endswith("4"):
-            raise OSError(number, os.strerror(number), str(directory))
-        real(directory, leaves)
+    def full(temporary, *arguments):
+        if temporary.name.endswith("4"):
+            raise OSError(number, os.strerror(number), str(temporary))
+        real(temporary, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "_write_arrays", full)
+        patched.setattr(checkpoint, "commit", full)
         assert main(["run", str(tiny_config), "--out", str(out)]) == 1
     message = capsys.readouterr().err
     assert os.strerror(number) in message

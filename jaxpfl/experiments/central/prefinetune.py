@@ -42,7 +42,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Prefinetuned:
-    """The kept parameters (on the host), and how they came about.
+    """The selected parameters (on the host), and how they came about.
 
     `record` holds "learning_rate", "best_epoch", "trials" (learning rate and validation loss of
     each) and "epochs" (training and validation loss of each epoch of the chosen trial), in nats
@@ -67,14 +67,14 @@ def prefinetune(
     settings: PrefinetuneConfig,
     *,
     seed: int,
-    told: Callable[[int, float], None] | None = None,
+    callback: Callable[[int, float], None] | None = None,
 ) -> Prefinetuned:
     """Trains `model` from the parameters `start` on a public corpus.
 
     A function of its arguments: the same seed gives the same parameters.
 
     Args:
-      told: is called after each epoch with the number of epochs done, of
+      callback: is called after each epoch with the number of epochs done, of
         `epochs_of(settings)`, and the least validation loss so far.
 
     Raises:
@@ -96,23 +96,23 @@ def prefinetune(
 
     done, best, best_loss, best_epoch = 0, start, math.inf, 0
 
-    def tell() -> None:
+    def count_epoch() -> None:
         nonlocal done
         done += 1
-        if told is not None:
-            told(done, best_loss)
+        if callback is not None:
+            callback(done, best_loss)
 
     start = place(start)
-    still = place(optax.sgd(1.0, settings.momentum).init(start))
+    no_momentum = place(optax.sgd(1.0, settings.momentum).init(start))
     trials, chosen = [], None
     for rate in learning_rates(settings, seed):
-        params, trace, loss, valid_loss = epoch(start, still, rate, 1)
+        params, trace, loss, valid_loss = epoch(start, no_momentum, rate, 1)
         trials.append({"learning_rate": rate, "valid_loss": valid_loss})
         # A diverged trial has a loss of NaN, which is below nothing.
         if valid_loss < best_loss:
             best, best_loss, best_epoch = params, valid_loss, 1
             chosen = (params, trace, rate, loss)
-        tell()
+        count_epoch()
     if chosen is None:
         low, high = settings.learning_rates
         raise InputError(
@@ -126,7 +126,7 @@ def prefinetune(
         epochs.append({"train_loss": loss, "valid_loss": valid_loss})
         if valid_loss < best_loss:
             best, best_loss, best_epoch = params, valid_loss, number
-        tell()
+        count_epoch()
     record = {
         "learning_rate": rate,
         "best_epoch": best_epoch,

@@ -1,19 +1,18 @@
-"""Central training on public or synthetic data: prefinetuning, judges, downstream models.
+"""Central training on public or synthetic data: prefinetuning, evaluators, downstream models.
 
 Nothing here reads a client's data.
 
-The examples lie on the device, an epoch's order is laid out beforehand, and one dispatch makes as
-many steps as take about half a second: how many that is depends on the machine, the result does
+The examples lie on the device, the order of an epoch is laid out beforehand, and one dispatch makes
+as many steps as take about half a second: how many that is depends on the machine, the result does
 not. Parameters and moments are updated in place (donated).
 """
 
 import hashlib
 import json
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from jaxpfl.experiments.central.step import (
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.models.base import Metrics, Model, Params, summarise
 from jaxpfl.models.layers import lora
+from jaxpfl.progress import Progress
 
 Columns = Mapping[str, np.ndarray]
 
@@ -47,10 +47,10 @@ _SAMPLED = 65_536
 
 @dataclass(frozen=True)
 class Fitted:
-    """The kept parameters, on the host, and how they came about.
+    """The selected parameters, on the host, and how they came about.
 
     `record` holds "steps", "train_loss" (nats per target, mean over each epoch as its steps saw
-    it), and with validation data "valid_loss" (at every look), "valid_steps" and "best_step".
+    it), and with validation data "valid_loss" (of every validation), "valid_steps" and "best_step".
     """
 
     params: Params
@@ -58,7 +58,7 @@ class Fitted:
 
 
 class _State(NamedTuple):
-    """What a run consists of between two steps; all of it is in a checkpoint.
+    """What the training consists of between two steps; all of it is in a checkpoint.
 
     Attributes:
       train: with the sums of the epoch under way.
@@ -85,28 +85,26 @@ def fit(
     frozen: Params | None = None,
     mesh: Mesh | None = None,
     folder: str | Path | None = None,
-    told: Callable[[int, int, float], None] | None = None,
     progress: bool = False,
 ) -> Fitted:
     """Trains `params` on PUBLIC or synthetic examples.
 
     A function of its arguments: the same seed gives the same parameters on the same hardware,
-    stopped and resumed or not.
+    whether it was stopped and resumed or not.
 
     Args:
       params: where to start; not changed. With `frozen`, the adapters (`lora.split`).
       columns: name -> [examples, ...], what the model reads.
-      seed: of the orders.
-      valid: examples that choose: the parameters of least validation loss are kept, at the
-        start's looks included after each epoch (or `validate_every` steps). They must be PUBLIC:
-        to choose by private data would be a release of its own, unaccounted. None: the last
-        parameters are kept.
+      seed: of the orders of the examples.
+      valid: validation examples, columns like `columns`. The model is validated after each epoch
+        (or every `validate_every` steps), and the parameters of least validation loss are
+        returned. They must be PUBLIC: to choose by private data would be a release that nobody
+        accounts for. None returns the last parameters.
       frozen: the base of LoRA: read, never changed. The model sees `lora.join(params, frozen)`.
       mesh: axis "data": each batch is dealt over its devices, the parameters are on all of them.
         Default: the first device.
-      folder: the run is saved there as it goes, and goes on from there if it was stopped. The
-        folder of another run (other data, settings, seed or start) is refused.
-      told: is called with the steps done, of how many, and the last training loss.
+      folder: checkpoints are saved there, and training goes on from there if it was stopped. The
+        folder of another training (other data, settings, seed or start) is refused.
       progress: show a bar on stderr.
 
     Raises:
@@ -118,8 +116,8 @@ def fit(
     place = partial(jax.device_put, device=everywhere)
     steps_per_epoch = -(-examples // settings.batch_size)
     steps = steps_per_epoch * settings.epochs
-    look_every = settings.validate_every or steps_per_epoch
-    looks = -(-steps // look_every) if valid is not None else 0
+    validate_every = settings.validate_every or steps_per_epoch
+    validations = -(-steps // validate_every) if valid is not None else 0
 
     held = place({name: np.asarray(columns[name]) for name in model.columns})
     held_out = None
@@ -127,50 +125,52 @@ def fit(
         count = _checked(model, valid, "valid")
         held_out = place({name: np.asarray(valid[name]) for name in model.columns})
         # What fits in training fits here.
-        looked_at = jax.device_put(batches(np.arange(count), part), dealt)
+        valid_order = jax.device_put(batches(np.arange(count), part), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
 
     state = _State(
         train=start(params, settings, steps, everywhere),
-        best=jax.tree.map(jnp.copy, place(params)) if looks else {},
+        best=jax.tree.map(jnp.copy, place(params)) if validations else {},
         best_loss=place(np.float32(np.inf)),
         best_step=place(np.int32(0)),
         train_losses=place(np.full(settings.epochs, np.nan, np.float32)),
-        valid_losses=place(np.full(looks, np.nan, np.float32)),
+        valid_losses=place(np.full(validations, np.nan, np.float32)),
     )
-    done, checkpoints = 0, None
-    if folder is not None:
-        identity = _run_id(model, params, columns, valid, frozen, settings, seed)
-        checkpoints = Checkpoints(folder, run=identity, private=False)
-        restored = checkpoints.restore(state, warn=_warn)
-        if restored is not None:
-            done, state = restored.round, place(restored.state)
 
-    def look(state: _State) -> _State:
-        metrics = validate(model, state.train.params, held_out, looked_at, frozen)
+    def validated(state: _State, done: int) -> _State:
+        metrics = validate(model, state.train.params, held_out, valid_order, frozen)
         loss = summarise(jax.device_get(metrics))["loss"]
-        index = -(-done // look_every) - 1
+        index = -(-done // validate_every) - 1
         state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
         # A diverged run has a loss of NaN, which is below nothing.
         if loss < float(state.best_loss):
-            kept = jax.tree.map(jnp.copy, state.train.params)
             state = state._replace(
-                best=kept, best_loss=place(np.float32(loss)), best_step=place(np.int32(done))
+                best=jax.tree.map(jnp.copy, state.train.params),
+                best_loss=place(np.float32(loss)),
+                best_step=place(np.int32(done)),
             )
         return state
 
     save_every = settings.save_every or steps_per_epoch
     order, epoch = None, -1
-    dispatch, rate = 1, 0.0
-    with _bar(progress) as advance:
-        advance(done, steps, math.nan)
+    dispatch = 1
+    done, checkpoints = 0, None
+    with ExitStack() as stack:
+        if folder is not None:
+            identity = _run_id(model, params, columns, valid, frozen, settings, seed)
+            checkpoints = stack.enter_context(Checkpoints(folder, run=identity, private=False))
+            restored = checkpoints.restore(state, warn=_warn)
+            if restored is not None:
+                done, state = restored.round, place(restored.state)
+        bar = stack.enter_context(Progress("training", total=steps, progress=progress))
+        bar.begin(done)
         while done < steps:
             if done // steps_per_epoch != epoch:
                 epoch = done // steps_per_epoch
                 order = order_of(examples, settings, seed, epoch, dealt)
             boundaries = [(epoch + 1) * steps_per_epoch]
-            boundaries += [(done // look_every + 1) * look_every] if looks else []
+            boundaries += [(done // validate_every + 1) * validate_every] if validations else []
             boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
             last = min([done + dispatch, *boundaries])
             started = time.perf_counter()
@@ -184,21 +184,19 @@ def fit(
             done = last
             if done % steps_per_epoch == 0:
                 state = _end_epoch(state, place(np.int32(epoch)))
-            if looks and (done % look_every == 0 or done == steps):
-                state = look(state)
+            if validations and (done % validate_every == 0 or done == steps):
+                state = validated(state, done)
             if checkpoints and (done % save_every == 0 or done == steps):
-                checkpoints.save(done, state, ledger_head="")
-            advance(done, steps, loss)
-            if told is not None:
-                told(done, steps, loss)
+                checkpoints.save(done, state)
+            bar.update(done, {"loss": f"{loss:.3f}"})
 
     state = jax.device_get(state)
     record: dict[str, Any] = {"steps": steps, "train_loss": state.train_losses.tolist()}
-    if not looks:
+    if not validations:
         return Fitted(state.train.params, record)
     record |= {
         "valid_loss": state.valid_losses.tolist(),
-        "valid_steps": [min((look + 1) * look_every, steps) for look in range(looks)],
+        "valid_steps": [min((i + 1) * validate_every, steps) for i in range(validations)],
         "best_step": int(state.best_step),
     }
     return Fitted(state.best, record)
@@ -267,10 +265,10 @@ def _checked(model: Model, columns: Columns, what: str) -> int:
             raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
     lengths = {name: len(columns[name]) for name in model.columns}
     if len(set(lengths.values())) != 1:
-        raise InputError(f"{what}: columns differ in length: {lengths}")
+        raise InputError(f"{what}: all columns must have one length, found {lengths}")
     examples = next(iter(lengths.values()))
     if not examples:
-        raise InputError(f"{what}: there are no examples")
+        raise InputError(f"{what}: has no examples, expected at least one")
     return examples
 
 
@@ -302,24 +300,3 @@ def _run_id(
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=3)
-
-
-def _bar(shown: bool) -> AbstractContextManager[Callable[[int, int, float], None]]:
-    if not shown:
-        return nullcontext(lambda done, steps, loss: None)
-    return _shown_bar()
-
-
-@contextmanager
-def _shown_bar() -> Iterator[Callable[[int, int, float], None]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("Training")
-
-        def advance(done: int, steps: int, loss: float) -> None:
-            label = "Training" if math.isnan(loss) else f"Training, loss {loss:.3f}"
-            bar.update(task, completed=done, total=steps, description=label)
-
-        yield advance

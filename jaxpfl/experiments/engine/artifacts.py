@@ -180,7 +180,19 @@ def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
     Raises:
       InputError: a leaf is missing, is one too many, or has another shape or dtype.
     """
-    found, expected = schema(arrays), schema(named_leaves(like))
+    leaves = named_leaves(like)
+    require_same_leaves(schema(arrays), leaves, where)
+    structure = jax.tree_util.tree_structure(like)
+    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
+
+
+def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
+    """Refuses stored leaves, of which `found` is the `schema`, that are not those of `like`.
+
+    Raises:
+      InputError: names the first leaf that is missing, is one too many, or differs.
+    """
+    expected = schema(like)
     different = sorted(
         name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
     )
@@ -190,8 +202,6 @@ def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
             f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)} "
             f"({len(different)} leaves differ)"
         )
-    structure = jax.tree_util.tree_structure(like)
-    return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

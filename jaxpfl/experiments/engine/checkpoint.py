@@ -1,51 +1,69 @@
-"""Checkpoints: Orbax for the arrays, our own SHA-256 manifest, whole or absent.
+"""Checkpoints: artifacts whose arrays Orbax writes, in the background, the latest few of a run.
 
-A checkpoint is a folder `round_00000010/` with
+    round_00000010/state/           the state's leaves, written by Orbax, sharded ones as they are
+    round_00000010/record.json      round, dtype and shape of every leaf
+    round_00000010/manifest.json    as of any artifact, see `artifacts`
 
-    state/          the state's leaves, written by Orbax
-    meta.json       round, run id, the ledger's head, path + shape + dtype of every leaf
-    manifest.json   size and SHA-256 of every file above, and of this list itself
-
-It is made under a temporary name, synced to the disk and renamed; it is deleted by renaming first.
-So a crash at any instant leaves whole checkpoints and rubbish with a telling name, never a half
-one under its final name. A restore hashes every file BEFORE Orbax opens any (Orbax reads flipped
-bits without complaint).
+`save` returns when the state is copied to the host; the run goes on while it is written. The
+checkpoint gets its manifest and its name when everything is on the disk, so a crash at any instant
+leaves whole checkpoints alone. A restore hashes every file BEFORE Orbax opens any (Orbax reads
+flipped bits without complaint).
 """
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile
+from jaxpfl.experiments.engine.artifacts import (
+    Manifest,
+    begin,
+    check_manifest,
+    commit,
+    named_leaves,
+    remove,
+    remove_leftovers,
+    require_same_leaves,
+    schema,
+    verified,
+)
 
 _PREFIX = "round_"
-_TEMPORARY = ".tmp-"
-_DELETED = ".deleted-"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read back: `state` on the host, `round` and `ledger_head` of it."""
+    """A checkpoint that was read back.
+
+    Attributes:
+      round: rounds done when it was saved.
+      state: its arrays lie where those of `like` lie.
+      ledger_head: the head of the run's ledger when it was saved; None where there was no ledger.
+    """
 
     round: int
     state: Any
-    ledger_head: str
+    ledger_head: str | None
 
 
 class Checkpoints:
     """The checkpoints of one run, in one directory, for one process (the run's lock holder).
 
+    A context manager; it ends when everything is on the disk. `rounds` and `restore` see what is
+    on the disk: call `wait` first to see what was just saved.
+
     Attributes:
-      directory: the folder that holds them; made here, rubbish of a crash is removed here.
+      directory: the folder that holds them; made here, leftovers of a crash are removed here.
       run: run id; a checkpoint of another run is refused.
       private: false is written into every checkpoint of a run that is not private.
       keep: how many of the latest are kept.
@@ -54,14 +72,17 @@ class Checkpoints:
     def __init__(
         self, directory: str | Path, *, run: str, private: bool = True, keep: int = 2
     ) -> None:
+        import orbax.checkpoint as ocp
+
         self.directory = Path(directory).absolute()
         self.run = run
         self.private = private
         self.keep = keep
         self.directory.mkdir(parents=True, exist_ok=True)
-        for entry in self.directory.iterdir():
-            if entry.name.startswith((_TEMPORARY, _DELETED)):
-                shutil.rmtree(entry, ignore_errors=True)
+        remove_leftovers(self.directory)
+        self._arrays = ocp.StandardCheckpointer()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
 
     def rounds(self) -> list[int]:
         """Rounds that have a checkpoint, in increasing order, whether intact or not."""
@@ -72,44 +93,47 @@ class Checkpoints:
                 found.append(int(digits))
         return sorted(found)
 
-    def save(self, round: int, state: Any, *, ledger_head: str) -> None:
-        """Writes `state` (a pytree of arrays) as the checkpoint after `round` rounds.
+    def save(self, round: int, state: Any, *, ledger_head: str | None = None) -> None:
+        """Begins to write `state` (a pytree of arrays) as the checkpoint after `round` rounds.
+
+        Waits for the checkpoint before. The arrays may be donated when this returns.
 
         Raises:
-          OSError: when the disk is full or read-only; earlier checkpoints are intact then.
+          OSError: this checkpoint or the one before cannot be written, as where the disk is full;
+            those before are intact then.
         """
-        leaves = _named_leaves(state)
-        temporary = self.directory / f"{_TEMPORARY}{round:08d}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        self.wait()
+        leaves = named_leaves(state)
+        path = self._path(round)
+        manifest = Manifest(path.name, self.run, private=self.private, ledger_head=ledger_head)
+        temporary = begin(path)
         try:
-            temporary.mkdir()
-            _write_arrays(temporary / "state", leaves)
-            meta = {
-                "round": round,
-                "run": self.run,
-                "private": self.private,
-                "ledger_head": ledger_head,
-                "leaves": _schema(leaves),
-            }
-            (temporary / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
-            (temporary / "manifest.json").write_text(_render(_listing(temporary)))
-            files.fsync_tree(temporary)
-            final = self._path(round)
-            if final.exists():
-                self._delete(final)
-            os.rename(temporary, final)
-            files.fsync_directory(self.directory)
+            record = {"round": round, "leaves": schema(leaves)}
+            (temporary / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+            self._begin_arrays(temporary / "state", leaves)
         except BaseException:
+            with suppress(Exception):
+                self._arrays.wait_until_finished()
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in self.rounds()[: -self.keep]:
-            self._delete(self._path(old))
+        self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
+
+    def wait(self) -> None:
+        """Returns when the checkpoint that was begun is on the disk.
+
+        Raises:
+          OSError: it cannot be written; those before are intact.
+        """
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
 
     def restore(self, like: Any, *, warn: Callable[[str], None]) -> Restored | None:
         """Reads the latest intact checkpoint into the structure of `like`; None if there is none.
 
         Args:
-          like: pytree of arrays or `jax.ShapeDtypeStruct` with the state's structure.
+          like: pytree of arrays with the state's structure. A JAX array is restored with the
+            sharding of the one in `like`, anything else as a numpy array.
           warn: is told, for each damaged checkpoint, its name, its fault and what is tried next.
 
         Raises:
@@ -120,135 +144,107 @@ class Checkpoints:
         faults = []
         for position, round in enumerate(rounds):
             try:
-                meta, arrays = self._read(round)
+                return self._read(round, like)
             except CorruptFile as error:
                 faults.append(str(error))
                 if position + 1 < len(rounds):
                     following = self._path(rounds[position + 1])
                     warn(f"{error}; falling back to the previous checkpoint, {following}")
-                continue
-            return Restored(round, self._assemble(round, meta, arrays, like), meta["ledger_head"])
         if faults:
-            raise CorruptFile("no intact checkpoint is left: " + "; ".join(faults))
+            raise CorruptFile("no checkpoint of the run is intact: " + "; ".join(faults))
         return None
 
-    def _read(self, round: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        path = self._path(round)
-        _verify(path)
-        meta = files.read_json(path / "meta.json")
-        if meta["run"] != self.run:
-            raise InputError(
-                f"{path}: belongs to run {meta['run']}, expected run {self.run}: the config, the "
-                "code's plan or the noise key is not the one this run began with"
-            )
+    def close(self) -> None:
+        """Waits for what was begun; nothing can be saved after it."""
         try:
-            arrays = _read_arrays(path / "state", meta["leaves"])
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._arrays.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failed:
+            if error is None:
+                raise
+            error.add_note(f"the checkpoint that was being written is lost, too: {failed}")
+
+    def _finish(self, temporary: Path, path: Path, manifest: Manifest) -> None:
+        """In the background: whatever happens, `path` is a whole checkpoint or is not there."""
+        try:
+            self._arrays.wait_until_finished()
+            commit(temporary, path, manifest)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        for old in self.rounds()[: -self.keep]:
+            remove(self._path(old))
+
+    def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
+        """Returns when the leaves are copied to the host."""
+        # Orbax refuses arrays without elements; their shape in the record is all there is to them.
+        # The caller may change a numpy array while it is written.
+        arrays = {
+            name: leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+            for name, leaf in leaves.items()
+            if leaf.size
+        }
+        self._arrays.save(directory, arrays)
+
+    def _read(self, round: int, like: Any) -> Restored:
+        path = self._path(round)
+        manifest = verified(path)
+        check_manifest(path, manifest, run=self.run)
+        leaves = named_leaves(like)
+        require_same_leaves(files.read_json(path / "record.json")["leaves"], leaves, str(path))
+        try:
+            arrays = self._read_arrays(path / "state", leaves)
         except Exception as error:
             # Hashes are right, so the fault is in how it was written: still not usable.
             kind = type(error).__name__
             raise CorruptFile(f"{path}: its arrays cannot be read ({kind})") from error
-        return meta, arrays
-
-    def _assemble(
-        self, round: int, meta: dict[str, Any], arrays: dict[str, np.ndarray], like: Any
-    ) -> Any:
-        expected = _schema(_named_leaves(like))
-        if meta["leaves"] != expected:
-            different = sorted(
-                name
-                for name in meta["leaves"].keys() | expected.keys()
-                if meta["leaves"].get(name) != expected.get(name)
-            )
-            name = different[0]
-            raise InputError(
-                f"{self._path(round)}: leaf {name!r} is {meta['leaves'].get(name)}, expected "
-                f"{expected.get(name)} ({len(different)} leaves differ)"
-            )
         structure = jax.tree_util.tree_structure(like)
-        return jax.tree_util.tree_unflatten(structure, [arrays[name] for name in expected])
+        state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
+        return Restored(round, state, manifest.ledger_head)
+
+    def _read_arrays(self, directory: Path, like: dict[str, Any]) -> dict[str, Any]:
+        wanted = {
+            name: jax.ShapeDtypeStruct(
+                leaf.shape,
+                leaf.dtype,
+                sharding=leaf.sharding if isinstance(leaf, jax.Array) else None,
+            )
+            for name, leaf in like.items()
+            if leaf.size
+        }
+        empty = {name: leaf for name, leaf in like.items() if not leaf.size}
+        return {**self._arrays.restore(directory, wanted), **empty}
 
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"
 
-    def _delete(self, path: Path) -> None:
-        doomed = path.with_name(f"{_DELETED}{path.name}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
-        files.fsync_directory(self.directory)
-        shutil.rmtree(doomed)
 
-
-def _named_leaves(tree: Any) -> dict[str, Any]:
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-    if len(leaves) != len(jax.tree_util.tree_leaves(tree)):
-        raise InputError("two leaves of the state have one name: dictionary keys hold a '.'")
-    return leaves
-
-
-def _schema(leaves: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}
-
-
-def _write_arrays(directory: Path, leaves: dict[str, Any]) -> None:
+def stored_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The leaves of a checkpoint by name, on the host; its files are verified."""
     import orbax.checkpoint as ocp
 
-    # Orbax refuses arrays without elements; their shape in meta.json is all there is to them.
-    arrays = {name: np.asarray(leaf) for name, leaf in leaves.items() if leaf.size}
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
-        writer.save(directory, args=ocp.args.PyTreeSave(arrays))
-
-
-def _read_arrays(directory: Path, schema: dict[str, list[Any]]) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp
-
-    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in schema.items() if 0 in shape}
-    like = {n: np.empty(shape, dtype) for n, (dtype, shape) in schema.items() if n not in empty}
-    arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        arrays = reader.restore(
-            directory, args=ocp.args.PyTreeRestore(item=like, restore_args=arguments)
-        )
-    return {**arrays, **empty}
-
-
-def _listing(directory: Path) -> dict[str, dict[str, Any]]:
-    return {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": files.sha256_file(path),
-        }
-        for path in sorted(directory.rglob("*"))
-        if path != directory / "manifest.json" and not path.is_dir()
+    verified(path)
+    leaves = files.read_json(path / "record.json")["leaves"]
+    wanted = {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for name, (dtype, shape) in leaves.items()
+        if 0 not in shape
     }
-
-
-def _render(listing: dict[str, Any]) -> str:
-    """The manifest's text: every byte of it follows from the list."""
-    digest = hashlib.sha256(json.dumps(listing, sort_keys=True).encode()).hexdigest()
-    return json.dumps({"files": listing, "sha256": digest}, indent=1) + "\n"
-
-
-def _verify(directory: Path) -> None:
-    """Raises `CorruptFile`, naming the file, unless every file is the one that was written."""
-    manifest = files.read_json(directory / "manifest.json")
-    listing = manifest.get("files") if isinstance(manifest, dict) else None
-    path = directory / "manifest.json"
-    if not isinstance(listing, dict) or path.read_text(errors="replace") != _render(listing):
-        raise CorruptFile(f"{path}: was altered: it fails its own SHA-256")
-    found = _listing(directory)
-    for name, expected in listing.items():
-        if name not in found:
-            raise CorruptFile(f"{directory / name}: is missing")
-        if found[name]["bytes"] != expected["bytes"]:
-            raise CorruptFile(
-                f"{directory / name}: has {found[name]['bytes']} bytes, expected "
-                f"{expected['bytes']}"
-            )
-        if found[name] != expected:
-            raise CorruptFile(f"{directory / name}: was altered: it fails its SHA-256")
-    extra = found.keys() - listing.keys()
-    if extra:
-        raise CorruptFile(f"{directory / min(extra)}: is not in the manifest")
+    with ocp.StandardCheckpointer() as reader:
+        found = reader.restore(path / "state", wanted)
+    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in leaves.items() if n not in wanted}
+    return {**found, **empty}

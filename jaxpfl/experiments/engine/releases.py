@@ -1,27 +1,36 @@
-"""The phases of a study whose rounds ask clients, and what asks them.
+"""What a system whose rounds ask clients has made so far, and what asks them.
 
-phases/run.json         which run and config the phases are of
-private/secret.json     until the last phase is there
+    artifacts/run.json         which run and config the artifacts are of
+    artifacts/NAME/            what a phase of a round made, see `artifacts`
+    private/secret.json        until the last artifact is stored
+
+A phase that was killed is carried out again. Where it releases something private, the release is
+the same again, or is charged again before it is stored.
 """
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from jaxpfl import files
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.phases import Arrays, Phases
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.ledger import Ledger
 
-_LAST = "corpus.json"
+Arrays = Mapping[str, np.ndarray]
+
+FOLDER = "artifacts"
+_LAST = "corpus"
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,14 @@ class Releases:
     """A context manager; it closes the ledger.
 
     Attributes:
-      phases: what the rounds made.
+      artifacts: what the rounds made.
       run: its name in the ledger.
-      ledger: of the clients; None where nobody is asked.
-      releaser: asks them; None where nobody is asked, or nothing is left to ask.
+      ledger: of the clients; None where no client is asked.
+      releaser: asks them; None where no client is asked, or nothing is left to ask.
+      secret: the file of the run's secret; None where no client is asked.
     """
 
-    phases: Phases
+    artifacts: Artifacts
     run: str
     ledger: Ledger | None = None
     releaser: Releaser | None = None
@@ -43,9 +53,13 @@ class Releases:
 
     @classmethod
     def without_clients(cls, directory: Path, described: str) -> Self:
-        """For a study that asks nobody."""
+        """For a system that asks no client.
+
+        Args:
+          described: the config: artifacts of another one are refused.
+        """
         run = _hash(described)
-        return cls(Phases(directory / "phases", run), run)
+        return cls(Artifacts(directory / FOLDER, run=run), run)
 
     @classmethod
     def of_clients(
@@ -59,21 +73,31 @@ class Releases:
         ledger: Ledger,
         reproducible_seed: int | None,
     ) -> Self:
-        """For a study whose rounds ask `query`.
+        """For a system whose rounds ask `query`.
 
         Args:
-          described: the config: phases of another one are refused.
+          described: the config: artifacts of another one are refused.
           name: what the ledger's entries are called.
+          reproducible_seed: draws noise and cohorts from this seed: NOT private.
+
+        Raises:
+          InputError: the directory holds another run, or one of another config.
+          CorruptFile: the secret of an unfinished run is missing or was altered.
         """
         try:
-            folder = directory / "phases"
+            folder = directory / FOLDER
+            private = query.plan.private and reproducible_seed is None
             note, secret_path = folder / "run.json", directory / "private" / "secret.json"
             begun = files.read_json(note) if note.exists() else None
             if begun is not None and begun.get("config") != _hash(described):
-                raise InputError(f"{note}: is of another config than the one that is carried out")
+                raise InputError(
+                    f"{note}: the run began with another config than the one that it is now "
+                    "carried out with; resume it with its own, or choose another --out"
+                )
             if (folder / _LAST).exists() and begun is not None:
                 run = str(begun["run"])
-                return cls(Phases(folder, run, ledger), run, ledger, None, secret_path)
+                artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
+                return cls(artifacts, run, ledger, None, secret_path)
             secret = saved_secret(
                 secret_path,
                 reproducible_seed=reproducible_seed,
@@ -87,25 +111,29 @@ class Releases:
                 files.write_atomically(note, json.dumps(record) + "\n")
             elif begun.get("run") != run:
                 raise InputError(
-                    f"{note}: is of run {begun.get('run')}, the secret in private/ of another: one "
-                    "of them was replaced"
+                    f"{note}: is of run {begun.get('run')}, but the secret in private/ is of "
+                    "another run: one of the two files was replaced"
                 )
+            artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
             releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
-            return cls(Phases(folder, run, ledger), run, ledger, releaser, secret_path)
+            return cls(artifacts, run, ledger, releaser, secret_path)
         except BaseException:
             ledger.close()
             raise
 
-    def keep(self, name: str, make: Callable[[], Arrays]) -> Arrays:
-        """As `phases`; what was released is confirmed before it is stored."""
+    def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
+        """The arrays stored under `name`, else those of `compute()`, stored.
 
-        def confirmed() -> Arrays:
-            made = make()
+        What they released is confirmed before it is stored.
+        """
+
+        def confirmed() -> Artifact:
+            arrays = compute()
             if self.releaser is not None:
                 self.releaser.confirm()
-            return made
+            return Artifact(arrays=arrays)
 
-        return self.phases(name, confirmed)
+        return self.artifacts.load_or_compute(name, confirmed).arrays
 
     def ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         """Runs a step; its releases are confirmed when it returns."""
@@ -116,7 +144,7 @@ class Releases:
         return found
 
     def end(self) -> None:
-        """Forgets the secret: everything that was released is in the phases."""
+        """Forgets the secret: everything that was released is stored."""
         if self.secret is not None:
             forget(self.secret)
 
@@ -134,8 +162,11 @@ class Releases:
 
 
 def missing(*_: Any, **__: Any) -> Any:
-    """In the clients' place where everything was released: whatever is missing stays so."""
-    raise CorruptFile("the run's folder phases/ lacks a phase: `jaxpfl resume` makes it again")
+    """Stands in the clients' place where everything was released: what is missing stays so."""
+    raise CorruptFile(
+        f"the run's folder {FOLDER}/ lacks what a phase of a round made: `jaxpfl resume` makes it "
+        "again"
+    )
 
 
 def _hash(described: str) -> str:

@@ -35,7 +35,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Tracking:
-    """What a run looks at while it trains, and how often it saves itself.
+    """What a run evaluates while it trains, how often it is saved, and whether it shows progress.
 
     Attributes:
       evaluate: scores parameters on public data, or None.
@@ -43,14 +43,14 @@ class Tracking:
         there always is one.
       sentences: `(params, round) -> sentences`, drawn at each evaluation, or None.
       checkpoint_every: rounds between two checkpoints; after the last round there always is one.
-      shown: whether progress goes to stderr.
+      progress: show a progress bar on stderr.
     """
 
     evaluate: Scores | None = None
     evaluate_every: int = 10
     sentences: Callable[[Any, int], list[str]] | None = None
     checkpoint_every: int = 10
-    shown: bool = True
+    progress: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,17 @@
-"""What a run writes while it runs, and what it shows.
+"""`metrics.jsonl`: one line per round, public values only, and no clock.
 
-`metrics.jsonl` holds one line per round: public values only, and no clock, so that an interrupted
-and resumed run writes the same bytes as a straight one. Times, true cohort sizes and padding waste
-depend on the clients: they go to `private/rounds.jsonl`.
+So an interrupted and resumed run writes the same bytes as a straight one.
 """
 
 import json
 import math
 import os
-import sys
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile
 
 
@@ -93,130 +89,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Returns when what was appended is on the disk."""
-        os.fsync(self._file.fileno())
+        files.sync(self._file)
 
     def close(self) -> None:
         self._file.close()
-
-
-class TensorBoard:
-    """Scalar and text events. Their wall time is the round: the clock would tell cohort sizes."""
-
-    def __init__(self, directory: Path, *, resumed_after: int | None = None) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._writer = EventFileWriter(str(directory))
-        if resumed_after is not None:
-            # Tells TensorBoard to forget what a crashed run logged beyond its checkpoint.
-            started = SessionLog(status=SessionLog.START)
-            self._writer.add_event(
-                Event(step=resumed_after + 1, wall_time=resumed_after, session_log=started)
-            )
-
-    def scalars(self, round: int, values: dict[str, float]) -> None:
-        # Generated modules, whose names a type checker cannot see.
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
-
-        entries = [
-            Summary.Value(tag=tag, simple_value=value)
-            for tag, value in values.items()
-            if math.isfinite(value)
-        ]
-        self._writer.add_event(Event(step=round, wall_time=round, summary=Summary(value=entries)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class PrivateLog:
-    """`private/rounds.jsonl`: per round the seconds, the true cohort size, the padding waste."""
-
-    def __init__(self, directory: Path) -> None:
-        self._file = open(directory / "rounds.jsonl", "a", encoding="utf-8")
-
-    def append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(jsonable(record)) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class Progress:
-    """A bar on stderr: rounds/s, clients/s by the PLANNED cohort size, epsilon so far.
-
-    With `clients` None there is no speed in clients, and `step` says what is counted.
-    """
-
-    def __init__(
-        self, label: str, *, rounds: int, clients: int | None, shown: bool, step: str = "round"
-    ) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        console = Console(stderr=True)
-        self._clients = clients
-        self._step = step
-        self._start = 0
-        self._began = time.monotonic()
-        self._said = self._began
-        self._rounds = rounds
-        self._label = label
-        # A bar needs a terminal; a log file gets a line every now and then.
-        self._plain = shown and not console.is_terminal
-        self._bar = Bar(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not shown or self._plain,
-        )
-        self._task = self._bar.add_task(label, total=rounds, status="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def begin(self, done: int) -> None:
-        """Rounds up to `done` were done before: the speed is that of the rest."""
-        self._start = done
-        self._began = time.monotonic()
-        self._bar.update(self._task, completed=done)
-
-    def update(self, round: int, shown: dict[str, str]) -> None:
-        """Shows that `round` rounds are done, with `shown` values such as the epsilon."""
-        now = time.monotonic()
-        speed = (round - self._start) / max(now - self._began, 1e-9)
-        speeds = [f"{speed:.2f} {self._step}s/s"]
-        if self._clients is not None:
-            speeds.append(f"{speed * self._clients:.0f} clients/s")
-        status = "  ".join(
-            [
-                *speeds,
-                *(f"{name} {value}".rstrip() for name, value in shown.items()),
-            ]
-        )
-        self._bar.update(self._task, completed=round, status=status)
-        if self._plain and (now - self._said >= 10 or round == self._rounds):
-            self._said = now
-            self.message(f"{self._label}: {self._step} {round}/{self._rounds}  {status}")
-
-    def message(self, text: str) -> None:
-        """Prints a line above the bar."""
-        if self._bar.disable:
-            sys.stderr.write(text + "\n")
-        else:
-            self._bar.console.print(text, markup=False, highlight=False)

@@ -29,8 +29,9 @@ from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import Config
-from jaxpfl.experiments.engine.tracking import Progress, jsonable
+from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
+from jaxpfl.progress import Progress
 
 POINTS = "points"
 SIMULATION = (
@@ -68,16 +69,14 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
         results = []
         with Progress(
             f"sweep {sweep.title}",
-            rounds=len(sweep.points),
-            clients=None,
-            shown=shown,
+            total=len(sweep.points),
+            progress=shown,
             step="point",
-        ) as progress:
-            progress.begin(0)
+        ) as bar:
             for number, point in enumerate(sweep.points, 1):
-                progress.message(f"point {number} of {len(sweep.points)}: {point.name}")
+                bar.message(f"point {number} of {len(sweep.points)}: {point.name}")
                 results.append(_carried_out(point, directory / POINTS / point.name))
-                progress.update(number, {})
+                bar.update(number)
         rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
         _stamp(sweep, rows, results)
         _write(directory, sweep, results, rows)

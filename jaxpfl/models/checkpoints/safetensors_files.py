@@ -9,7 +9,6 @@ leaves the old model, the new one, or a folder that says that it has no config.j
 import contextlib
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.files import fsync_directory, sync, write_atomically
 from jaxpfl.models.checkpoints.model_files import read_json, require
 
 WEIGHTS = "model.safetensors"
@@ -268,15 +268,15 @@ def replace_files(
             write(temporary[name])
         *others, last = temporary
         (folder / last).unlink(missing_ok=True)
-        _sync(folder)
+        fsync_directory(folder)
         for old in stale():
             if old.name not in temporary:
                 old.unlink(missing_ok=True)
         for name in others:
             temporary[name].rename(folder / name)
-        _sync(folder)
+        fsync_directory(folder)
         temporary[last].rename(folder / last)
-        _sync(folder)
+        fsync_directory(folder)
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
@@ -307,22 +307,8 @@ def write_file(
                     f"{values.dtype} {list(values.shape)}"
                 )
             file.write(values.reshape(-1).view(np.uint8).data)
-        file.flush()
-        os.fsync(file.fileno())
+        sync(file)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(values, file, indent=2, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Makes renames and removals outlast a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    write_atomically(path, json.dumps(values, indent=2, sort_keys=True) + "\n")

@@ -17,7 +17,6 @@ falling count, ties by code point.
 
 import json
 import math
-import os
 import re
 import unicodedata
 from collections import Counter
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array
 from jaxpfl.errors import CorruptFile, InputError
@@ -213,7 +213,7 @@ class Vocabulary:
         return tuple(math.log((count + 1) / total) for count in counts)
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON: to a temporary name first, then renamed."""
+        """Writes JSON, whole or not at all."""
         path = Path(path)
         record = {
             "format": _FORMAT,
@@ -221,9 +221,7 @@ class Vocabulary:
             "tokens": self.tokens[len(SPECIALS) :],
             "counts": self.counts,
         }
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(record, ensure_ascii=True) + "\n", encoding="ascii")
-        os.replace(temporary, path)
+        files.write_atomically(path, json.dumps(record, ensure_ascii=True) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":

@@ -111,19 +111,19 @@ def test_the_best_epoch_is_not_always_the_last():
 
 
 def test_equal_seeds_give_equal_bits_and_progress_counts_every_epoch():
-    told = []
+    calls = []
     runs = [
         prefinetune(
             Linear(), {"w": np.zeros(3, np.float32)}, _corpus(), SETTINGS, seed=seed,
-            told=lambda done, loss: told.append((done, loss)),
+            callback=lambda done, loss: calls.append((done, loss)),
         ).params["w"]
         for seed in (0, 0, 1)
     ]  # fmt: skip
     np.testing.assert_array_equal(runs[0], runs[1])
     assert np.any(runs[0] != runs[2])
     epochs = epochs_of(SETTINGS)
-    assert [done for done, _ in told[:epochs]] == list(range(1, epochs + 1))
-    losses = [loss for _, loss in told[:epochs]]
+    assert [done for done, _ in calls[:epochs]] == list(range(1, epochs + 1))
+    losses = [loss for _, loss in calls[:epochs]]
     assert losses == sorted(losses, reverse=True)
 
 

@@ -13,6 +13,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import public_models
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.systems.synthetic_text.config import DecoderModelConfig, FitConfig
+from jaxpfl.progress import Progress
 from tests.experiments.conftest import FAR, NEAR, write_lines
 
 TINY = DecoderModelConfig(
@@ -126,20 +127,15 @@ def test_whatever_it_follows_from_changes_its_name(sources, tmp_path, monkeypatc
 
 def test_pretraining_that_was_stopped_goes_on_to_the_same_bits(sources, tmp_path, monkeypatch):
     whole = models(sources, tmp_path / "whole").decoder("tiny", TINY, 24)
-    fit = public_models.fit
 
-    def stopping(*args, **rest):
-        def told(done, steps, loss):
-            raise InterruptedError
+    def stopping(*_):
+        raise InterruptedError
 
-        return fit(*args, **rest, told=told)
-
-    monkeypatch.setattr(public_models, "fit", stopping)
-    with pytest.raises(InterruptedError):
+    with monkeypatch.context() as patched, pytest.raises(InterruptedError):
+        patched.setattr(Progress, "update", stopping)
         models(sources, tmp_path / "parts").decoder("tiny", TINY, 24)
     (folder,) = (path for path in (tmp_path / "parts").iterdir() if path.name.startswith("tiny-"))
     assert "record.json" not in os.listdir(folder)
-    monkeypatch.setattr(public_models, "fit", fit)
     parts = models(sources, tmp_path / "parts").decoder("tiny", TINY, 24)
     jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
 

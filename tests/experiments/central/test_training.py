@@ -17,6 +17,7 @@ from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
+from jaxpfl.progress import Progress
 
 SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, warmup_steps=4, weight_decay=0.1)
 
@@ -144,30 +145,41 @@ class _Killed(Exception):
     pass
 
 
+def _watch(monkeypatch, callback) -> None:
+    """Calls `callback` with the steps done, and of how many, after each dispatch."""
+
+    class Watched(Progress):
+        def update(self, done, *arguments):
+            callback(done, self._total)
+
+    monkeypatch.setattr(central, "Progress", Watched)
+
+
 @pytest.mark.parametrize("kill_after", [1, 5, 6, 11, 15])
-def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, kill_after):
+def test_killed_and_resumed_is_the_same_to_the_bit(tmp_path, monkeypatch, kill_after):
     settings = dataclasses.replace(SETTINGS, validate_every=4, save_every=5, epochs=3)
     columns, valid = _columns(), _columns(9, 1)
     expected = fit(MODEL, START, columns, settings, seed=0, valid=valid)
     given = {"seed": 0, "valid": valid, "folder": tmp_path}
 
-    def kill(done: int, steps: int, loss: float) -> None:
+    def kill(done: int, steps: int) -> None:
         assert steps == 18
         if done >= kill_after:
             raise _Killed
 
+    _watch(monkeypatch, kill)
     with pytest.raises(_Killed):
-        fit(MODEL, START, columns, settings, told=kill, **given)
+        fit(MODEL, START, columns, settings, **given)
     started = []
-    found = fit(
-        MODEL, START, columns, settings, told=lambda done, *_: started.append(done), **given
-    )
+    _watch(monkeypatch, lambda done, _: started.append(done))
+    found = fit(MODEL, START, columns, settings, **given)
     if kill_after >= 5:
         assert started[0] > 5
     np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
     assert found.record == expected.record
     # Finished: nothing is done again.
-    again = fit(MODEL, START, columns, settings, told=kill, **given)
+    _watch(monkeypatch, kill)
+    again = fit(MODEL, START, columns, settings, **given)
     assert again.record == expected.record
     with pytest.raises(InputError, match="belongs to run"):
         fit(MODEL, START, columns, settings, **{**given, "seed": 1})
@@ -177,9 +189,10 @@ def test_dispatches_of_any_length_give_the_same(monkeypatch):
     columns = _columns()
     expected = fit(MODEL, START, columns, SETTINGS, seed=0)
     monkeypatch.setattr(central, "_DISPATCH_SECONDS", 0.0)
-    told = []
-    found = fit(MODEL, START, columns, SETTINGS, seed=0, told=lambda *at: told.append(at))
-    assert [done for done, _, _ in told] == list(range(1, 19))
+    dispatched = []
+    _watch(monkeypatch, lambda done, _: dispatched.append(done))
+    found = fit(MODEL, START, columns, SETTINGS, seed=0)
+    assert dispatched == list(range(1, 19))
     np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
 
 

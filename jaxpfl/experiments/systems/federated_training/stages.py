@@ -38,10 +38,11 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import FredConfig, LanguageModelConfig, PrefinetuneConfig
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.tracking import Progress, jsonable
+from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
 
@@ -208,19 +209,17 @@ def _prefinetuned(
     )
     with Progress(
         f"prefinetune on {name}",
-        rounds=epochs_of(settings),
-        clients=None,
-        shown=shown,
+        total=epochs_of(settings),
+        progress=shown,
         step="epoch",
-    ) as progress:
-        progress.begin(0)
+    ) as bar:
         found = prefinetune(
             experiment.model,
             start,
             corpus,
             settings,
             seed=config.run.seed,
-            told=lambda epoch, loss: progress.update(epoch, {"public loss": f"{loss:.4g}"}),
+            callback=lambda epoch, loss: bar.update(epoch, {"public loss": f"{loss:.4g}"}),
         )
     digest = save_params(arrays, found.params)
     record = jsonable(

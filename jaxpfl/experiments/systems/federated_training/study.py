@@ -335,7 +335,7 @@ def _run(
     tracking = Tracking(
         evaluate_every=max(1, evaluation.every),
         checkpoint_every=config.run.checkpoint_every,
-        shown=shown,
+        progress=shown,
     )
     if evaluation.every:
         evaluator = Evaluator(

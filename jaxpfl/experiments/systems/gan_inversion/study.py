@@ -311,7 +311,7 @@ class _Study:
                 evaluate=_Look(self.gan, judge, look.images, self._look_key()),
                 evaluate_every=look.every,
                 checkpoint_every=config.run.checkpoint_every,
-                shown=shown,
+                progress=shown,
             ),
             start=judged_by,
             prior=prior,

@@ -211,7 +211,7 @@ class _Study:
                 tracking=Tracking(
                     evaluate_every=config.run.checkpoint_every,
                     checkpoint_every=config.run.checkpoint_every,
-                    shown=shown,
+                    progress=shown,
                 ),
                 start=start,
             )

@@ -1,7 +1,8 @@
 """The public side of a study of synthetic text: models, and the methods that make a corpus of them.
 
-No client's data is read here: what clients scored is released to a step or found in the phases
-of an earlier attempt, so that a corpus can be written again, and continued, without the clients.
+No client's data is read here: what clients scored is released to a step or found among the
+artifacts of an earlier attempt, so that a corpus can be written again, and continued, without the
+clients.
 """
 
 import dataclasses

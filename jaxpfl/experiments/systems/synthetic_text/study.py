@@ -1,7 +1,7 @@
 """The study of synthetic text: what a downstream model gains from private clients, by method.
 
     CACHE/                       public models, see `public_models`
-    phases/                      what each round wrote and was told, see `phases`
+    artifacts/                   what each round wrote and was told, see `engine.artifacts`
     ledger.jsonl, private/       every release; the secret, until the corpus is written
     runs/fed_avg/                the rounds of method fed_avg, a run like any other
     corpus.jsonl                 the synthetic corpus
@@ -254,7 +254,7 @@ class SyntheticText:
             tracking=Tracking(
                 evaluate_every=self.plan.rounds,
                 checkpoint_every=self.config.run.checkpoint_every,
-                shown=self.models.progress,
+                progress=self.models.progress,
             ),
             start=f"{start.digest()} {self.models.public.tokeniser.name}",
         )
@@ -274,7 +274,7 @@ class SyntheticText:
             else:
                 history.append(self._selected(found))
 
-        keep = releases.keep
+        keep = releases.load_or_compute
 
         def corpus() -> dict[str, np.ndarray]:
             found = models.texts(writer, samples, config.corpus.texts)
@@ -294,7 +294,7 @@ class SyntheticText:
         return texts, shown
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
-        """Where phases are kept, and what asks the clients, if `scorer` does."""
+        """Where artifacts are stored, and what asks the clients, if `scorer` does."""
         config = self.config
         described = json.dumps(jsonable(dataclasses.asdict(config)))
         if scorer is None:

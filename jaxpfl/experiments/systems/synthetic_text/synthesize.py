@@ -18,8 +18,8 @@ from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.carry_out import RECORD
 from jaxpfl.experiments.config.reader import load
-from jaxpfl.experiments.engine.phases import Phases
-from jaxpfl.experiments.engine.releases import missing
+from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
+from jaxpfl.experiments.engine.releases import FOLDER, missing
 from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.privacy.ledger import Ledger
@@ -53,20 +53,20 @@ def synthesize(
     config, record = _finished(directory)
     with files.exclusive(directory):
         ledger = _ledger(directory, config)
-        note = directory / "phases" / "corpus.json"
-        keep = Phases(directory / "phases", str(files.read_json(note).get("run")), ledger)
-        made = keep("corpus", missing)["texts"].tolist()
+        manifest = verified(directory / FOLDER / "corpus")
+        artifacts = Artifacts(directory / FOLDER, run=manifest.run, ledger=ledger)
+        made = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
         wanted = len(made) if texts is None else texts
         found = made[:wanted]
         if len(found) < wanted:
-            found = _continued(directory, config, record, keep, found, wanted, shown)
+            found = _continued(directory, config, record, artifacts, found, wanted, shown)
     content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in found)
     card = {
         "file": path.name,
         "sha256": hashlib.sha256(content.encode()).hexdigest(),
         "texts": len(found),
         "written_after_the_run": max(0, len(found) - len(made)),
-        **_cost(record, ledger, note),
+        **_cost(record, ledger, manifest),
         "method": record["method"],
         "date": record["date"],
         "config_sha256": files.sha256_file(directory / "config.yaml"),
@@ -87,7 +87,7 @@ def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
     config, record = load(directory / "config.yaml"), files.read_json(directory / RECORD)
     if not isinstance(config, SyntheticTextConfig):
         raise InputError(f"{directory}: is no study of synthetic text, found {record['study']!r}")
-    if not (directory / "phases" / "corpus.json").exists():
+    if not (directory / FOLDER / "corpus").exists():
         raise InputError(f"{directory}: method {config.method!r} makes no synthetic texts")
     return config, record
 
@@ -103,7 +103,7 @@ def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
     return ledger
 
 
-def _cost(record: Mapping[str, Any], ledger: Ledger | None, note: Path) -> dict[str, Any]:
+def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) -> dict[str, Any]:
     """What the texts cost the clients, and what all releases on their ledger cost together."""
     if ledger is None:
         return {
@@ -119,7 +119,7 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, note: Path) -> dict[
         }
     plan = Plan.from_dict(record["plan"])
     # Later releases on a ledger that is shared are not the run's.
-    head = files.read_json(note)["ledger_head"]
+    head = manifest.ledger_head
     return {
         "private": plan.private,
         "stamp": record["stamp"],
@@ -141,7 +141,7 @@ def _continued(
     directory: Path,
     config: SyntheticTextConfig,
     record: Mapping[str, Any],
-    keep: Phases,
+    artifacts: Artifacts,
     found: list[str],
     wanted: int,
     shown: bool,
@@ -157,7 +157,7 @@ def _continued(
     plan = record["plan"]
     model, samples = writer.tuned(
         directory,
-        _only(keep),
+        _only(artifacts),
         # A method that asks nobody has no plan.
         writer.scorer(Plan.from_dict(plan)) if plan else None,
         lambda step, state, round: step(state, missing, round),
@@ -171,9 +171,9 @@ def _continued(
     raise InputError(f"the generator writes hardly more than empty texts: {len(found)} were found")
 
 
-def _only(keep: Phases) -> Any:
-    """Phases that are found and never made."""
-    return lambda name, make: keep(name, missing)
+def _only(artifacts: Artifacts) -> Any:
+    """Finds what was stored and computes nothing."""
+    return lambda name, compute: artifacts.load_or_compute(name, missing).arrays
 
 
 def described(card: Mapping[str, Any]) -> str:

@@ -17,10 +17,12 @@ from jaxpfl.data.selection import at_most
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments.carry_out import resume_study, run_study
 from jaxpfl.experiments.config.reader import from_mapping, load, to_mapping, to_yaml
+from jaxpfl.experiments.engine import artifacts
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
+from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments.ledgers import same_but_heads
 
@@ -152,7 +154,7 @@ def test_nothing_private_leaves_the_private_folder(finished):
 def test_a_phase_of_scores_holds_the_release_alone(finished):
     """SPEC C.3: no cohort, no sum without noise beside it."""
     out = finished("popri").out
-    with np.load(out / "phases" / "round_1_scores.npz") as arrays:
+    with np.load(out / "artifacts" / "round_1_scores" / "arrays.npz") as arrays:
         assert arrays.files == ["scores"]
         kept = arrays["scores"]
     assert kept.shape == (4, 4)
@@ -174,6 +176,17 @@ def stopped_before_writing(monkeypatch, name):
     monkeypatch.setattr(files, "write_atomically", stopping)
 
 
+def stopped_before_storing(monkeypatch, name):
+    commit = artifacts.commit
+
+    def stopping(temporary, path, manifest):
+        if path.name == name:
+            raise Stop
+        commit(temporary, path, manifest)
+
+    monkeypatch.setattr(artifacts, "commit", stopping)
+
+
 def stopped_after(monkeypatch, owner, name):
     """Raises when the function is done, whatever it has done."""
     function = getattr(owner, name)
@@ -185,20 +198,19 @@ def stopped_after(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, stopping)
 
 
-def stopped_in_training(monkeypatch, owner):
-    fit = owner.fit
+def stopped_in_training(monkeypatch):
+    def stopping(*_):
+        raise Stop
 
-    def stopping(*args, **rest):
-        def told(done, steps, loss):
-            raise Stop
-
-        return fit(*args, **rest, told=told)
-
-    monkeypatch.setattr(owner, "fit", stopping)
+    monkeypatch.setattr(Progress, "update", stopping)
 
 
 def before(name):
     return lambda monkeypatch: stopped_before_writing(monkeypatch, name)
+
+
+def stored(name):
+    return lambda monkeypatch: stopped_before_storing(monkeypatch, name)
 
 
 def after(owner, name):
@@ -208,27 +220,26 @@ def after(owner, name):
 CRASHES = {
     "popri": [
         after(popri, "respond"),
-        before("round_1_responses.json"),
+        stored("round_1_responses"),
         after(Ledger, "charge"),
-        before("round_1_scores.npz"),
-        before("round_1_scores.json"),
+        stored("round_1_scores"),
         after(popri, "tune"),
-        before("round_2_scores.npz"),
-        before("round_2_adapters.json"),
+        stored("round_2_scores"),
+        stored("round_2_adapters"),
         after(corpus_writer, "synthesise"),
         before("corpus.jsonl"),
-        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
+        stopped_in_training,
         before("study.json"),
         before("report.html"),
     ],
     "pe_sft": [
         after(corpus_writer, "synthesise"),
         after(Ledger, "charge"),
-        before("round_1_votes.npz"),
-        before("round_1_texts.json"),
-        before("round_2_votes.json"),
-        lambda monkeypatch: stopped_in_training(monkeypatch, corpus_writer),
-        before("corpus.json"),
+        stored("round_1_votes"),
+        stored("round_1_texts"),
+        stored("round_2_votes"),
+        stopped_in_training,
+        stored("corpus"),
     ],
 }
 
@@ -257,8 +268,8 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
         assert same_but_heads(parts / path, whole.out / path)
     for key in ("metrics", "history", "texts", "plane", "corpus_fid", "plan", "public_models"):
         assert again.record[key] == whole.record[key], key
-    for path in sorted((whole.out / "phases").iterdir()):
-        assert same_but_heads(parts / "phases" / path.name, path), path.name
+    for path in sorted((whole.out / "artifacts").rglob("*.*")):
+        assert same_but_heads(parts / path.relative_to(whole.out), path), path
     assert not (parts / "private" / "secret.json").exists()
     # A finished study is found as it is.
     assert resume_study(parts, shown=False).record["metrics"] == whole.record["metrics"]
@@ -270,7 +281,7 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     out = tmp_path / "run"
     config = synthetic_config("popri")
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-        before("round_2_responses.npz")(patched)
+        stored("round_2_responses")(patched)
         run_study(config, out, shown=False)
     ledger, secret = out / "ledger.jsonl", out / "private" / "secret.json"
     content, words = ledger.read_bytes(), secret.read_bytes()
@@ -283,7 +294,7 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
         resume_study(out, shown=False)
     secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": False}))
-    with pytest.raises(InputError, match="one of them was replaced"):
+    with pytest.raises(InputError, match="was replaced"):
         resume_study(out, shown=False)
     secret.write_bytes(words)
     text = (out / "config.yaml").read_text()
@@ -302,7 +313,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
     config = synthetic_config("popri", "--privacy.budget_epsilon", "30")
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-        before("round_1_scores.npz")(patched)
+        stored("round_1_scores")(patched)
         run_study(config, out, shown=False)
 
     def elsewhere(clients, function, *, shown):

@@ -133,9 +133,9 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, monkeypatch, dama
     elif damage == "ledger gone":
         (run / "ledger.jsonl").unlink()
     elif damage == "corpus":
-        (run / "phases" / "corpus.npz").write_bytes(b"PK")
+        (run / "artifacts" / "corpus" / "arrays.npz").write_bytes(b"PK")
     elif damage == "round":
-        (run / "phases" / "round_2_scores.json").unlink()
+        shutil.rmtree(run / "artifacts" / "round_2_scores")
     else:
         kind = InputError
         record = json.loads((run / "study.json").read_text())
