@@ -256,12 +256,12 @@ def test_bad_settings_are_named(changed, message):
 
 def test_bad_input_is_named():
     columns = _columns()
-    with pytest.raises(InputError, match="columns: column 'y' is missing"):
+    with pytest.raises(InputError, match="column 'y'"):
         fit(MODEL, START, {"x": columns["x"]}, SETTINGS, seed=0)
-    with pytest.raises(InputError, match="valid: there are no examples"):
+    with pytest.raises(InputError, match="valid: .*examples"):
         empty = {name: column[:0] for name, column in columns.items()}
         fit(MODEL, START, columns, SETTINGS, seed=0, valid=empty)
-    with pytest.raises(InputError, match="columns differ in length"):
+    with pytest.raises(InputError, match="columns: .*length"):
         fit(MODEL, START, {**columns, "y": columns["y"][1:]}, SETTINGS, seed=0)
     with pytest.raises(InputError, match="axis 'data'"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
