@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxpfl import checks
+from jaxpfl import checks, compilation_cache
 from jaxpfl.errors import BudgetExhausted, InputError
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed, rest = _parser().parse_known_args(given)
         if rest and not parsed.extra:
             raise InputError(f"jaxpfl: unexpected argument {rest[0]!r}")
+        compilation_cache.enable()
         result = parsed.does(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)

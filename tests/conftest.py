@@ -1,6 +1,7 @@
 """Strict modes for every test: what a user's machine forgives is an error here."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Read by JAX when it is first imported: two devices, so that sharding is always exercised.
@@ -8,8 +9,14 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+from jaxpfl import compilation_cache
+
+# Most of a test's time is compilation: what one process compiled, no other compiles again.
+compilation_cache.enable()
+
 import hypothesis
 import jax
+import psutil
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -20,6 +27,14 @@ jax.config.update("jax_debug_key_reuse", True)
 # red, on every machine.
 hypothesis.settings.register_profile("jaxpfl", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxpfl")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_programs() -> Iterator[None]:
+    """A process would grow to gigabytes: few programs of one file are used by the next."""
+    yield
+    if psutil.Process().memory_info().rss > 1.5e9:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

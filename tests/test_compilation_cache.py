@@ -1,0 +1,86 @@
+"""The compilation cache: where it is, that it is used, and that it grows no further than it may."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxpfl import compilation_cache
+
+COMPILE = """
+from jaxpfl import compilation_cache
+compilation_cache.enable()
+import jax, jax.numpy as jnp
+from jax import monitoring
+hits = []
+monitoring.register_event_listener(
+    lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None
+)
+print(float(jax.jit(lambda x: jnp.tanh(x @ x).sum())(jnp.ones((3, 3)) / 7)).hex(), len(hits) > 0)
+"""
+
+
+def _fresh(tmp_path: Path, **more: str) -> dict[str, str]:
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    least = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**mine, "XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu", **least, **more}
+
+
+def _compile(environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COMPILE],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_second_process_reads_what_the_first_compiled_and_computes_the_same_bits(tmp_path):
+    first, second = _compile(_fresh(tmp_path)), _compile(_fresh(tmp_path))
+    assert first[1] == "False" and second[1] == "True"
+    assert first[0] == second[0]
+    kept = tmp_path / "jaxpfl" / "compiled"
+    assert kept.stat().st_mode & 0o077 == 0
+    # Another processor or other flags find nothing; a file that was cut off is no fault.
+    assert _compile(_fresh(tmp_path, XLA_FLAGS="--xla_cpu_max_isa=SSE4_2"))[1] == "False"
+    for file in kept.iterdir():
+        file.write_bytes(file.read_bytes()[:40])
+    assert _compile(_fresh(tmp_path)) == first
+
+
+def test_jaxs_own_settings_go_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    compilation_cache.enable()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_no_fault(monkeypatch, tmp_path):
+    (tmp_path / "jaxpfl").write_text("a file, where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    compilation_cache.enable()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("named", ["", "relative"])
+def test_without_a_cache_folder_of_their_own_it_is_in_the_users_home(monkeypatch, tmp_path, named):
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compilation_cache.folder().is_relative_to(tmp_path)
+
+
+def test_the_programs_compiled_longest_ago_go_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setattr(compilation_cache, "_MOST_BYTES", 250)
+    compilation_cache.folder().mkdir(parents=True)
+    for age, name in enumerate(("new", "older", "oldest")):
+        file = compilation_cache.folder() / name
+        file.write_bytes(bytes(100))
+        os.utime(file, (10**9 - age, 10**9 - age))
+    compilation_cache.enable()
+    assert {file.name for file in compilation_cache.folder().iterdir()} == {"new", "older"}
