@@ -35,15 +35,18 @@ demo: .venv/installed
 	while [ -e $$out ]; do n=$$((n + 1)); out=runs/quickstart-$$n; done; \
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
-# Two processes: most of a test's time is one compilation after the other.
+# Two processes: most of a test's time is one compilation after the other. The files that take
+# longest come first (tests/conftest.py), so that both end together.
+PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+
 test: lint
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest $(PYTEST_PARALLEL)
 
 test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff check
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
-	.venv-newest/bin/python -m pytest -n 2 --dist loadfile
+	.venv-newest/bin/python -m pytest $(PYTEST_PARALLEL)
 
 test-slow: .venv/installed-dev
 	.venv/bin/python -m pytest -m slow

@@ -28,6 +28,36 @@ jax.config.update("jax_debug_key_reuse", True)
 hypothesis.settings.register_profile("jaxpfl", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("jaxpfl")
 
+# The files that take longest, longest first.
+_LONGEST = (
+    "algorithms/test_fed_avg_gan.py",
+    "test_docs.py",
+    "algorithms/test_all_run.py",
+    "algorithms/test_fred.py",
+    "experiments/test_paper_configs.py",
+    "experiments/systems/federated_training/test_stages.py",
+    "experiments/systems/synthetic_text/test_study.py",
+    "algorithms/test_plans_of_queries.py",
+    "algorithms/test_all_ask.py",
+    "faults/test_resume.py",
+    "experiments/systems/gan_inversion/test_study.py",
+    "algorithms/test_fed_avg.py",
+    "models/test_gan.py",
+    "algorithms/test_federated_metrics.py",
+    "algorithms/test_candidate_scores.py",
+    "algorithms/test_popri.py",
+    "experiments/systems/oov_concatenation/test_study.py",
+    "experiments/test_cli.py",
+    "experiments/sweep/test_sweep.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the files that take longest: processes that share the files end together."""
+    tests = Path(__file__).parent
+    rank = {tests / file: number for number, file in enumerate(_LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_compiled_programs() -> Iterator[None]:
