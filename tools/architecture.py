@@ -59,7 +59,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     "opens the door": (r"(^|\.)Door$", {RELEASE}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {RELEASE}),
     "draws noise": (
-        r"(^|mechanisms\.)(gaussian_noise_like|weighted_noise_like|standard_normal)$",
+        r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
         # In scores: what is added to a release for comparisons, a function of the release.
         {DOOR, "privacy/correlated_noise.py", "privacy/mechanisms.py", "federated/scores.py"},
     ),

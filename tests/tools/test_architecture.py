@@ -16,7 +16,7 @@ CLEAN = {
     "data/population.py": "from jaxpfl import files\n",
     "privacy/mechanisms.py": "def draw(key):\n    return standard_normal(key)\n",
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
-    "def draw(key):\n    return mechanisms.weighted_noise_like(key)\n",
+    "def draw(key):\n    return mechanisms.standard_normal(key)\n",
     "federated/checksum.py": "",
     "federated/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
     "federated/door.py": "from jaxpfl.federated.checksum import checksum\n"
