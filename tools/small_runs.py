@@ -83,6 +83,11 @@ SMALL: dict[str, Any] = {
     "texts": 24,
     "tokens": 8,
     "prompts": 4,
+    "prompt_tokens": 32,
+    "new_tokens": 8,
+    "response_tokens": 8,
+    "preference.epochs": 2,
+    "preference.batch_size": 25,
     "run.seed": 0,
 }
 # Fields that a config leaves at a default which is too large or too slow.

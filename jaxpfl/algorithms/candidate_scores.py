@@ -54,8 +54,8 @@ from jaxpfl.federated.scores import (
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.plan import Plan
 
-Kind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
-Noise = Literal["projected", "every_score"]
+ScoreKind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
+ScoreNoise = Literal["projected", "every_score"]
 
 _CENTRING: dict[str, Centring] = {"cosine": "none", "zscore": "all", "per_prompt": "prompt"}
 
@@ -80,8 +80,8 @@ class Scorer:
     """
 
     plan: Plan
-    kind: Kind = "per_prompt"
-    noise: Noise = "projected"
+    kind: ScoreKind = "per_prompt"
+    noise: ScoreNoise = "projected"
     max_texts: int = 64
     execution: Execution = dataclasses.field(default_factory=Execution)
     query: Query = dataclasses.field(init=False, repr=False, compare=False)

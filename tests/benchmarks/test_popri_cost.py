@@ -18,8 +18,17 @@ downstream: {architecture: gpt2, hidden_size: 16, layers: 2, heads: 2, inner_siz
              sequence_length: 32, pretraining: {epochs: 2, batch_size: 8, learning_rate: 0.01}}
 corpus: {texts: 24, tokens: 8}
 embedder: "hashed:32"
-popri: {prompts: 4, responses: 4, rejected_rank: 3, shots: 1, batch_size: 4}
-evolution: {population: 8, variations: 1, max_texts: 2}
+popri:
+  prompts: 4
+  responses: 4
+  rejected_rank: 3
+  format: {shots: 1, head: "", heading: "", after: "\\n", stop: "\\n"}
+  prompt_tokens: 16
+  new_tokens: 8
+  response_tokens: 8
+  preference: {tau: 0.1, epochs: 2, batch_size: 4, learning_rate: 0.001,
+               final_learning_rate: 0.0003333333333333333, multiple: 32}
+evolution: {form: aug_pe, population: 8, variations: 1, max_texts: 2}
 privacy: {epsilon: 8.0, delta: 1.0e-3, clip_norm: 0.5}
 training: {rounds: 2, clients_per_round: 12, batch_size: 4, max_examples: 4}
 evaluation: {declared_public: true}

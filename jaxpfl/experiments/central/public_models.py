@@ -24,13 +24,11 @@ from jaxpfl import files
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.synthetic_text.config import DecoderModelConfig, FitConfig
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.base import packed
@@ -128,18 +126,7 @@ class PublicModels:
         self, folder: Path, settings: DecoderModelConfig, names: Sequence[str], positions: int
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        model = Decoder(
-            DecoderConfig(
-                settings.architecture,
-                vocab_size=self.vocab_size,
-                hidden_size=settings.hidden_size,
-                layers=settings.layers,
-                heads=settings.heads,
-                inner_size=settings.inner_size,
-                positions=positions,
-                tied=True,
-            )
-        )
+        model = Decoder(settings.network(self.vocab_size, positions))
         documents = self.documents(names)
         rng = np.random.Generator(np.random.Philox(key=self.seed))
         joined = ["\n".join(documents[i]) for i in rng.permutation(len(documents))]
@@ -152,7 +139,7 @@ class PublicModels:
             model,
             model.init(jax.random.key(self.seed)),
             {"tokens": rows[held_out:]},
-            training(settings.pretraining),
+            settings.pretraining,
             seed=self.seed,
             valid={"tokens": rows[:held_out]},
             mesh=data_mesh(settings.pretraining.batch_size),
@@ -180,16 +167,6 @@ class PublicModels:
         described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
         text = json.dumps(jsonable(described), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def training(settings: FitConfig) -> Training:
-    """The settings of `experiments.central.training.fit`."""
-    return Training(
-        epochs=settings.epochs,
-        batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-    )
 
 
 def data_mesh(batch: int | None = None) -> Mesh | None:

@@ -281,7 +281,7 @@ def _convert_dataclass(kind: type, value: Any, where: str, key: str) -> Any:
         message = str(error)
         if message.startswith(f"{where}: "):
             raise
-        # An optimiser does not know in which section it stands.
-        if kind is OptimizerConfig:
+        # A settings class does not know in which section it stands.
+        if kind is OptimizerConfig or message.partition(" ")[0] in hints:
             message = f"{prefix}{message}"
         raise InputError(f"{where}: {message}") from error

@@ -11,8 +11,9 @@ import pytest
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import public_models
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
-from jaxpfl.experiments.systems.synthetic_text.config import DecoderModelConfig, FitConfig
 from jaxpfl.progress import Progress
 from tests.experiments.conftest import FAR, NEAR, write_lines
 
@@ -22,7 +23,7 @@ TINY = DecoderModelConfig(
     heads=2,
     inner_size=16,
     sequence_length=16,
-    pretraining=FitConfig(epochs=2, batch_size=8, learning_rate=0.01),
+    pretraining=Training(epochs=2, batch_size=8, learning_rate=0.01),
 )
 
 

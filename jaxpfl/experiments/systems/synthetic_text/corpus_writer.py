@@ -5,7 +5,6 @@ artifacts of an earlier attempt, so that a corpus can be written again, and cont
 clients.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ import numpy as np
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.popri import PopriSettings, popri, synthesise, with_adapters
+from jaxpfl.algorithms.popri import popri, synthesise, with_adapters
 from jaxpfl.algorithms.private_evolution import (
-    EvolutionSettings,
     Evolved,
     Vary,
     private_evolution,
@@ -28,24 +26,21 @@ from jaxpfl.algorithms.private_evolution import (
 )
 from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.public_models import PublicModels, data_mesh, training
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
-    FitConfig,
     SyntheticTextConfig,
 )
 from jaxpfl.models.base import Params
 from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
-from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
-from jaxpfl.text.preference.optimisation import PreferenceSettings
 from jaxpfl.text.tokenisers.base import one_per_row
 
 _ATTEMPTS = 8
@@ -136,10 +131,9 @@ class CorpusWriter:
 
     @cached_property
     def generator(self) -> LanguageModel:
-        settings, config = self.config.generator, self.config
-        positions = max(
-            settings.sequence_length, (config.popri.shots + 2) * config.corpus.tokens + 1
-        )
+        settings, popri = self.config.generator, self.config.popri
+        # One more for the start token.
+        positions = max(settings.sequence_length, popri.prompt_tokens + popri.new_tokens + 1)
         return self.public.decoder("generator", settings, positions)
 
     @cached_property
@@ -153,44 +147,20 @@ class CorpusWriter:
         return _Remembering(loaded_embedder(self.config.embedder))
 
     @cached_property
-    def settings(self) -> PopriSettings:
-        config, tokens = self.config.popri, self.config.corpus.tokens
-        form = DOCUMENTS if config.format == "lines" else POPRI
-        if self.config.corpus.spans and form is DOCUMENTS:
-            # A span is full, whatever lines it goes through.
-            form = dataclasses.replace(form, stop="")
-        return PopriSettings(
-            prompts=config.prompts,
-            responses=config.responses,
-            rejected_rank=config.rejected_rank,
-            format=dataclasses.replace(form, shots=config.shots),
-            prompt_tokens=(config.shots + 1) * tokens,
-            new_tokens=tokens,
-            response_tokens=tokens,
-            temperature=config.temperature,
-            preference=PreferenceSettings(
-                loss=config.loss,
-                tau=config.tau,
-                epochs=config.epochs,
-                batch_size=config.batch_size,
-                learning_rate=config.learning_rate,
-                final_learning_rate=config.learning_rate / 3,
-                multiple=32,
-            ),
-            lora=LoRA(rank=config.rank, alpha=config.alpha),
-        )
-
-    @cached_property
     def vary(self) -> Vary:
         """What makes a text into another of the same format and length."""
-        evolution, tokens, form = self.config.evolution, self.config.corpus.tokens, self.settings
+        evolution, tokens, popri = (
+            self.config.evolution,
+            self.config.corpus.tokens,
+            self.config.popri,
+        )
         if evolution.fill_model is None:
-            stop = (form.format.stop,) if form.format.stop else ()
+            stop = (popri.format.stop,) if popri.format.stop else ()
             return Continue(self.generator, evolution.kept, tokens, Decoding(stop=stop))
         fill = loaded_fill_model(evolution.fill_model, tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
-            filled = [form.format.response(text) for text in fill(texts, key)]
+            filled = [popri.format.response(text) for text in fill(texts, key)]
             # Its tokens are not the generator's, nor as long.
             cut = self.generator.shortened(filled, tokens)
             return [new or old for new, old in zip(cut, texts, strict=True)]
@@ -235,13 +205,13 @@ class CorpusWriter:
                 samples,
                 scorer,
                 self.function,
-                self.settings,
+                config.popri,
                 seed=config.run.seed,
                 hooks=hooks,
             )
             state = _all_rounds(algorithm, ask)
             assert algorithm.params is not None
-            writer = with_adapters(self.generator, self.settings, algorithm.params(state))
+            writer = with_adapters(self.generator, config.popri, algorithm.params(state))
             return writer, samples
         texts = self._evolved(samples, scorer, ask, hooks)
         if method == "private_evolution":
@@ -256,7 +226,7 @@ class CorpusWriter:
             writer,
             samples,
             number,
-            self.settings,
+            self.config.popri,
             seed=self.config.run.seed,
             part=part,
             progress=self.progress,
@@ -268,7 +238,7 @@ class CorpusWriter:
         return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
 
     def fitted(
-        self, start: LanguageModel, texts: list[str], settings: FitConfig, folder: Path
+        self, start: LanguageModel, texts: list[str], settings: Training, folder: Path
     ) -> Params:
         """A model's parameters after training on texts: its adapters, or all where it has none."""
         adapters, base = start.params, None
@@ -278,7 +248,7 @@ class CorpusWriter:
             start.model,
             adapters,
             {"tokens": self.rows(texts)},
-            training(settings),
+            settings,
             seed=self.config.run.seed,
             frozen=base,
             mesh=data_mesh(settings.batch_size),
@@ -301,7 +271,7 @@ class CorpusWriter:
                     self.generator,
                     samples,
                     number,
-                    self.settings,
+                    config.popri,
                     seed=config.run.seed + attempt,
                     progress=self.progress,
                 )
@@ -317,13 +287,7 @@ class CorpusWriter:
             self.vary,
             scorer,
             self.function,
-            EvolutionSettings(
-                form=evolution.form,
-                population=evolution.population,
-                threshold=evolution.threshold,
-                lookahead=evolution.lookahead,
-                variations=evolution.variations,
-            ),
+            evolution,
             seed=config.run.seed,
             hooks=hooks,
         )
@@ -334,7 +298,7 @@ class CorpusWriter:
         config = self.config
         key = jax.random.key(config.run.seed)
         model, params = lora.attach(
-            self.generator.model, self.generator.params, self.settings.lora, key
+            self.generator.model, self.generator.params, config.popri.lora, key
         )
         writer = self.generator.replaced(model, params)
         folder = directory / "generator_tuning"

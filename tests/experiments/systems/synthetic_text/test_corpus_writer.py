@@ -71,7 +71,10 @@ def test_a_model_that_cannot_fill_is_refused_before_anything_is_made(synthetic_c
 
 def test_the_fill_model_belongs_to_mask_and_fill(synthetic_config, tmp_path):
     for changes, message in (
-        (("--evolution.variation", "mask_and_fill"), "fill_model must name a masked language mod"),
+        (
+            ("--evolution.variation", "mask_and_fill"),
+            "evolution.fill_model must name a masked language mod",
+        ),
         (("--evolution.fill_model", "bert"), "fill_model is only for .*, found 'continue'"),
         (("--evolution.variation", "fill"), "evolution.variation"),
     ):

@@ -1,0 +1,49 @@
+"""What a public decoder is, and how it is pretrained: a section of config files."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxpfl import checks
+from jaxpfl.experiments.central.adamw import Training
+from jaxpfl.models.decoder.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class DecoderModelConfig:
+    """A decoder and its pretraining on public corpora.
+
+    Attributes:
+      architecture, hidden_size, layers, heads, inner_size: see `models.decoder.config`; the sizes
+        that it has besides follow from the tokeniser and from what the model reads.
+      sequence_length: tokens of a pretraining row.
+      corpora: names of the corpora that it is pretrained on; null: all.
+      pretraining: of the public checkpoint.
+    """
+
+    architecture: Literal["gpt2", "llama"] = "llama"
+    hidden_size: int = 192
+    layers: int = 4
+    heads: int = 6
+    inner_size: int = 512
+    sequence_length: int = 128
+    corpora: tuple[str, ...] | None = None
+    pretraining: Training = field(
+        default_factory=lambda: Training(batch_size=32, learning_rate=0.003, weight_decay=0.1)
+    )
+
+    def __post_init__(self) -> None:
+        checks.positive_int("sequence_length", self.sequence_length)
+        self.network(vocab_size=1, positions=self.sequence_length)
+
+    def network(self, vocab_size: int, positions: int) -> DecoderConfig:
+        """Returns the network's config for a vocabulary and sequences of up to `positions`."""
+        return DecoderConfig(
+            self.architecture,
+            vocab_size=vocab_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            inner_size=self.inner_size,
+            positions=positions,
+            tied=True,
+        )
