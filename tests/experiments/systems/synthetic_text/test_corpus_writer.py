@@ -73,7 +73,7 @@ def test_the_fill_model_belongs_to_mask_and_fill(synthetic_config, tmp_path):
     for changes, message in (
         (
             ("--evolution.variation", "mask_and_fill"),
-            "evolution.fill_model must name a masked language mod",
+            "fill_model must name a masked language mod",
         ),
         (("--evolution.fill_model", "bert"), "fill_model is only for .*, found 'continue'"),
         (("--evolution.variation", "fill"), "evolution.variation"),
