@@ -33,7 +33,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 CHILD = """
 import json, pathlib, sys
 from jaxpfl.data.convert import convert
-record = convert(sys.argv[1], sys.argv[2], shown=False)
+record = convert(sys.argv[1], sys.argv[2], progress=False)
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
 # Not getrusage: its peak begins with that of the process which started this one.
 peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), "nan")

@@ -1,11 +1,11 @@
-"""`jaxpfl convert`: any source, written once to a folder that opens at once.
+"""Converts any source of clients to a folder that opens without being read.
 
-A folder is mapped into memory (see `data.storage`), so a population may be larger than that.
-TensorFlow Federated's files are converted as they are read, in memory that does not grow with them.
+The folder is mapped into memory (see `data.storage`), so that a population may be larger than the
+memory. Files of TensorFlow Federated are converted while they are read, in memory that does not
+grow with their size.
 """
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -20,38 +20,40 @@ from jaxpfl.data.open import open as open_population
 from jaxpfl.data.open import stream
 from jaxpfl.data.stream import Stream, write
 from jaxpfl.errors import InputError
+from jaxpfl.progress import Progress
 
 
-def convert(source: str, out: str | Path, *, shown: bool = True) -> dict[str, Any]:
-    """Writes the population of `source` to the new folder `out`, which is whole or absent.
+def convert(source: str, out: str | Path, *, progress: bool = True) -> dict[str, Any]:
+    """Writes the population of `source` to the new folder `out`: completely, or not at all.
 
     Args:
-      source: as `data.open` takes it.
-      out: holds private data, and has mode 0700. While it is made, twice its size is needed.
-      shown: whether progress goes to stderr.
+      source: a source as for `data.open`.
+      out: the new folder. It contains private data and gets mode 0700. While it is written, twice
+        its size is needed on the disk.
+      progress: whether a progress bar is shown on stderr.
 
     Returns:
-      The folder, numbers of clients and examples, bytes written, and seconds taken. All but the
-      folder is about the clients, for whoever holds their data: private.
+      The folder, the numbers of clients and examples, the bytes written and the seconds taken. All
+      but the folder describe the clients' data and are private.
 
     Raises:
-      InputError: the folder exists, or the source is not valid.
+      InputError: the folder exists already, or the source is not valid.
       CorruptFile: the source is truncated or damaged.
-      Terminated: SIGTERM came; like SIGINT it leaves nothing behind.
+      Terminated: SIGTERM was received; like SIGINT it leaves nothing behind.
     """
     with _terminable():
-        return _convert(source, Path(out), shown)
+        return _convert(source, Path(out), progress)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
     number = signal.SIGTERM
 
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM as an exception: private data must not stay in a half-made folder."""
+    """Raises an exception at SIGTERM, so that no private data stays in an incomplete folder."""
 
     def end(*_: object) -> None:
         raise Terminated("ended by SIGTERM")
@@ -66,12 +68,12 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _convert(source: str, out: Path, shown: bool) -> dict[str, Any]:
+def _convert(source: str, out: Path, progress: bool) -> dict[str, Any]:
     if out.exists():
-        raise InputError(f"{out} exists already; choose another folder")
+        raise InputError(f"{out}: the folder to write must be new, but it exists already")
     out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    # Beside the folder: there must be room for the data anyway, which /tmp may not have.
+    # Next to the folder, where there must be room for the data anyway; /tmp may have less.
     unpacking = Path(tempfile.mkdtemp(prefix=f".{out.name}.unpack-", dir=out.parent))
     try:
         streaming = stream(source, unpacking)
@@ -81,7 +83,7 @@ def _convert(source: str, out: Path, shown: bool) -> dict[str, Any]:
             clients, examples = len(population), population.num_examples
         else:
             with streaming as opened:
-                clients, examples = _write(out, opened, shown)
+                clients, examples = _write(out, opened, progress)
     finally:
         shutil.rmtree(unpacking, ignore_errors=True)
     size = sum(entry.stat().st_size for entry in os.scandir(out))
@@ -94,20 +96,13 @@ def _convert(source: str, out: Path, shown: bool) -> dict[str, Any]:
     }
 
 
-def _write(out: Path, opened: Stream, shown: bool) -> tuple[int, int]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+def _write(out: Path, opened: Stream, progress: bool) -> tuple[int, int]:
+    done = 0
+    with Progress("converting", total=opened.examples, progress=progress, step="example") as bar:
 
-    console = Console(stderr=True)
-    columns = (TextColumn("[bold]examples"), BarColumn(), MofNCompleteColumn())
-    # A log file gets no bar.
-    disable = not (shown and console.is_terminal)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=disable) as bar:
-        task = bar.add_task("", total=opened.examples)
-        return write(out, opened, functools.partial(bar.advance, task))
+        def advance(examples: int) -> None:
+            nonlocal done
+            done += examples
+            bar.update(done)
+
+        return write(out, opened, advance)
