@@ -21,10 +21,12 @@ from typing import Any
 from dp_accounting import ComposedDpEvent
 
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.config.reader import load, read_mapping
+from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.build import build_plan
+from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.systems.federated_training.build import build_fred_plan, build_plan
+from jaxpfl.experiments.systems.federated_training.build import build_fred_plan
 from jaxpfl.privacy import accounting
 
 ROOT = Path(__file__).parents[1]
@@ -75,19 +77,19 @@ def _of_file(path: Path) -> Figures:
 
 
 def _of_config(config: Any, clients: int) -> Figures:
-    study = getattr(config, "study", None)
-    if study == "gan_inversion":
+    system = config.system
+    if system == "gan_inversion":
         return dict(_of_gan_inversion(config, clients))
-    if study == "oov_concatenation":
+    if system == "oov_concatenation":
         plans = {
             name: build_plan(part.privacy, part.training, clients)
             for name, part in (("words", config.words), ("characters", config.characters))
         }
         figures = {name: _figures(plan) for name, plan in plans.items()}
-        return {**figures, **_scaled(studies.at_scale(config.scaled_up, plans))}
-    if study == "synthetic_text" and config.method in ("public", "generator"):
+        return {**figures, **_scaled(study_runs.at_scale(config.scaled_up, plans))}
+    if system == "synthetic_text" and config.method in ("public", "generator"):
         return {}
-    fred = None if study else build_fred_plan(config)
+    fred = build_fred_plan(config) if system == "federated_training" else None
     if fred is None or not fred.private:
         return {"rounds": _figures(build_plan(config.privacy, config.training, clients))}
     plan = build_plan(config.privacy, config.training, clients, after=fred.event())
@@ -117,13 +119,13 @@ def _of_gan_inversion(config: Any, clients: int) -> Iterator[tuple[str, dict[str
         yield name, _figures(plans[name])
         if config.selection.by == "client":
             before[name] = [metrics.noise_multiplier]
-    yield from _scaled(studies.at_scale(config.scaled_up, plans, before)).items()
+    yield from _scaled(study_runs.at_scale(config.scaled_up, plans, before)).items()
 
 
 def _scaled(record: dict[str, Any] | None) -> Figures:
     if record is None:
         return {}
-    parts = {**record["runs"], "all": record["together"]}
+    parts = {**record["runs"], "all": record["composed_guarantee"]}
     return {
         f"{name}, scaled up": _number(
             part["epsilon"], record["delta"], part.get("noise_multiplier")

@@ -39,8 +39,8 @@ from jaxpfl.algorithms import Scorer
 from jaxpfl.algorithms.fed_avg import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import load
-from jaxpfl.experiments.systems.federated_training.build import build_optimizer
+from jaxpfl.experiments.engine.build import build_optimizer
+from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.federated.client import ClientFn, Examples

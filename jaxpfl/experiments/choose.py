@@ -183,7 +183,7 @@ def _record(
 
 
 def _draw(record: Mapping[str, Any], path: Path) -> None:
-    from jaxpfl.experiments.systems.federated_training.ranking_plots import bars
+    from jaxpfl.experiments.report.ranking_plots import bars
 
     stamp = "" if record["private"] else "NOT PRIVATE"
     bars(record["candidates"], stamp).savefig(path)

@@ -55,7 +55,7 @@ def run(
       BudgetExhausted: the next round does not fit the budget; the rounds before are in `out`.
       Interrupted: SIGINT or SIGTERM came; the run can be resumed.
     """
-    from jaxpfl.experiments.report.run_page import write_report
+    from jaxpfl.experiments.report.run_page import write_run_page
 
     _require_tokens(algorithm, clients)
     if vocabulary is not None and evaluation is None:
@@ -88,9 +88,9 @@ def run(
         try:
             result = loop.run()
         except (BudgetExhausted, Interrupted):
-            write_report(directory)
+            write_run_page(directory)
             raise
-        write_report(directory)
+        write_run_page(directory)
         return result
 
 

@@ -7,7 +7,7 @@ from benchmarks.macro import popri_cost
 
 WORDS = [a + b for a in ("ka", "lo", "mi", "ne") for b in ("b", "d", "g", "m", "t")]
 STUDY = """\
-study: synthetic_text
+system: synthetic_text
 method: popri
 data: {source: "nowhere.jsonl", split: {train: 0.6, valid: 0.2, test: 0.2}}
 corpora: {public: "nowhere_either.jsonl"}

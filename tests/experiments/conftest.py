@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments.config.reader import load
+from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 
 PIPELINE = """\
@@ -60,7 +60,7 @@ def pipeline_config(tmp_path_factory) -> Path:
 
 
 SYNTHETIC = """\
-study: synthetic_text
+system: synthetic_text
 method: {method}
 data: {{source: "{folder}/clients.jsonl", split: {{train: 0.6, valid: 0.2, test: 0.2}}}}
 corpora: {{near: "{folder}/near.jsonl", far: "{folder}/far.jsonl"}}

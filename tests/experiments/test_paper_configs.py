@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import count_parameters
 
@@ -23,12 +23,12 @@ def fixtures(data_folder) -> Path:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_is_valid_and_says_how_it_is_run(path):
-    if "metric" in config_file.read_mapping(path):
+    if "metric" in reader.read_mapping(path):
         configs = [point.config for point in load_sweep(path).points]
     else:
-        configs = [config_file.load(path)]
+        configs = [registry.load(path)]
     for config in configs:
-        assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
+        assert registry.from_mapping(reader.to_mapping(config), "again") == config
     head = path.read_text().split("\n\n")[0]
     for word in ("Command:", "Expected:"):
         assert word in head, f"{path.name} does not say {word}"
@@ -37,7 +37,7 @@ def test_every_config_is_valid_and_says_how_it_is_run(path):
 def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatch):
     """One round of each GAN, on two writers; at the paper's width nothing but time would differ."""
     monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
-    config = config_file.load(
+    config = registry.load(
         ROOT / "configs" / "emnist_gan_inversion.yaml",
         [
             "--data.source", "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist",
@@ -51,7 +51,7 @@ def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatc
             "--training.clients-per-bucket", "2",
         ],
     )  # fmt: skip
-    outcome = studies.run_study(config, tmp_path / "study", shown=False)
+    outcome = carry_out.run(config, tmp_path / "study", progress=False)
     assert set(outcome.record["runs"]) == {"bug_low", "bug_high", "fixed_low", "fixed_high"}
     # 100 times the clients a round: 100 times the noise.
     scale = outcome.record["at_scale"]["runs"]["bug_low"]
@@ -64,7 +64,7 @@ def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
     source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
     public = tmp_path / "public.txt"
     public.write_text("How do I sort a list of words by another list?")
-    config = config_file.load(
+    config = registry.load(
         ROOT / "configs" / "stackoverflow_oov_concatenation.yaml",
         [
             "--data.source", source, "--data.public", str(public),
@@ -78,19 +78,19 @@ def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
             "--drawn.sentences", "64", "--drawn.words", "64", "--drawn.top", "3",
         ],
     )  # fmt: skip
-    outcome = studies.run_study(config, tmp_path / "study", shown=False)
+    outcome = carry_out.run(config, tmp_path / "study", progress=False)
     worlds = outcome.record["worlds"]
     assert list(worlds) == ["bug_0_percent", "bug_100_percent"]
-    assert all(world["together"]["epsilon"] > 0 for world in worlds.values())
+    assert all(world["composed_guarantee"]["epsilon"] > 0 for world in worlds.values())
 
 
 def test_the_language_models_at_full_size_have_the_papers_parameters():
     import jax
 
-    from jaxpfl.experiments.systems.federated_training.build import build_model
+    from jaxpfl.experiments.engine.build import build_model
     from jaxpfl.text.character.words import char_lm
 
-    config = config_file.load(ROOT / "configs" / "stackoverflow_oov_concatenation.yaml")
+    config = registry.load(ROOT / "configs" / "stackoverflow_oov_concatenation.yaml")
     key = jax.eval_shape(lambda: jax.random.key(0))
     sizes = {
         name: getattr(config.characters.model, name)

@@ -18,12 +18,12 @@ from dp_accounting import GaussianDpEvent
 
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments.config import reader as config_file
-from jaxpfl.experiments.config.sections import Config
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.tracking import MetricsFile
-from jaxpfl.experiments.systems.federated_training.study import Outcome, resume_run, run_config
+from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import identity, release
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
@@ -46,9 +46,9 @@ def deadly(real):
     return call
 for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
     setattr(os, name, deadly(getattr(os, name)))
-from jaxpfl.experiments.config import reader as config_file
-from jaxpfl.experiments.systems.federated_training.study import run_config
-run_config(config_file.load(config), out, shown=False)
+from jaxpfl.experiments import registry
+from jaxpfl.experiments import carry_out
+carry_out.run(registry.load(config), out, progress=False)
 print(calls)
 """
 
@@ -113,13 +113,13 @@ def _assert_same(out: Path, straight: Path) -> None:
 def _go_on(config: Path, out: Path) -> None:
     """What a user does after a crash: resume, or run again where nothing was begun."""
     if (out / "config.yaml").exists():
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     else:
-        run_config(_config(config), out, shown=False)
+        carry_out.run(_config(config), out, progress=False)
 
 
 def _config(path: Path, overrides: list[str] | None = None) -> Config:
-    config = config_file.load(path, overrides or [])
+    config = registry.load(path, overrides or [])
     assert isinstance(config, Config)
     return config
 
@@ -191,7 +191,7 @@ def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
     with monkeypatch.context() as patched:
         crash(patched)
         with pytest.raises(Crash):
-            run_config(config, out, shown=False)
+            carry_out.run(config, out, progress=False)
     return out
 
 
@@ -257,7 +257,7 @@ def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
     """TRUST 33, 34: one charge a round, wherever between its charge and its checkpoint it died."""
     out = _run_into(INSTANTS[instant], _config(tiny_config), tmp_path / "run", monkeypatch)
     assert (out / "private" / "secret.json").exists()
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight[0])
 
 
@@ -313,7 +313,7 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     with monkeypatch.context() as patched:
         _one_client_less(patched)
         again = _watched(patched)
-        resumed = resume_run(out, shown=False)
+        resumed = carry_out.resume(out, progress=False)
     assert "without amplification" in capsys.readouterr().err
     # Two releases with one noise would differ by that client's update alone.
     assert sorted(again) == [5, 6, 7]
@@ -332,9 +332,9 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     assert len(charges) == 7 + 2
     assert len(_releases(out)) == 7
     cost = _stated_epsilon(charges)
-    assert resumed.metrics["epsilon"] == pytest.approx(cost, rel=1e-6)
-    assert resumed.metrics["epsilon"] > _result(straight[0])["metrics"]["epsilon"]
-    assert "2 of its releases were made again" in resumed.privacy
+    assert resumed.record["metrics"]["epsilon"] == pytest.approx(cost, rel=1e-6)
+    assert resumed.record["metrics"]["epsilon"] > _result(straight[0])["metrics"]["epsilon"]
+    assert "2 of its releases were made again" in resumed.record["privacy"]
 
 
 def _stated_epsilon(charges: list[Charge]) -> float:
@@ -356,12 +356,12 @@ def test_a_replay_that_cannot_be_paid_for_publishes_nothing(run_to, straight, mo
     with monkeypatch.context() as patched:
         _one_client_less(patched)
         with pytest.raises(BudgetExhausted):
-            resume_run(out, shown=False)
+            carry_out.resume(out, progress=False)
     after = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
     assert after == before
     assert not (out / "result.json").exists()
     # The release that was paid for is still there to be made.
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     assert _charges(out) == _charges(straight[0])
 
 
@@ -377,7 +377,7 @@ def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeyp
     _back_to_round_4(out)
     real = identity.environment()
     monkeypatch.setattr(identity, "environment", lambda: {**real, "versions": {"jaxlib": "0.0.0"}})
-    resumed = resume_run(out, shown=False)
+    resumed = carry_out.resume(out, progress=False)
     charges, once = _charges(out), _charges(straight[0])
     assert [charge.round for charge in charges] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
     # Fresh cohorts: amplified like any other round.
@@ -387,7 +387,7 @@ def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeyp
     assert lines[0][:5] == lines[1][:5]
     assert lines[0][5] != lines[1][5]
     cost = _stated_epsilon(charges)
-    assert resumed.metrics["epsilon"] == pytest.approx(cost, rel=1e-6)
+    assert resumed.record["metrics"]["epsilon"] == pytest.approx(cost, rel=1e-6)
 
 
 def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):
@@ -395,7 +395,7 @@ def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):
     out = run_to(6)
     content = (out / "metrics.jsonl").read_bytes()
     (out / "metrics.jsonl").write_bytes(content + b'{"round": 5, "clip')
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight[0])
 
 
@@ -405,7 +405,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(run_to,
     latest = sorted((out / "checkpoints").iterdir())[-1]
     assert latest.name == "round_00000004"
     (latest / "record.json").write_text("{}")
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     message = capsys.readouterr().err
     assert "round_00000004" in message
     assert "round_00000002" in message
@@ -430,7 +430,7 @@ def test_a_tampered_ledger_blocks_the_resume(run_to, damage):
         lines = lines[:2]
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(InputError, match="ledger"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
 
 
 def test_what_a_run_is_cannot_change(run_to, straight):
@@ -447,23 +447,23 @@ def test_what_a_run_is_cannot_change(run_to, straight):
         assert old in text
         config.write_text(text.replace(old, new))
         with pytest.raises(InputError, match="the run began with another (config|seed|queries)"):
-            resume_run(out, shown=False)
+            carry_out.resume(out, progress=False)
     config.write_text(text)
     secret.unlink()
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": True}))
     with pytest.raises(InputError, match="was replaced"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     for rubbish in ([1, 2], [1, 2, 3, -4], "four", None):
         secret.write_text(json.dumps({"words": rubbish, "reproducible": True}))
         with pytest.raises(CorruptFile, match="no secret"):
-            resume_run(out, shown=False)
+            carry_out.resume(out, progress=False)
     secret.write_text("{}")
     with pytest.raises(CorruptFile, match="no secret"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     secret.write_text(words)
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight[0])
 
 
@@ -477,10 +477,10 @@ def ended(straight, tmp_path) -> Path:
 
 
 def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, capsys):
-    found = resume_run(ended, shown=False)
+    found = carry_out.resume(ended, progress=False)
     _assert_same(ended, straight[0])
     assert main(["resume", str(ended), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["privacy"] == found.privacy
+    assert json.loads(capsys.readouterr().out)["privacy"] == found.record["privacy"]
     _assert_same(ended, straight[0])
 
 
@@ -488,19 +488,19 @@ def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
     """TRUST 35: without the secret nothing can be made again, and nothing is invented."""
     (ended / "checkpoints" / "round_00000007" / "record.json").write_text("{}")
     with pytest.raises(CorruptFile, match="its secret is gone"):
-        resume_run(ended, shown=False)
+        carry_out.resume(ended, progress=False)
     shutil.rmtree(ended / "checkpoints")
     with pytest.raises(CorruptFile, match="its secret is gone"):
-        resume_run(ended, shown=False)
+        carry_out.resume(ended, progress=False)
 
 
 def test_the_stamp_is_read_back_and_never_computed_again(run_to, monkeypatch):
     """TRUST 11: what began as NOT PRIVATE stays so, whatever the code thinks of it later."""
     out = run_to(4)
     monkeypatch.setattr(run_record, "REPRODUCIBLE", "")
-    resumed = resume_run(out, shown=False)
-    assert resumed.privacy.startswith("NOT PRIVATE")
-    assert not resumed.private
+    resumed = carry_out.resume(out, progress=False)
+    assert resumed.record["privacy"].startswith("NOT PRIVATE")
+    assert not resumed.record["private"]
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line)["private"] is False for line in lines)
 
@@ -510,7 +510,7 @@ def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_pat
     config = _config(tiny_config, ["--run.reproducible_noise", "False", "--training.rounds", "1"])
     found: list[Outcome] = []
     for name in ("first", "second"):
-        found.append(run_config(config, tmp_path / name, shown=False))
+        found.append(carry_out.run(config, tmp_path / name, progress=False))
     releases = [_releases(tmp_path / name)[0][1] for name in ("first", "second")]
     assert releases[0] != releases[1]
     assert all("NOT PRIVATE" not in each.privacy for each in found)
@@ -530,9 +530,9 @@ def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", signalling)
         with pytest.raises(Interrupted, match="after round 3") as caught:
-            run_config(_config(tiny_config), out, shown=False)
+            carry_out.run(_config(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
     assert (out / "checkpoints" / "round_00000003").is_dir()
     assert (out / "private" / "secret.json").exists()
-    resume_run(out, shown=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight[0])

@@ -14,18 +14,17 @@ import pytest
 from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
-from jaxpfl.experiments.config import reader as config_file
-from jaxpfl.experiments.config.sections import Config
+from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import checkpoint
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.systems.federated_training.study import resume_run, run_config
+from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import release
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.ledgers import same_but_heads
 
 
 def _config(path: Path, overrides: list[str] | None = None) -> Config:
-    config = config_file.load(path, overrides or [])
+    config = registry.load(path, overrides or [])
     assert isinstance(config, Config)
     return config
 
@@ -49,7 +48,7 @@ def finished(tiny_config, tmp_path_factory, drawn) -> Path:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "urandom", watching)
-        run_config(_config(tiny_config, overrides), out, shown=False)
+        carry_out.run(_config(tiny_config, overrides), out, progress=False)
     return out
 
 
@@ -110,7 +109,7 @@ def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(release, "Cohort", looking)
-        run_config(_config(tiny_config, ["--training.rounds", "2"]), out, shown=False)
+        carry_out.run(_config(tiny_config, ["--training.rounds", "2"]), out, progress=False)
     assert seen == [0o600] * 2
     assert not path.exists()
 
@@ -134,9 +133,9 @@ def test_a_run_without_privacy_says_so_everywhere(finished):
 def test_reproducible_noise_says_that_it_is_not_private(tiny_config, tmp_path):
     """TRUST 21: a reproducible-noise run must be asked for and says that it is not private."""
     out = tmp_path / "run"
-    outcome = run_config(_config(tiny_config, ["--training.rounds", "1"]), out, shown=False)
-    assert outcome.privacy.startswith("NOT PRIVATE")
-    assert not outcome.private
+    outcome = carry_out.run(_config(tiny_config, ["--training.rounds", "1"]), out, progress=False)
+    assert outcome.record["privacy"].startswith("NOT PRIVATE")
+    assert not outcome.record["private"]
     assert "NOT PRIVATE" in (out / "report.html").read_text()
 
 
@@ -158,14 +157,14 @@ def test_report_text_is_escaped(finished, tmp_path):
     """TRUST 39: what a model generates cannot become markup."""
     import shutil
 
-    from jaxpfl.experiments.report.run_page import write_report
+    from jaxpfl.experiments.carry_out import report
 
     out = tmp_path / "run"
     shutil.copytree(finished, out)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     record = {**json.loads(lines[-1]), "sentences": ["<script>alert(1)</script>"]}
     (out / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(record)]) + "\n")
-    page = write_report(out).read_text()
+    page = report(out).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
@@ -193,7 +192,7 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
     assert other.stdout.readline() == "held\n"
     os.utime(out / "run.lock", (0, 0))
     with pytest.raises(RunLocked, match="another process"):
-        run_config(_config(tiny_config), out, shown=False)
+        carry_out.run(_config(tiny_config), out, progress=False)
     assert [path.name for path in out.iterdir()] == ["run.lock"]
     other.kill()
     other.communicate()
@@ -203,16 +202,16 @@ def test_a_second_run_in_the_directory_is_refused_by_a_lock(tiny_config, tmp_pat
 
 def test_a_run_is_not_overwritten(tiny_config, finished):
     with pytest.raises(InputError, match="resume"):
-        run_config(_config(tiny_config), finished, shown=False)
+        carry_out.run(_config(tiny_config), finished, progress=False)
 
 
 def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
     """TRUST 37: no time-based seeds, counters never time."""
     config = _config(tiny_config, ["--training.rounds", "2"])
-    run_config(config, tmp_path / "a", shown=False)
+    carry_out.run(config, tmp_path / "a", progress=False)
     with monkeypatch.context() as patched:
         patched.setattr("time.time", lambda: 0.0)
-        run_config(config, tmp_path / "b", shown=False)
+        carry_out.run(config, tmp_path / "b", progress=False)
     for name in ("metrics.jsonl", "run.json", "result.json"):
         assert same_but_heads(tmp_path / "a" / name, tmp_path / "b" / name)
     # The ledgers have keys of their own, and charges and releases of one run.
@@ -247,7 +246,7 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     config = _config(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
     out = tmp_path / "run"
     with pytest.raises(BudgetExhausted) as caught:
-        run_config(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
     assert caught.value.exit_code == 3
     assert sampled == [1, 2, 3]
     assert _rounds(out) == [0, 1, 2, 3]
@@ -256,7 +255,7 @@ def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypa
     assert (out / "report.html").exists()
     before = (out / "ledger.jsonl").read_bytes()
     with pytest.raises(BudgetExhausted):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     assert (out / "ledger.jsonl").read_bytes() == before
     assert sampled == [1, 2, 3]
 
@@ -302,5 +301,5 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
     assert os.strerror(number) in message
     assert "Traceback" not in message
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["round_00000002"]
-    outcome = resume_run(out, shown=False)
-    assert outcome.rounds == 7
+    outcome = carry_out.resume(out, progress=False)
+    assert outcome.record["rounds"] == 7

@@ -1,43 +1,63 @@
-"""Reads a `Config`, or a study's, from YAML and from the command line, and writes it back.
+"""Reads a config, from YAML and from the command line, into the dataclass of its system.
 
 A key that does not exist, a value of the wrong type, a duplicate key and a YAML alias or tag are
 all refused with one `InputError` that names the file and the key and, for a misspelling, the
 nearest valid key.
 """
 
-import contextlib
 import dataclasses
 import difflib
-import io
 import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.sections import Config, OptimizerConfig
-from jaxpfl.experiments.config.study_config import STUDIES, Study
+from jaxpfl.experiments.config.sections import OptimizerConfig
 
 _MAX_CONFIG_BYTES = 1_000_000
 # YAML 1.1 reads `1e-5` as text; a float field takes it for the number that it is.
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 # A name is also the name of a folder in the run directory.
 _NAME = re.compile(r"\w[\w .%+-]{0,59}")
+_COMMAND_LINE = "command line"
+
+_Config = TypeVar("_Config")
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config | Study:
-    """Reads a YAML file, then applies command-line overrides such as `--training.rounds 5`.
+@dataclass(frozen=True)
+class _Source:
+    """Where a config comes from: what messages begin with.
+
+    Attributes:
+      file: its name.
+      given: the keys whose values come from the command line.
+    """
+
+    file: str
+    given: frozenset[str] = frozenset()
+
+    def of(self, key: str) -> str:
+        """Where the value of `key` was given; "" is the whole config."""
+        if any(key == name or key.startswith(f"{name}.") for name in self.given):
+            return _COMMAND_LINE
+        inside = any(not key or name.startswith(f"{key}.") for name in self.given)
+        return f"{self.file} with the command line" if inside else self.file
+
+
+def load(path: str | Path, kind: type[_Config]) -> _Config:
+    """Reads a YAML file as a config of type `kind`.
 
     Raises:
-      InputError: on anything the dataclasses above do not have, naming file and key.
+      InputError: the file cannot be read, or holds what `kind` does not have; names the key.
     """
-    config = from_mapping(read_mapping(path), str(path))
-    return override(config, overrides) if overrides else config
+    return from_mapping(read_mapping(path), str(path), kind)
 
 
 def read_mapping(path: str | Path) -> Any:
@@ -59,23 +79,72 @@ def read_mapping(path: str | Path) -> Any:
     return _parse_yaml(text, str(path))
 
 
-def from_mapping(mapping: Any, where: str) -> Config | Study:
-    """Builds a `Config` from plain data; `where` (a file name) opens every message.
+def from_mapping(
+    mapping: Any, where: str, kind: type[_Config], overrides: Sequence[str] = ()
+) -> _Config:
+    """Builds a config of type `kind` from plain data and from the command line.
 
-    A mapping with a key `study` is that study's config.
+    Args:
+      where: a file's name, which every message begins with.
+      overrides: arguments such as `--training.rounds 5` or `--training.rounds=5`. A value is
+        written as in the YAML file; they replace the file's before anything is checked.
+
+    Raises:
+      InputError: a key does not exist or is missing, or a value is refused.
     """
-    kind: type = Config
-    if isinstance(mapping, Mapping) and "study" in mapping:
-        name = mapping["study"]
-        if not isinstance(name, str) or name not in STUDIES:
-            known = ", ".join(map(repr, STUDIES))
-            raise InputError(f"{where}: study must be one of {known}, found {name!r}")
-        kind = STUDIES[name]
-    return _convert(kind, mapping, where, "")
+    given = parse_overrides(kind, overrides)
+    for key, value in given.items():
+        mapping = with_value(mapping, key, value, f"{_COMMAND_LINE}: --{key}")
+    return _convert(kind, mapping, _Source(where, frozenset(given)), "")
 
 
-def to_mapping(config: Config | Study) -> dict[str, Any]:
-    """The resolved config as plain data: `from_mapping(to_mapping(c), ...) == c`."""
+def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]:
+    """A copy of plain data in which `key`, such as "training.rounds", has this value.
+
+    Raises:
+      InputError: `key` leads into something that is no mapping; begins with `where`.
+    """
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise InputError(f"{where} is in no section of the config, found {mapping!r} in its place")
+    first, _, rest = key.partition(".")
+    changed = dict(mapping or {})
+    changed[first] = with_value(changed.get(first), rest, value, where) if rest else value
+    return changed
+
+
+def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
+    """The values of `--section.key VALUE` arguments by key; of a key given twice, the last.
+
+    Raises:
+      InputError: an argument is no such option, or `kind` has no such key.
+    """
+    valid = dict(_keys(kind))
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--"):
+            raise InputError(f"{_COMMAND_LINE}: unexpected argument {argument!r}")
+        name, has_value, text = argument[2:].partition("=")
+        key = name.replace("-", "_")
+        if key not in valid:
+            raise InputError(
+                f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, list(valid))}"
+            )
+        if not has_value:
+            if not rest or rest[0].startswith("--"):
+                raise InputError(f"{_COMMAND_LINE}: --{name} needs a value")
+            text = rest.pop(0)
+        if set(_members(valid[key])) <= {str, type(None)} and text != "null":
+            # Text as it stands: the shell has taken away the quotes that YAML would need.
+            found[key] = text
+        else:
+            found[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
+    return found
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The resolved config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -85,44 +154,9 @@ def to_mapping(config: Config | Study) -> dict[str, Any]:
     return plain(dataclasses.asdict(config))
 
 
-def to_yaml(config: Config | Study) -> str:
+def to_yaml(config: Any) -> str:
     """The resolved config as YAML, in the order of the dataclasses."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
-
-
-def override(config: Config | Study, arguments: Sequence[str]) -> Config | Study:
-    """Applies `--section.key VALUE` arguments to `config` (tyro parses and type-checks them)."""
-    import tyro
-
-    where = "command line"
-    valid = list(_key_names(config))
-    for argument in arguments:
-        if argument.startswith("--"):
-            key = argument[2:].split("=", 1)[0].replace("-", "_")
-            if key == "fred.candidates":
-                raise InputError(f"{where}: fred.candidates can only be given in the config file")
-            if key not in valid:
-                raise InputError(f"{where}: there is no option --{key}{_nearest(key, valid)}")
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            result, unknown = tyro.cli(
-                type(config),
-                args=list(arguments),
-                default=config,
-                return_unknown_args=True,
-                add_help=False,
-                config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
-            )
-    except SystemExit as error:
-        words = re.sub(r"[^\x20-\x7e]+|-{5,}", " ", printed.getvalue())
-        raise InputError(f"{where}: {' '.join(words.split())}") from error
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-    if unknown:
-        raise InputError(f"{where}: unexpected argument {unknown[0]!r}")
-    # Once more through the same type checks as a file: tyro lets `nan` through, for one.
-    return from_mapping(to_mapping(result), where)
 
 
 def _parse_yaml(text: str, where: str) -> Any:
@@ -156,13 +190,22 @@ def _refuse_duplicates(node: yaml.Node | None, where: str) -> None:
             _refuse_duplicates(value, where)
 
 
-def _key_names(value: Any, prefix: str = "") -> Iterator[str]:
-    for each in dataclasses.fields(value):
-        inner = getattr(value, each.name)
-        if dataclasses.is_dataclass(inner):
-            yield from _key_names(inner, f"{prefix}{each.name}.")
-        else:
-            yield f"{prefix}{each.name}"
+def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key that a config of this type can have, and its type."""
+    hints = typing.get_type_hints(kind)
+    for each in dataclasses.fields(kind):
+        hint, key = hints[each.name], f"{prefix}{each.name}"
+        sections = [member for member in _members(hint) if dataclasses.is_dataclass(member)]
+        for section in sections:
+            yield from _keys(section, f"{key}.")
+        if not sections:
+            yield key, hint
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other type, itself."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
 
 
 def _nearest(key: str, valid: Sequence[str]) -> str:
@@ -172,10 +215,10 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
     return f"; the nearest valid name is {close[0]!r}" if close else f"; valid: {', '.join(valid)}"
 
 
-def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
+def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
     """`value` as `kind` (a dataclass, union, Literal, tuple or scalar type), or InputError."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        members: tuple[Any, ...] = typing.get_args(kind)
+    members = _members(kind)
+    if len(members) > 1:
         if value is None and type(None) in members:
             return None
         members = tuple(member for member in members if member is not type(None))
@@ -193,15 +236,17 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
         if isinstance(value, str) and value in choices:
             return value
         allowed = ", ".join(map(repr, choices))
-        raise InputError(f"{where}: {key} must be one of {allowed}, found {value!r}")
+        raise InputError(f"{where.of(key)}: {key} must be one of {allowed}, found {value!r}")
     if typing.get_origin(kind) is tuple:
         inner: tuple[Any, ...] = typing.get_args(kind)
         if inner[1:] == (Ellipsis,):
             if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-                raise InputError(f"{where}: {key} must be a list, found {value!r}")
+                raise InputError(f"{where.of(key)}: {key} must be a list, found {value!r}")
             inner = inner[:1] * len(value)
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(inner):
-            raise InputError(f"{where}: {key} must be a list of {len(inner)}, found {value!r}")
+            raise InputError(
+                f"{where.of(key)}: {key} must be a list of {len(inner)}, found {value!r}"
+            )
         return tuple(
             _convert(part, each, where, key) for part, each in zip(inner, value, strict=True)
         )
@@ -210,35 +255,35 @@ def _convert(kind: Any, value: Any, where: str, key: str) -> Any:
     return _convert_scalar(kind, value, where, key)
 
 
-def _convert_names(kind: Any, value: Any, where: str, key: str) -> dict[str, Any]:
+def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str, Any]:
     """A mapping of names that the user chose."""
     if not isinstance(value, Mapping) or not value:
-        raise InputError(f"{where}: {key} must be a mapping of names, found {value!r}")
+        raise InputError(f"{where.of(key)}: {key} must be a mapping of names, found {value!r}")
     for name in value:
         # YAML reads `on`, `3` and `null` as other things than names.
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InputError(
-                f"{where}: {key} has the name {name!r}, expected up to 60 letters, digits, spaces "
-                'or . _ % + -, in quotes where YAML reads something else ("70%")'
+                f"{where.of(key)}: {key} has the name {name!r}, expected up to 60 letters, digits, "
+                'spaces or . _ % + -, in quotes where YAML reads something else ("70%")'
             )
     return {name: _convert(kind, each, where, f"{key}.{name}") for name, each in value.items()}
 
 
-def _convert_scalar(kind: Any, value: Any, where: str, key: str) -> Any:
+def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
     if kind is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value):
             value = float(value)
         try:
             return checks.real(key, value)
         except InputError as error:
-            raise InputError(f"{where}: {error}") from error
+            raise InputError(f"{where.of(key)}: {error}") from error
     if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     names = {int: "a whole number", bool: "true or false", str: "text"}
-    raise InputError(f"{where}: {key} must be {names[kind]}, found {value!r}")
+    raise InputError(f"{where.of(key)}: {key} must be {names[kind]}, found {value!r}")
 
 
-def _choose(members: Sequence[Any], value: Any, where: str, key: str) -> Any:
+def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
     """The dataclass among `members` whose `name` field admits the `name` in `value`."""
     name = value.get("name") if isinstance(value, Mapping) else None
     known: list[str] = []
@@ -248,21 +293,24 @@ def _choose(members: Sequence[Any], value: Any, where: str, key: str) -> Any:
             return member
         known.extend(names)
     raise InputError(
-        f"{where}: {key}.name must be one of {', '.join(map(repr, known))}, found {name!r}"
+        f"{where.of(f'{key}.name')}: {key}.name must be one of {', '.join(map(repr, known))}, "
+        f"found {name!r}"
     )
 
 
-def _convert_dataclass(kind: type, value: Any, where: str, key: str) -> Any:
+def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
     if not isinstance(value, Mapping):
         found = "nothing" if value is None else type(value).__name__
-        raise InputError(f"{where}: {key or 'a config'} must be a mapping of keys, found {found}")
+        raise InputError(
+            f"{where.of(key)}: {key or 'a config'} must be a mapping of keys, found {found}"
+        )
     prefix = f"{key}." if key else ""
     hints = typing.get_type_hints(kind)
     valid = [f"{prefix}{name}" for name in hints]
     for name in value:
         if name not in hints:
             raise InputError(
-                f"{where}: there is no key {prefix + str(name)!r}"
+                f"{where.of(prefix + str(name))}: there is no key {prefix + str(name)!r}"
                 f"{_nearest(prefix + str(name), valid)}"
             )
     for each in dataclasses.fields(kind):
@@ -270,7 +318,7 @@ def _convert_dataclass(kind: type, value: Any, where: str, key: str) -> Any:
             each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
         )
         if required and each.name not in value:
-            raise InputError(f"{where}: {prefix}{each.name} is required, found nothing")
+            raise InputError(f"{where.of(key)}: {prefix}{each.name} is required, found nothing")
     arguments = {
         name: _convert(hints[name], inner, where, f"{prefix}{name}")
         for name, inner in value.items()
@@ -279,9 +327,7 @@ def _convert_dataclass(kind: type, value: Any, where: str, key: str) -> Any:
         return kind(**arguments)
     except InputError as error:
         message = str(error)
-        if message.startswith(f"{where}: "):
-            raise
         # A settings class does not know in which section it stands.
         if kind is OptimizerConfig or message.partition(" ")[0] in hints:
             message = f"{prefix}{message}"
-        raise InputError(f"{where}: {message}") from error
+        raise InputError(f"{where.of(key)}: {message}") from error

@@ -1,23 +1,21 @@
-"""`report.html`: one self-contained page made of a run directory's public files alone.
+"""The page of one run: what its rounds came to, from its `run.json` and `metrics.jsonl`.
 
 It holds what the run's statement covers. Simulations of it have a page of their own.
 """
 
-import base64
-import io
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files as package_files
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.tracking import read_lines
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.systems.federated_training.ranking import ranking
-from jaxpfl.experiments.systems.federated_training.ranking_plots import ranking_figures
+from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 # (file name, title, axis, path in a metrics record, logarithmic)
@@ -31,6 +29,71 @@ _RELEASED = (
     ("clip_norm", "Clip norm as released", "L2 norm", "clip_norm", False),
     ("update_norm", "Norm of the noisy mean update", "L2 norm", "update_norm", True),
 )
+_COVERED = (
+    "Whatever else is known, this run's public files tell two neighbouring data sets apart only as "
+    "far as these numbers say. They hold for this run; the ledger adds up all releases from the "
+    "same clients."
+)
+
+Figure = tuple[str, str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The public files of a run that has begun.
+
+    Attributes:
+      run: `run.json`.
+      records: its metrics by round.
+      result: `result.json`; empty while the run is not finished.
+    """
+
+    directory: Path
+    run: Mapping[str, Any] = field(repr=False)
+    records: Sequence[Mapping[str, Any]] = field(repr=False)
+    result: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Reads them.
+
+        Raises:
+          InputError: the directory holds no run.
+        """
+        if not (directory / "run.json").exists():
+            raise InputError(f"{directory}: holds no run: there is no run.json")
+        result = directory / "result.json"
+        return cls(
+            directory,
+            files.read_json(directory / "run.json"),
+            read_lines(directory / "metrics.jsonl"),
+            files.read_json(result) if result.exists() else {},
+        )
+
+    @property
+    def evaluated_on(self) -> str:
+        """What the metrics of the rounds were evaluated on."""
+        return self.run.get("evaluation") or "data that was declared public"
+
+    @property
+    def mark(self) -> str:
+        """What stands across every picture of the run; "" for most runs."""
+        if self.run["stamp"]:
+            return "NOT PRIVATE"
+        return "SIMULATION" if self.run.get("note") else ""
+
+    @cached_property
+    def language(self) -> bool:
+        """Whether the model's metric is perplexity."""
+        known = "vocab_size" in self.run["config"].get("model", {})
+        return known or any("sentences" in record for record in self.records)
+
+    @property
+    def metric(self) -> str:
+        return "perplexity" if self.language else "loss"
+
+    def curve(self, label: str) -> "Curve":
+        return Curve(label, self.run["private"], self.records)
 
 
 @dataclass(frozen=True)
@@ -45,159 +108,141 @@ class Curve:
 
     label: str
     private: bool
-    records: Sequence[dict[str, Any]]
+    records: Sequence[Mapping[str, Any]]
 
 
-def write_report(directory: str | Path) -> Path:
-    """Writes `report.html` and `plots/*.png` into a run directory and returns the page's path.
-
-    Where the directory holds simulations of the run, `simulation.html` is written too.
+def write_run_page(directory: Path) -> Path:
+    """Writes `report.html` and `plots/*.png` into a run's directory and returns the page's path.
 
     Raises:
       InputError: the directory holds no run.
     """
-    from jaxpfl.experiments.systems.federated_training.simulation import write_simulation
+    return write_page(directory, run_page(RunFiles.read(directory)))
 
-    directory = Path(directory)
-    if not (directory / "run.json").exists():
-        raise InputError(f"{directory}: holds no run: there is no run.json")
-    run = files.read_json(directory / "run.json")
-    records = read_lines(directory / "metrics.jsonl")
-    result = _optional_json(directory / "result.json")
-    fred = result.get("fred")
-    scores = _optional_json(directory / "fred" / "scores.json")
-    if fred is None and scores:
-        # The run is not finished: there are distances, and no models yet.
-        fred = {**scores, **ranking(scores["scores"], {"before": {}})}
-    config, vocabulary = directory / "config.yaml", directory / "vocabulary.json"
-    of = evaluated_on(run)
+
+def run_page(
+    found: RunFiles,
+    *,
+    about: Sequence[tuple[Any, ...]] = (),
+    compared: Sequence[Section] = (),
+) -> Page:
+    """The page of one run.
+
+    Args:
+      found: its files.
+      about: further rows of the table that says what the figures are about.
+      compared: sections that come before those of the rounds.
+    """
+    run, records = found.run, found.records
     # A simulation's own page is marked as one, as a run without privacy is.
-    mark = mark_of(run)
-    curves = [Curve("this run", run["private"], records)]
-    drawn = evaluation_plots(directory / "plots", curves, of, mark, language(run, records))
-    page = render(
-        "report.html.jinja",
-        run=run,
-        mark=mark,
-        done=max((record["round"] for record in records), default=0),
-        privacy=result.get("privacy", f"{run['statement']}; the run is not finished"),
-        spent=_last(records, "epsilon"),
-        evaluation=of if drawn else None,
-        vocabulary=Vocabulary.load(vocabulary).source if vocabulary.exists() else None,
-        table=result.get("table", []),
-        tested_on=result.get("tested_on") or "clients that were declared public",
-        language=language(run, records),
-        fred=fred,
-        fred_plots=[] if fred is None else _fred_plots(directory / "plots", run, fred, result),
-        plots=drawn + _plots(directory / "plots", _RELEASED, curves, "", mark),
-        sentences=[
-            (record["round"], record["sentences"]) for record in records if "sentences" in record
-        ],
-        simulated=write_simulation(directory, run, records) is not None,
-        config=config.read_text("utf-8") if config.exists() else None,
+    stamps = [found.mark] if found.mark else []
+    curves = [found.curve("this run")]
+    scored = evaluation_figures(curves, found.evaluated_on, found.mark, found.language)
+    figures = scored + _figures(_RELEASED, curves, "", found.mark)
+    told = [*_about(found, bool(scored)), *about]
+    sections = list(compared)
+    if told:
+        table = Table((), told, style="about")
+        sections.insert(0, Section("What the figures are about", table=table))
+    if figures:
+        sections.append(Section("Round by round", figures=figures))
+    sentences = [
+        (f"{record['round']}", Cell(paragraphs=record["sentences"]))
+        for record in records
+        if "sentences" in record
+    ]
+    if sentences:
+        table = Table(("after round", "drawn from the model"), sentences, style="sentences")
+        sections.append(Section("Generated sentences", table=table, stamps=stamps))
+    statement = found.result.get("privacy", f"{run['statement']}; the run is not finished")
+    return Page(
+        title=run["label"],
+        lead=run["population"],
+        stamp=run["stamp"],
+        privacy=statement,
+        privacy_notes=[statement if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"],
+        facts=_facts(found),
+        sections=sections,
+        simulation=bool(run.get("note")) and not run["stamp"],
+        warning=run.get("note") or "",
+        details=_details(run),
+        pictures="plots",
     )
-    path = directory / "report.html"
-    files.write_atomically(path, page)
-    return path
 
 
-def evaluated_on(run: Mapping[str, Any]) -> str:
-    """What the metrics of a run's rounds were evaluated on, as its `run.json` says."""
-    return run.get("evaluation") or "data that was declared public"
+def _about(found: RunFiles, scored: bool) -> list[tuple[Any, ...]]:
+    rows = []
+    if scored:
+        rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
+    vocabulary = found.directory / "vocabulary.json"
+    if vocabulary.exists():
+        source = Vocabulary.load(vocabulary).source
+        rows.append(("vocabulary", f"the words of {source} (declared public)"))
+    return rows
 
 
-def mark_of(run: Mapping[str, Any]) -> str:
-    """What stands across everything made of a run, as its `run.json` says; "" for most."""
-    if run["stamp"]:
-        return "NOT PRIVATE"
-    return "SIMULATION" if run.get("note") else ""
+def _facts(found: RunFiles) -> list[tuple[str, str]]:
+    run, records = found.run, found.records
+    done = max((record["round"] for record in records), default=0)
+    facts = [
+        (f"{done} / {run['plan']['rounds']}", "rounds"),
+        (f"{run['plan']['clients_per_round']}", "clients per round (planned)"),
+    ]
+    spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
+    if spent and not run["stamp"]:
+        facts.append((f"{spent[-1]:.3g}", "epsilon so far"))
+    for query in run["queries"]:
+        plan = query["plan"]
+        which = f" of the {query['label']}" if len(run["queries"]) > 1 else ""
+        if not run["stamp"]:
+            facts.append((f"{plan['noise_multiplier']:.3g}", f"noise multiplier{which}"))
+        start = " (start)" if plan["adaptive_clip"] else ""
+        facts.append((f"{plan['clip_norm']:.3g}", f"clip norm{which}{start}"))
+    return facts
 
 
-def language(run: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the model's metric is perplexity."""
-    known = "vocab_size" in run["config"].get("model", {})
-    return known or any("sentences" in record for record in records)
+def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions = [f"{name} {number}" for name, number in run["versions"].items()]
+    head = f"run {run['run']}, seed {run['seed']}, {run['devices']} device(s), {run['backend']}"
+    plans = [
+        (f"plan of the {query['label']}", json.dumps(query["plan"], indent=2))
+        for query in run["queries"]
+    ]
+    return [*plans, ("versions", "\n".join([head, *versions]))]
 
 
-def render(template: str, **values: Any) -> str:
-    """Fills one of our templates; all of them share a style."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    folder = package_files("jaxpfl.experiments")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    style = Markup(folder.joinpath("report.css").read_text("utf-8"))
-    text = folder.joinpath(template).read_text("utf-8")
-    return environment.from_string(text).render(style=style, **values)
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return files.read_json(path) if path.exists() else {}
-
-
-def _last(records: Sequence[dict[str, Any]], name: str) -> Any:
-    return next((r[name] for r in reversed(records) if r.get(name) is not None), None)
-
-
-def _series(records: Sequence[dict[str, Any]], path: str) -> tuple[list[int], list[float]]:
-    rounds, values = [], []
-    for record in records:
-        value: Any = record
-        for name in path.split("/"):
-            value = value.get(name) if isinstance(value, dict) else None
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            rounds.append(record["round"])
-            values.append(float(value))
-    return rounds, values
-
-
-def evaluation_plots(
-    directory: Path, curves: Sequence[Curve], of: str, mark: str, language: bool
-) -> list[dict[str, str]]:
+def evaluation_figures(curves: Sequence[Curve], of: str, mark: str, language: bool) -> list[Figure]:
     """The metrics of the rounds; `of` says in words what they were evaluated on."""
-    kinds = _EVALUATED if language else _EVALUATED[1:]
-    return _plots(directory, kinds, curves, of, mark)
+    return _figures(_EVALUATED if language else _EVALUATED[1:], curves, of, mark)
 
 
-def _plots(
-    directory: Path,
+def _figures(
     kinds: Sequence[tuple[str, str, str, str, bool]],
     curves: Sequence[Curve],
     of: str,
     mark: str,
-) -> list[dict[str, str]]:
-    """Draws every plot that has data, writes it as PNG and returns it as a data URI."""
+) -> list[Figure]:
+    """Draws every plot that has data: file name, title, figure."""
     found = []
     for name, title, axis, path, logarithmic in kinds:
         lines = [(each.label, each.private, *_series(each.records, path)) for each in curves]
         lines = [line for line in lines if line[2]]
         if lines:
             figure = _draw(title, of and f"on {of}", axis, lines, logarithmic, mark)
-            full = f"{title} on {of}" if of else title
-            found.append(saved_figure(directory, name, full, figure))
+            found.append((name, f"{title} on {of}" if of else title, figure))
     return found
 
 
-def _fred_plots(
-    directory: Path, run: dict[str, Any], fred: dict[str, Any], result: dict[str, Any]
-) -> list[dict[str, str]]:
-    metric = "perplexity" if language(run, []) else "loss"
-    stamp = "" if fred["private"] else "NOT PRIVATE"
-    of = result.get("tested_on") or ""
-    return [
-        saved_figure(directory, name, title, figure)
-        for name, title, figure in ranking_figures(fred, metric, of, stamp)
-    ]
-
-
-def saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
-    """Writes a figure as `name`.png; returns it as a data URI with its name and title."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    directory.mkdir(exist_ok=True)
-    files.write_atomically(directory / f"{name}.png", buffer.getvalue())
-    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"name": name, "title": title, "uri": uri}
+def _series(records: Sequence[Mapping[str, Any]], path: str) -> tuple[list[int], list[float]]:
+    rounds, values = [], []
+    for record in records:
+        value: Any = record
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            rounds.append(record["round"])
+            values.append(float(value))
+    return rounds, values
 
 
 def _draw(

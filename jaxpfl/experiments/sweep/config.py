@@ -9,9 +9,8 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import from_mapping, read_mapping
-from jaxpfl.experiments.config.sections import Config
-from jaxpfl.experiments.config.study_config import Study
+from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.registry import from_mapping
 
 MOST_POINTS = 1_000
 CASE = "case"
@@ -29,7 +28,7 @@ class Point:
 
     name: str
     values: dict[str, Any]
-    config: Config | Study
+    config: Any
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ import yaml
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.config.sections import Config
 from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
 from jaxpfl.progress import Progress
@@ -85,25 +84,14 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
 
 def _carried_out(point: Point, folder: Path) -> dict[str, Any]:
     """The point's result: read where it is done, else made."""
-    # Imported late, as on the command line.
-    from jaxpfl.experiments.carry_out import RECORD, resume_study, run_study
-    from jaxpfl.experiments.systems.federated_training.study import resume_run, run_config
-
     done = folder / "point.json"
     if done.exists():
         return files.read_json(done)
-    begun = (folder / "config.yaml").exists()
-    if isinstance(point.config, Config):
-        outcome = (
-            resume_run(folder, shown=False)
-            if begun
-            else run_config(point.config, folder, shown=False)
-        )
-        result = {**files.read_json(folder / "result.json"), "privacy": outcome.privacy}
+    if (folder / "config.yaml").exists():
+        outcome = carry_out.resume(folder, progress=False)
     else:
-        carry_out = resume_study if begun else partial(run_study, point.config)
-        carry_out(folder, shown=False)
-        result = files.read_json(folder / RECORD)
+        outcome = carry_out.run(point.config, folder, progress=False)
+    result = {name: each for name, each in outcome.record.items() if name != "simulation"}
     result = jsonable(result)
     files.write_atomically(done, json.dumps(result) + "\n")
     return result

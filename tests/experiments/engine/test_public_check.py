@@ -11,9 +11,9 @@ import pytest
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out as studies
+from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.choose import choose
-from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.engine.public_check import PrivateContent, content
 from jaxpfl.experiments.systems.federated_training.build import build
 
@@ -133,7 +133,7 @@ def _pipeline(pipeline_config, tmp_path, old, new):
     assert old in text
     path = tmp_path / "changed.yaml"
     path.write_text(text.replace(old, new))
-    return config_file.load(path)
+    return registry.load(path)
 
 
 def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_path):
@@ -157,7 +157,7 @@ def test_the_declared_public_part_of_the_same_source_is_allowed(pipeline_config,
     text = text.replace(f"{pipeline_config.parent}/near.jsonl", "split:public")
     path = tmp_path / "changed.yaml"
     path.write_text(text)
-    assert build(config_file.load(path)).candidates is not None
+    assert build(registry.load(path)).candidates is not None
 
 
 def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):
@@ -165,9 +165,9 @@ def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, 
     copy = tmp_path / "copy.jsonl"
     copy.write_text(Path(config.data.source).read_text())
     path = tmp_path / "popri.yaml"
-    path.write_text(config_file.to_yaml(config).replace(config.corpora["far"], str(copy)))
+    path.write_text(reader.to_yaml(config).replace(config.corpora["far"], str(copy)))
     with pytest.raises(InputError, match=re.escape(f"corpora.far = {str(copy)!r} holds")):
-        studies.run_study(config_file.load(path), tmp_path / "run", shown=False)
+        carry_out.run(registry.load(path), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 

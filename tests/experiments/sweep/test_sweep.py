@@ -182,8 +182,8 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
     def never(*arguments, **options):
         raise AssertionError("a finished point was run again")
 
-    monkeypatch.setattr("jaxpfl.experiments.systems.federated_training.study.run_config", never)
-    monkeypatch.setattr("jaxpfl.experiments.systems.federated_training.study.resume_run", never)
+    monkeypatch.setattr("jaxpfl.experiments.carry_out.run", never)
+    monkeypatch.setattr("jaxpfl.experiments.carry_out.resume", never)
     assert run_sweep(sweep, outcome.out, shown=False).rows == outcome.rows
 
 

@@ -1,1 +1,6 @@
-"""DP-FedAvg, with FreD's choice of a public corpus and prefinetuning before it."""
+"""A model trained by DP-FedAvg, perhaps from a public corpus that FreD chose."""
+
+from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.federated_training.config import Config
+
+SYSTEM = LazySystem("federated_training", Config, __name__)

@@ -9,13 +9,13 @@ from functools import cache
 
 import numpy as np
 
-from jaxpfl.data import open as open_population
 from jaxpfl.data.columns import Column, take
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
-from jaxpfl.experiments.config.sections import PUBLIC_PART, Config
+from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 ALONE = "public"
@@ -132,24 +132,6 @@ class Candidates:
         """Texts of all sources, at most `limit` of each: what a public vocabulary is made of."""
         for source in self.sources:
             yield from self.sample(source, "text", limit, seed).columns["text"].to_pylist()
-
-
-def open_public(
-    source: str, public: Population | None, private: PrivateContent, what: str
-) -> Population:
-    """A public source; "split:public" is `public`, the clients that were declared public.
-
-    Args:
-      private: what the source may not hold.
-      what: how messages call the source.
-    """
-    if source != PUBLIC_PART:
-        corpus = open_population(source)
-        private.refuse(corpus, f"{what} = {source!r}")
-        return corpus
-    if public is None or not public.num_examples:
-        raise InputError(f"{PUBLIC_PART} has no clients: data.split.public is too small")
-    return public
 
 
 def _column(population: Population, source: str, column: str) -> Column:

@@ -44,3 +44,10 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     if len(pairs) < 3 or len(set(distances)) < 2 or len(set(losses)) < 2:
         return None
     return float(spearmanr(distances, losses)[0])  # pyright: ignore[reportArgumentType]
+
+
+def score_text(scores: Metrics | None, metric: str) -> str:
+    """A model's loss or perplexity in a table; "" where there is no model."""
+    if not scores:
+        return ""
+    return "infinite" if scores[metric] is None else f"{scores[metric]:.4g}"

@@ -8,30 +8,26 @@ Each was trained on the run's clients and on a ledger of its own: whoever sees t
 the run's statement says. So `report.html` shows nothing of them, and this page says what it is.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.engine.tracking import read_lines
-from jaxpfl.experiments.report.run_page import (
-    Curve,
-    evaluated_on,
-    evaluation_plots,
-    language,
-    render,
-    saved_figure,
-)
-from jaxpfl.experiments.systems.federated_training.ranking_plots import ranking_figures
+from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
+from jaxpfl.experiments.report.ranking_plots import ranking_figures
+from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures
+from jaxpfl.experiments.systems.base import SIMULATION
+from jaxpfl.experiments.systems.federated_training.ranking import score_text
 
 WITHOUT_PRIVACY = "non_private"
 """Folder, in the run directory, of the same run without privacy."""
 
+_MARK = "SIMULATION"
+
 OTHER_CANDIDATES = "other_candidates"
 """Folder, in the run directory, of the runs from the candidates that FreD did not choose."""
 
-RECORD, PAGE = "simulation.json", "simulation.html"
-"""What the simulations came to, and their page, in the run directory."""
+PAGE = "simulation.html"
+"""Their page, in the run directory."""
 
 CANDIDATE_NOTE = (
     "SIMULATION: the run from candidate {!r}, which FreD did not choose, is outside the privacy "
@@ -53,57 +49,125 @@ def called(folder: str) -> str:
     return f"the same run from {folder.removeprefix(f'{OTHER_CANDIDATES}/')}"
 
 
-def write_simulation(
-    directory: Path, run: Mapping[str, Any], records: Sequence[dict[str, Any]]
-) -> Path | None:
-    """Writes the page of the simulations in a run directory; None where there are none.
+def page(found: RunFiles) -> Page | None:
+    """The page of the simulations in a run directory; None where there are none.
 
     Args:
-      run: the run's `run.json`.
-      records: its metrics by round, the one private curve among the others.
+      found: the files of the run itself, the one private curve among the others.
     """
+    directory, run = found.directory, found.run
     paths = [*sorted((directory / OTHER_CANDIDATES).glob("*")), directory / WITHOUT_PRIVACY]
-    folders = [
-        path.relative_to(directory).as_posix() for path in paths if (path / "run.json").exists()
-    ]
+    folders = {
+        path.relative_to(directory).as_posix(): RunFiles.read(path)
+        for path in paths
+        if (path / "run.json").exists()
+    }
     if not folders:
         return None
-    begun = {folder: files.read_json(directory / folder / "run.json") for folder in folders}
-    stamped = any(each["stamp"] for each in (run, *begun.values()))
-    mark = "NOT PRIVATE" if stamped else "SIMULATION"
-    curves = [Curve(called(""), run["private"], records)]
-    curves += [
-        Curve(called(folder), each["private"], read_lines(directory / folder / "metrics.jsonl"))
-        for folder, each in begun.items()
+    stamped = any(each.run["stamp"] for each in (found, *folders.values()))
+    path = directory / SIMULATION
+    record = files.read_json(path) if path.exists() else {}
+    tested_on = record.get("tested_on") or "clients declared public"
+    sections = []
+    if record.get("table"):
+        sections.append(_compared(record["table"], tested_on, found))
+    if "fred" in record:
+        sections += _predicted(record["fred"], tested_on, found)
+    curves = [found.curve(called(""))]
+    curves += [each.curve(called(folder)) for folder, each in folders.items()]
+    mark = "NOT PRIVATE" if stamped else _MARK
+    figures = evaluation_figures(curves, found.evaluated_on, mark, found.language)
+    if figures:
+        title = f"Round by round, on {found.evaluated_on}"
+        sections.append(Section(title, figures=figures, stamps=[_MARK]))
+    runs = [
+        (_linked(folder, called(folder), not each.run["stamp"]),)
+        for folder, each in folders.items()
     ]
-    path = directory / RECORD
-    found = files.read_json(path) if path.exists() else {}
-    words = language(run, records)
-    of, plots = evaluated_on(run), directory / "simulation_plots"
-    fred, tested_on = found.get("fred"), found.get("tested_on") or "clients declared public"
-    figures = []
-    if fred is not None:
-        stamp = "NOT PRIVATE" if run["stamp"] else "SIMULATION"
-        figures = ranking_figures(fred, "perplexity" if words else "loss", tested_on, stamp)
-    page = render(
-        "simulation.html.jinja",
-        run=run,
-        mark=mark,
-        stamped=stamped,
-        note=NOTE,
-        begun=[(called(folder), folder, each) for folder, each in begun.items()],
-        table=found.get("table", []),
-        tested_on=tested_on,
-        language=words,
-        fred=fred,
-        fred_plots=[
-            saved_figure(plots, name, title, figure)
-            for name, title, figure in figures
-            # The distances are the run's own, and on its own page.
-            if name != "fred"
+    sections.append(Section("The runs", table=Table((), runs)))
+    unbounded = ", and for a run without privacy there is no bound on that" if stamped else ""
+    return Page(
+        title=f"Simulations of {run['label']}",
+        lead=run["population"],
+        stamp="NOT PRIVATE" if stamped else "",
+        privacy="",
+        privacy_notes=[
+            "What is shown here comes of further runs on the same clients, which show what else "
+            "could have come of this one. Each has a ledger of its own, as if it had happened in "
+            "another world. In this one, whoever sees this page learns of the clients what all of "
+            f"these runs release together{unbounded}. Publish none of it."
         ],
-        plots=evaluation_plots(plots, curves, of, mark, words),
-        evaluation=of,
+        facts=[],
+        sections=sections,
+        simulation=True,
+        warning="Nothing on this page is covered by the statement of report.html.",
+        pictures="simulation_plots",
+        name=PAGE,
     )
-    files.write_atomically(directory / PAGE, page)
-    return directory / PAGE
+
+
+def _linked(folder: str, name: str, private: bool) -> Cell:
+    stamps = [_MARK] if folder else []
+    link = f"{folder}/{REPORT}" if folder else ""
+    return Cell(name, link=link, stamps=stamps if private else [*stamps, "NOT PRIVATE"])
+
+
+def _compared(table: list[dict[str, Any]], tested_on: str, found: RunFiles) -> Section:
+    language = found.language
+    rows = []
+    for row in table:
+        value, accuracy = row.get(found.metric), row.get("accuracy")
+        rows.append(
+            (
+                _linked(row["folder"], row["model"], row["private"]),
+                "" if value is None else f"{value:.4g}",
+                "" if accuracy is None else f"{100 * accuracy:.2f} %",
+                row["privacy"],
+            )
+        )
+    columns = (
+        "model",
+        found.metric,
+        "next-token accuracy" if language else "accuracy",
+        "what this run alone costs",
+    )
+    return Section(f"Compared on {tested_on}", table=Table(columns, rows, (1, 2), 0))
+
+
+def _predicted(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
+    """Whether FreD's order is that of the models: a table, then the correlation and pictures."""
+    metric, stages = found.metric, ("before", "after")
+    rows = [
+        (
+            row["rank"],
+            row["candidate"],
+            f"{row['distance']:.5g}",
+            *(score_text(row[stage], metric) for stage in stages),
+            "this run" if row["rank"] == 1 else Cell(stamps=[_MARK]),
+        )
+        for row in fred["candidates"]
+    ]
+    columns = ("rank", "candidate", "FreD", f"{metric} before the rounds", "after", "")
+    correlations = [
+        f"{fred['spearman'][stage]:.2f} {stage} the private rounds"
+        for stage in stages
+        if fred["spearman"][stage] is not None
+    ]
+    said = ""
+    if correlations:
+        said = (
+            f"Spearman's rank correlation of FreD with {metric}: {', '.join(correlations)} "
+            f"({len(rows)} candidates; 1 = the same order)."
+        )
+    stamp = "NOT PRIVATE" if found.run["stamp"] else _MARK
+    figures = ranking_figures(fred, metric, tested_on, stamp)
+    return [
+        Section(
+            f"Does FreD's order predict the {metric}?",
+            f"{metric.capitalize()} on {tested_on}, of the models from every candidate.",
+            table=Table(columns, rows, (0, 2, 3, 4), 0),
+            stamps=[_MARK],
+        ),
+        # The distances are the run's own, and on its own page.
+        Section("", said, [figure for figure in figures if figure[0] != "fred"]),
+    ]

@@ -35,12 +35,13 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.central.prefinetune import Prefinetuned, epochs_of, prefinetune
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.config.sections import FredConfig, LanguageModelConfig, PrefinetuneConfig
+from jaxpfl.experiments.config.sections import LanguageModelConfig, PrefinetuneConfig
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
+from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder

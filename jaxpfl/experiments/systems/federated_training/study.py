@@ -16,20 +16,24 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.central.prefinetune import Prefinetuned
-from jaxpfl.experiments.config.reader import load, to_mapping, to_yaml
-from jaxpfl.experiments.config.sections import Config, LanguageModelConfig
+from jaxpfl.experiments.config.reader import to_mapping, to_yaml
+from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeric_columns
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
-from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Result, Setting, Tracking
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.report.run_page import write_report
+from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import Experiment, build
+from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.page import page
 from jaxpfl.experiments.systems.federated_training.ranking import Metrics, ranking
 from jaxpfl.experiments.systems.federated_training.stages import Stages
 from jaxpfl.privacy.ledger import Budget
@@ -37,82 +41,24 @@ from jaxpfl.text.metrics.baselines import unigram_baseline
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a carried out config came to; public.
+class FederatedTraining:
+    """A config, built; nothing is trained or released yet."""
 
-    Attributes:
-      out: the run directory.
-      rounds: rounds done.
-      private: whether the run is.
-      privacy: the statement: (epsilon, delta), unit, adjacency, accountant.
-      metrics: the last round's.
-      table: models compared on the test clients: name, private, metrics.
-      tested_on: those clients, in words, or None where none are declared public.
-      fred: the candidates' FreD, and how it goes with their perplexity before the rounds (see
-        `ranking`), or None.
-      simulation: what the statement does NOT cover (see `simulation.record`), or None.
-    """
+    experiment: Experiment
 
-    out: Path
-    rounds: int
-    private: bool
-    privacy: str
-    metrics: dict[str, Any]
-    table: list[dict[str, Any]]
-    tested_on: str | None = None
-    fred: dict[str, Any] | None = None
-    simulation: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        record = {**dataclasses.asdict(self), "report": str(self.out / "report.html")}
-        return jsonable({**record, "out": str(self.out)})
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left of the stages, the rounds and the simulations."""
+        return _carry_out(self.experiment, workspace)
 
 
-def run_config(config: Config, out: str | Path, *, shown: bool = True) -> Outcome:
-    """Carries out `config` in the new or empty directory `out`.
-
-    Raises:
-      InputError, BudgetExhausted, Interrupted: as `jaxpfl.run` does.
-    """
-    directory = Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
-    with files.exclusive(directory):
-        path = directory / "config.yaml"
-        if path.exists() or (directory / "run.json").exists():
-            raise InputError(
-                f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
-                "choose another --out"
-            )
-        # Built first: a directory that cannot be run does not come to look like a run.
-        experiment = build(config)
-        files.write_atomically(path, _heading(config) + to_yaml(config))
-        return _execute(experiment, directory, shown)
+def prepare(config: Config) -> FederatedTraining:
+    """Reads the data, makes the vocabulary and calibrates the plans."""
+    return FederatedTraining(build(config))
 
 
-def resume_run(out: str | Path, *, shown: bool = True) -> Outcome:
-    """Goes on with the run in `out`, from its last good checkpoint, to the same final bits.
-
-    Raises:
-      InputError: `out` holds no run, or what it holds was altered.
-      CorruptFile, BudgetExhausted, Interrupted: as `jaxpfl.run` does.
-    """
-    directory = Path(out)
-    config = load(directory / "config.yaml")
-    if not isinstance(config, Config):
-        raise InputError(f"{directory}: holds the study {config.study!r}, not a run")
-    with files.exclusive(directory):
-        return _execute(build(config), directory, shown)
-
-
-def _heading(config: Config) -> str:
-    """What a config's file begins with, before there is a run whose stamp could be read."""
-    if not config.privacy.private:
-        return f"# {NOT_PRIVATE}\n"
-    return f"# {REPRODUCIBLE}\n" if config.run.reproducible_noise else ""
-
-
-def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
-    config = experiment.config
+def _carry_out(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
+    config, directory = experiment.config, workspace.directory
+    shown = workspace.progress
     if experiment.vocabulary is not None:
         experiment.vocabulary.save(directory / "vocabulary.json")
     ledger = directory / "ledger.jsonl"
@@ -131,12 +77,13 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
             experiment, config, experiment.algorithm, directory, ledger, start=start, prior=prior
         )
     except (BudgetExhausted, Interrupted):
-        write_report(directory)
+        write_page(directory, page(directory, {}))
         raise
     evaluator = _test_evaluator(experiment)
-    record = _complete(experiment, stages, result, evaluator, directory)
+    record = _completed(experiment, stages, result, evaluator, directory)
     # What the run releases is whole before a simulation of it begins.
-    write_report(directory)
+    written = workspace.write_result(record)
+    write_page(directory, page(directory, written))
     simulations = _other_candidates(experiment, stages, directory, run)
     if config.run.also_without_privacy:
         folder = directory / simulation.WITHOUT_PRIVACY
@@ -145,27 +92,15 @@ def _execute(experiment: Experiment, directory: Path, shown: bool) -> Outcome:
         if stages is None:
             # With stages before it the run cannot be carried out from a config of its own.
             path = folder / "config.yaml"
-            files.write_atomically(path, _heading(other_config) + to_yaml(other_config))
+            files.write_atomically(path, f"# {NOT_PRIVATE}\n{to_yaml(other_config)}")
         algorithm = experiment.without_privacy(None if start is None else start.params)
         simulations[simulation.WITHOUT_PRIVACY] = run(
             experiment, other_config, algorithm, folder, folder / "ledger.jsonl", start=start
         )
-        write_report(folder)
-    simulated = None
+        write_run_page(folder)
     if simulations:
-        simulated = _simulated(stages, evaluator, result, simulations, directory)
-        write_report(directory)
-    return Outcome(
-        out=directory,
-        rounds=result.rounds,
-        private=record["private"],
-        privacy=result.privacy,
-        metrics=result.metrics,
-        table=record["table"],
-        tested_on=record["tested_on"],
-        fred=record.get("fred"),
-        simulation=simulated,
-    )
+        _write_simulations(stages, evaluator, result, simulations, directory)
+    return record
 
 
 def _other_candidates(
@@ -193,22 +128,21 @@ def _other_candidates(
             start=start,
             candidate=name,
         )
-        write_report(folder)
+        write_run_page(folder)
     return results
 
 
-def _complete(
+def _completed(
     experiment: Experiment,
     stages: Stages | None,
     result: Result,
     evaluator: Evaluator | None,
     directory: Path,
 ) -> dict[str, Any]:
-    """Adds the tables to `result.json`: of what the statement covers, and of nothing else."""
+    """The record with its tables: of what the statement covers, and of nothing else."""
     private = files.read_json(directory / "run.json")["private"]
-    path = directory / "result.json"
     record = {
-        **files.read_json(path),
+        **files.read_json(directory / RESULT),
         "tested_on": None if evaluator is None else evaluator.name,
         "table": [],
     }
@@ -217,8 +151,6 @@ def _complete(
     if stages is not None and stages.scores is not None:
         before = _before(stages, evaluator)
         record["fred"] = {**(stages.fred or {}), **ranking(stages.scores, {"before": before})}
-    record = jsonable(record)
-    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
     return record
 
 
@@ -260,13 +192,13 @@ def _table(
     return table
 
 
-def _simulated(
+def _write_simulations(
     stages: Stages | None,
     evaluator: Evaluator | None,
     result: Result,
     simulations: Mapping[str, Result],
     directory: Path,
-) -> dict[str, Any]:
+) -> None:
     """Writes `simulation.json`: this run again, and what its statement does not cover."""
     scores = (
         {}
@@ -298,10 +230,8 @@ def _simulated(
         after = {name: scores[folder] for name, folder in folders.items()}
         both = {"before": _before(stages, evaluator), "after": after}
         record["fred"] = ranking(stages.scores, both)
-    record = jsonable(record)
-    path = directory / simulation.RECORD
-    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
-    return record
+    text = json.dumps(jsonable(record), indent=1)
+    files.write_atomically(directory / SIMULATION, text + "\n")
 
 
 def _budget(config: Config) -> Budget | None:

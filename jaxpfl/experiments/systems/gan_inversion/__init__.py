@@ -1,1 +1,6 @@
-"""Two federated GANs show inverted pixels (Augenstein et al. 2020, section 6)."""
+"""Inverted pixels: two federated GANs show what a classifier's errors are made of."""
+
+from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
+
+SYSTEM = LazySystem("gan_inversion", GanInversionConfig, __name__)

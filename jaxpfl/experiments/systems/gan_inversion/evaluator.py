@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxpfl.algorithms.frechet import Moments, distance, moments
 from jaxpfl.data.population import Population
-from jaxpfl.experiments import carry_out as studies
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.config.study_config import GanInversionConfig
+from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
 # A bound on the norm of logits that none ever meets.
@@ -99,7 +99,7 @@ def train_judge(
         )
         like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
         path = directory / "judge" / f"{name}.npz"
-        params[name], digest = studies.kept(path, train, like)
+        params[name], digest = studies.load_or_compute(path, train, like)
         digests.append(digest)
     # Where there are others, those that did not train it.
     tested = order[settings.examples :] if len(order) > settings.examples else order

@@ -31,11 +31,11 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def _privacy(record: dict[str, Any]) -> list[str]:
-    if record["together"]["epsilon"] is None:
+    if record["composed_guarantee"]["epsilon"] is None:
         return [record["stamp"]]
     dearest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
     found = [
-        f"everything together: {record['together']['statement']}",
+        f"everything together: {record['composed_guarantee']['statement']}",
         f"the dearest GAN: {record['runs'][dearest]['privacy']}",
     ]
     scale = record["at_scale"]
@@ -44,7 +44,7 @@ def _privacy(record: dict[str, Any]) -> list[str]:
         found += [
             f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
             f"{run['clients_per_round']:,} a round: {run['statement']}",
-            f"everything together there: {scale['together']['statement']}",
+            f"everything together there: {scale['composed_guarantee']['statement']}",
         ]
     return found
 
@@ -68,9 +68,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         title="What is wrong with the images? Two federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
         stamp=record["stamp"],
-        privacy=record["together"]["statement"],
+        privacy=record["composed_guarantee"]["statement"],
         privacy_notes=[
-            *no_protection(record["together"]["epsilon"]),
+            *no_protection(record["composed_guarantee"]["epsilon"]),
             "All releases of this page together: both histograms of users' accuracy and all four "
             "GANs, on the same clients.",
             *privacy[1:],

@@ -17,7 +17,7 @@ use them. Nobody leaves the population for being unselected: see `data.selection
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,18 +34,19 @@ from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.config.study_config import GanInversionConfig
-from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.federated_training.build import (
+from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.engine.build import (
     build_cohort,
     build_optimizer,
     build_plan,
     check_images,
     read_clients,
 )
+from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.engine.setting import Result, Tracking
+from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.experiments.systems.base import Workspace, stamp_of
+from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.experiments.systems.gan_inversion.evaluator import Judge, inverted, train_judge
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.query import Execution
@@ -87,7 +88,7 @@ class _Look:
         return _Scored(self.judge.score(sample_images(self.gan, params, self.key, self.number)))
 
 
-def prepare(config: GanInversionConfig) -> Callable[[Path, bool], dict[str, Any]]:
+def prepare(config: GanInversionConfig) -> "_Study":
     """Reads the clients and builds all that can be refused, before a directory is touched."""
     clients = read_clients(config.data)
     check_images(clients, config.gan.image_shape, config.classifier.classes)
@@ -99,7 +100,7 @@ def prepare(config: GanInversionConfig) -> Callable[[Path, bool], dict[str, Any]
     if config.scaled_up is not None:
         for share in (1.0, _LEAST_SHARE):
             studies.at_scale(config.scaled_up, {"": study.plan(share)})
-    return study.carry_out
+    return study
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,9 @@ class _Study:
             execution=Execution(chunk=training.chunk),
         )
 
-    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
-        """Does what is left to do in `directory`, whose lock the caller holds."""
-        config = self.config
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left to do in the directory."""
+        config, directory, shown = self.config, workspace.directory, workspace.progress
         ledger = directory / "ledger.jsonl"
         if config.privacy.ledger is not None:
             ledger = Path(config.privacy.ledger)
@@ -240,7 +241,7 @@ class _Study:
         record = jsonable(
             {
                 "run": run,
-                "stamp": studies.stamp_of(directory),
+                "stamp": stamp_of(directory),
                 **released.to_dict(),
                 "accuracy": released.accuracy(),
                 "low": released.percentile(settings.low),
@@ -360,8 +361,8 @@ class _Study:
             "thresholds": thresholds,
             "runs": found,
             "selected_per_round": config.training.clients_per_round,
-            "together": studies.together(
-                [ledger], config.privacy.delta, studies.stamp_of(directory)
+            "composed_guarantee": studies.composed_guarantee(
+                [ledger], config.privacy.delta, stamp_of(directory)
             ),
             "at_scale": studies.at_scale(
                 config.scaled_up,

@@ -1,1 +1,6 @@
-"""Federated language models show joined words (Augenstein et al. 2020, section 5)."""
+"""Joined words: federated language models show a tokenizer's bug."""
+
+from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
+
+SYSTEM = LazySystem("oov_concatenation", OovConcatenationConfig, __name__)

@@ -28,7 +28,7 @@ def _privacy(record: dict[str, Any]) -> list[str]:
         return [record["stamp"]]
     world = _dearest(record)
     found = [
-        f"both models together, in a world: {world['together']['statement']}",
+        f"both models together, in a world: {world['composed_guarantee']['statement']}",
         f"all {len(record['worlds'])} worlds, as seen here: {record['all_worlds']['statement']}",
         f"the word model: {world['privacy']['words']}",
         f"the character model: {world['privacy']['characters']}",
@@ -40,12 +40,14 @@ def _privacy(record: dict[str, Any]) -> list[str]:
             f"clients and {run['clients_per_round']:,} a round: {run['statement']}"
             for name, run in scale["runs"].items()
         ]
-        found.append(f"both models together there: {scale['together']['statement']}")
+        found.append(f"both models together there: {scale['composed_guarantee']['statement']}")
     return found
 
 
 def _dearest(record: Mapping[str, Any]) -> dict[str, Any]:
-    return max(record["worlds"].values(), key=lambda world: world["together"]["epsilon"] or 0.0)
+    return max(
+        record["worlds"].values(), key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0
+    )
 
 
 def _spaces(top: list[dict[str, Any]]) -> int:
@@ -70,9 +72,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
         f"{record['vocabulary']['size']:,} words from {record['vocabulary']['source']}",
         stamp=record["stamp"],
-        privacy=_dearest(record)["together"]["statement"],
+        privacy=_dearest(record)["composed_guarantee"]["statement"],
         privacy_notes=[
-            *no_protection(_dearest(record)["together"]["epsilon"]),
+            *no_protection(_dearest(record)["composed_guarantee"]["epsilon"]),
             "The word model and the character model of one world together: what a deployment, to "
             "which one world happens, would have spent. This page shows several worlds of the same "
             "clients, which costs more:",

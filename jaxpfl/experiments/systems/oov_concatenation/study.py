@@ -16,7 +16,6 @@ is post-processing.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,22 +29,22 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out as studies
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.config.study_config import OovConcatenationConfig
-from jaxpfl.experiments.engine.public_check import PrivateContent
-from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.engine.texts import public_vocabulary
-from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.federated_training.build import (
+from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
     build_plan,
     cleaned,
+    open_public,
     read_clients,
 )
-from jaxpfl.experiments.systems.federated_training.candidates import open_public
-from jaxpfl.experiments.systems.federated_training.stages import params_digest
+from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.engine.setting import Result, Tracking
+from jaxpfl.experiments.engine.texts import public_vocabulary
+from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.experiments.systems.base import Workspace, stamp_of
+from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.privacy.plan import Plan
@@ -63,7 +62,7 @@ def world_name(probability: float) -> str:
     return f"bug_{100 * probability:g}_percent"
 
 
-def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, Any]]:
+def prepare(config: OovConcatenationConfig) -> "_Study":
     """Reads the clients and builds all that can be refused, before a directory is touched."""
     clients = read_clients(config.data)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
@@ -75,7 +74,7 @@ def prepare(config: OovConcatenationConfig) -> Callable[[Path, bool], dict[str, 
     study = _Study(config, with_words(parts["train"]), public, vocabulary)
     if config.scaled_up:
         studies.at_scale(config.scaled_up, study.plans)
-    return study.carry_out
+    return study
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class _Study:
                 seed=self.config.run.seed,
             )
 
-        params, digest = studies.kept(directory / "start" / "characters.npz", start, like)
+        params, digest = studies.load_or_compute(directory / "start" / "characters", start, like)
         return build_fed_avg(model, settings.training, self.plans["characters"], params), digest
 
     @cached_property
@@ -139,9 +138,9 @@ class _Study:
             )
         return found
 
-    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
-        """Does what is left to do in `directory`, whose lock the caller holds."""
-        config = self.config
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left to do in the directory."""
+        config, directory, shown = self.config, workspace.directory, workspace.progress
         self._keep_vocabulary(directory)
         characters, start = self.characters(directory)
         both = {
@@ -161,10 +160,10 @@ class _Study:
             "plans": {name: plan.to_dict() for name, plan in self.plans.items()},
             "worlds": worlds,
             # Whoever sees this page has seen every world's models, of the same clients.
-            "all_worlds": studies.together(
+            "all_worlds": studies.composed_guarantee(
                 [_ledger(directory, name) for name in worlds],
                 config.words.privacy.delta,
-                studies.stamp_of(directory),
+                stamp_of(directory),
             ),
             "at_scale": studies.at_scale(config.scaled_up, self.plans),
         }
@@ -218,8 +217,8 @@ class _Study:
         found = self._drawn(results, ledger.with_name("drawn.json"), shown)
         record = {
             "probability": probability,
-            "together": studies.together(
-                [ledger], config.words.privacy.delta, studies.stamp_of(directory)
+            "composed_guarantee": studies.composed_guarantee(
+                [ledger], config.words.privacy.delta, stamp_of(directory)
             ),
             "privacy": {
                 kind: studies.restate(result.out, ledger) for kind, result in results.items()
@@ -235,7 +234,7 @@ class _Study:
         shown: bool,
     ) -> dict[str, Any]:
         """Sentences and words from the finished models; read where it was done, else made."""
-        of = {kind: params_digest(result.params) for kind, result in results.items()}
+        of = {kind: studies.params_digest(result.params) for kind, result in results.items()}
         if path.exists():
             record = files.read_json(path)
             if record["of"] == of:

@@ -1,1 +1,6 @@
-"""Synthetic text by POPri and its rivals (Hou et al. 2025)."""
+"""Synthetic text: what a downstream model gains from private clients, by method."""
+
+from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
+
+SYSTEM = LazySystem("synthetic_text", SyntheticTextConfig, __name__)

@@ -130,7 +130,7 @@ class SyntheticTextConfig:
       cache: the folder of the public models, each named by a hash of all that it follows from.
     """
 
-    study: Literal["synthetic_text"]
+    system: Literal["synthetic_text"]
     method: Literal["public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri"]
     data: DataConfig
     corpora: dict[str, str]

@@ -16,7 +16,6 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,18 +33,19 @@ from jaxpfl.algorithms.private_evolution import Evolved
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out as studies
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.engine.cost import both_statements, stamped
-from jaxpfl.experiments.engine.releases import Releases
-from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.federated_training.build import (
+from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_plan,
     cleaned,
     read_clients,
 )
+from jaxpfl.experiments.engine.cost import both_statements, stamped
+from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.experiments.systems.base import Workspace, stamp_of
 from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
 from jaxpfl.models import count_parameters
@@ -62,12 +62,7 @@ _FID_TEXTS = 2_000
 _PLANE_TEXTS = 400
 
 
-def prepare(config: SyntheticTextConfig) -> Callable[[Path, bool], dict[str, Any]]:
-    """Reads the clients and builds all that can be refused, before a directory is touched."""
-    return built(config).carry_out
-
-
-def built(config: SyntheticTextConfig) -> "SyntheticText":
+def prepare(config: SyntheticTextConfig) -> "SyntheticText":
     """The study of a config: its clients are read, nothing is trained or released yet."""
     clients = read_clients(config.data)
     if "text" not in clients.columns:
@@ -129,13 +124,13 @@ class SyntheticText:
     plan: Plan
     models: CorpusWriter
 
-    def carry_out(self, directory: Path, shown: bool) -> dict[str, Any]:
-        """Does what is left to do in `directory`, whose lock the caller holds."""
-        models = CorpusWriter(self.config, shown)
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left to do in the directory."""
+        models = CorpusWriter(self.config, workspace.progress)
         study = dataclasses.replace(self, models=models)
         if self.config.corpus.spans:
             study = study.in_spans()
-        return study._carried_out(directory)
+        return study._carried_out(workspace.directory)
 
     def in_spans(self) -> Self:
         """The same study, whose examples are spans of the texts."""
@@ -161,7 +156,7 @@ class SyntheticText:
             json.dumps(seconds) + "\n",
             mode=0o600,
         )
-        stamp = studies.stamp_of(directory)
+        stamp = stamp_of(directory)
         guarantee = told.pop("guarantee", None) or self._guarantee(stamp)
         return {
             "method": self.config.method,
@@ -288,9 +283,7 @@ class SyntheticText:
             releases.end()
         shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
         if releases.ledger is not None:
-            shown["guarantee"] = self._guarantee(
-                studies.stamp_of(directory), releases.ledger, releases.run
-            )
+            shown["guarantee"] = self._guarantee(stamp_of(directory), releases.ledger, releases.run)
         return texts, shown
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:

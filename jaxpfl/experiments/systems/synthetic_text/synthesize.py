@@ -16,10 +16,10 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.carry_out import RECORD
 from jaxpfl.experiments.config.reader import load
 from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
 from jaxpfl.experiments.engine.releases import FOLDER, missing
+from jaxpfl.experiments.systems.base import RESULT
 from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.privacy.ledger import Ledger
@@ -82,11 +82,14 @@ def synthesize(
 
 
 def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
-    if not (directory / RECORD).exists():
-        raise InputError(f"{directory}: holds no finished study: there is no {RECORD}")
-    config, record = load(directory / "config.yaml"), files.read_json(directory / RECORD)
-    if not isinstance(config, SyntheticTextConfig):
-        raise InputError(f"{directory}: is no study of synthetic text, found {record['study']!r}")
+    if not (directory / RESULT).exists():
+        raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
+    record = files.read_json(directory / RESULT)
+    if record.get("system") != "synthetic_text":
+        raise InputError(
+            f"{directory}: is no run of the system 'synthetic_text', found {record.get('system')!r}"
+        )
+    config = load(directory / "config.yaml", SyntheticTextConfig)
     if not (directory / FOLDER / "corpus").exists():
         raise InputError(f"{directory}: method {config.method!r} makes no synthetic texts")
     return config, record

@@ -9,12 +9,13 @@ import pytest
 
 from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config import reader as config_file
-from jaxpfl.experiments.config.sections import FredConfig
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion
+from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.ranking import ranking
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -27,7 +28,7 @@ def _load(path: Path, *changes: tuple[str, str]):
         text = text.replace(old, new)
     changed = path.with_name("changed.yaml")
     changed.write_text(text)
-    return config_file.load(changed)
+    return registry.load(changed)
 
 
 def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
@@ -36,14 +37,14 @@ def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
 
 @pytest.fixture(scope="module")
 def candidates(pipeline_config) -> Candidates:
-    candidates = build(config_file.load(pipeline_config)).candidates
+    candidates = build(registry.load(pipeline_config)).candidates
     assert candidates is not None
     return candidates
 
 
 @pytest.fixture(scope="module")
 def vocabulary(pipeline_config) -> Vocabulary:
-    vocabulary = build(config_file.load(pipeline_config)).vocabulary
+    vocabulary = build(registry.load(pipeline_config)).vocabulary
     assert vocabulary is not None
     return vocabulary
 
@@ -182,20 +183,20 @@ def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_c
     path = pipeline_config.with_name("part.yaml")
     path.write_text(text)
     with pytest.raises(InputError, match=words):
-        config_file.load(path)
+        registry.load(path)
 
 
 def test_candidates_are_given_in_the_file_and_other_settings_anywhere(pipeline_config):
     with pytest.raises(InputError, match="only be given in the config file"):
-        config_file.load(pipeline_config, ("--fred.candidates", "a", "b"))
-    config = config_file.load(
+        registry.load(pipeline_config, ("--fred.candidates", "a", "b"))
+    config = registry.load(
         pipeline_config, ("--fred.epsilon", "2", "--prefinetune.learning_rates", "0.1", "0.2")
     )
     assert config.fred is not None
     assert config.prefinetune is not None
     assert config.fred.epsilon == 2.0
     assert config.prefinetune.learning_rates == (0.1, 0.2)
-    assert config_file.from_mapping(config_file.to_mapping(config), "again") == config
+    assert registry.from_mapping(reader.to_mapping(config), "again") == config
 
 
 @pytest.mark.parametrize(

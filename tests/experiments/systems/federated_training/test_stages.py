@@ -14,13 +14,12 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.carry_out import Outcome, report
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.report.run_page import write_report
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
-from jaxpfl.experiments.systems.federated_training.study import Outcome, resume_run, run_config
 from jaxpfl.federated import release
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.ledgers import same_but_heads
@@ -32,14 +31,14 @@ REPRODUCIBLE = ("--run.reproducible_noise", "True")
 def finished(pipeline_config, tmp_path_factory) -> Outcome:
     """An uninterrupted run with noise of the operating system."""
     out = tmp_path_factory.mktemp("finished") / "run"
-    return run_config(config_file.load(pipeline_config), out, shown=False)
+    return carry_out.run(registry.load(pipeline_config), out, progress=False)
 
 
 @pytest.fixture(scope="module")
 def straight(pipeline_config, tmp_path_factory) -> Path:
     """The directory of an uninterrupted run whose noise can be drawn again."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+    carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
     return out
 
 
@@ -76,7 +75,7 @@ def test_all_releases_are_in_one_ledger_and_compose_to_the_target(finished):
 
 def test_the_run_states_the_total_everywhere(finished):
     record = json.loads((finished.out / "result.json").read_text())
-    for statement in (finished.privacy, record["privacy"]):
+    for statement in (finished.record["privacy"], record["privacy"]):
         assert "epsilon = 8," in statement
         # FreD is a part of it, so that nothing else is on the ledger.
         assert statement.endswith("if nothing else is released from these clients")
@@ -88,15 +87,15 @@ def test_the_run_states_the_total_everywhere(finished):
 
 def test_fred_reads_the_training_clients_only(pipeline_config, finished):
     """The ledger's population is that of the rounds: split off before anything is computed."""
-    experiment = build(config_file.load(pipeline_config))
+    experiment = build(registry.load(pipeline_config))
     ids = set(np.asarray(experiment.train.client_ids).tolist())
     assert set(np.asarray(experiment.sources.client_ids).tolist()) == ids
     assert len(experiment.sources) == len(experiment.train) < 300
 
 
 def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
-    assert finished.fred is not None
-    rows = finished.fred["candidates"]
+    assert finished.record["fred"] is not None
+    rows = finished.record["fred"]["candidates"]
     assert [row["candidate"] for row in rows] == ["near", "mostly far", "far"]
     for row in rows[1:]:
         folder = finished.out / "other_candidates" / row["candidate"]
@@ -111,8 +110,8 @@ def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):
 
 def test_what_the_run_releases_holds_nothing_of_its_simulations(finished):
     """Everything on the page is covered by the statement that stands on it."""
-    assert finished.simulation is not None
-    simulated = [row for row in finished.simulation["table"] if row["folder"]]
+    assert finished.record["simulation"] is not None
+    simulated = [row for row in finished.record["simulation"]["table"] if row["folder"]]
     assert [row["model"] for row in simulated] == [
         "the same run from mostly far",
         "the same run from far",
@@ -141,7 +140,7 @@ def test_the_page_of_simulations_says_what_it_is(finished):
     page = (finished.out / "simulation.html").read_text()
     assert "Nothing on this page is covered by the statement" in page
     assert '<div class="banner">SIMULATION</div>' in page
-    for row in finished.simulation["table"]:
+    for row in finished.record["simulation"]["table"]:
         assert row["model"] in page
         assert row["privacy"] in page.replace("&#39;", "'")
         assert f"{row['perplexity']:.4g}" in page
@@ -151,20 +150,20 @@ def test_the_page_of_simulations_says_what_it_is(finished):
 
 
 def test_the_ranking_holds_every_candidates_model(finished):
-    assert finished.fred is not None
-    assert finished.simulation is not None
-    rows = finished.fred["candidates"]
+    assert finished.record["fred"] is not None
+    assert finished.record["simulation"] is not None
+    rows = finished.record["fred"]["candidates"]
     assert [row["rank"] for row in rows] == [1, 2, 3]
     distances = [row["distance"] for row in rows]
     assert distances == sorted(distances)
-    both = finished.simulation["fred"]["candidates"]
+    both = finished.record["simulation"]["fred"]["candidates"]
     assert [row["before"] for row in both] == [row["before"] for row in rows]
     for row in both:
         assert all(1 < row[stage]["perplexity"] < 100 for stage in ("before", "after"))
     # The clients' own words help more than others do.
     assert rows[0]["before"]["loss"] < rows[2]["before"]["loss"]
-    assert finished.fred["spearman"] == {"before": pytest.approx(1.0)}
-    by_name = {row["model"]: row for row in finished.table}
+    assert finished.record["fred"]["spearman"] == {"before": pytest.approx(1.0)}
+    by_name = {row["model"]: row for row in finished.record["table"]}
     assert by_name["prefinetuned on near"]["loss"] == rows[0]["before"]["loss"]
     assert by_name["this run"]["loss"] == both[0]["after"]["loss"]
     for name in ("fred.png", "fred_perplexity.png"):
@@ -176,7 +175,7 @@ def test_every_figure_says_what_it_was_measured_on(pipeline_config, finished):
     test = f"test clients of {source} (declared public)"
     valid = f"validation clients of {source} (declared public)"
     record = json.loads((finished.out / "result.json").read_text())
-    assert record["tested_on"] == finished.tested_on == test
+    assert record["tested_on"] == finished.record["tested_on"] == test
     frequencies = {row["model"]: row.get("frequencies") for row in record["table"]}
     assert frequencies["unigram"] == valid
     assert frequencies["this run"] is None
@@ -192,7 +191,7 @@ def test_every_figure_says_what_it_was_measured_on(pipeline_config, finished):
     copied = finished.out.parent / "named"
     shutil.copytree(finished.out, copied)
     (copied / "run.json").write_text(json.dumps({**run, "evaluation": valid}))
-    page = write_report(copied).read_text()
+    page = report(copied).read_text()
     assert f"<td>on {valid}</td>" in page
     assert f'alt="Perplexity on {valid}"' in page
 
@@ -269,12 +268,12 @@ def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
     with monkeypatch.context() as patched:
         patched.setattr(module, name, _crash_in(module, name, call))
         with pytest.raises(Crash):
-            run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
+            carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
     released = (out / "fred" / "scores.json").exists()
     with monkeypatch.context() as patched:
         if released:
             patched.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     _assert_same(out, straight)
 
 
@@ -294,10 +293,10 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     real = pipeline.private_moments
     monkeypatch.setattr(pipeline, "private_moments", watched)
     with pytest.raises(Crash):
-        run_config(config_file.load(pipeline_config), out, shown=False)
+        carry_out.run(registry.load(pipeline_config), out, progress=False)
     monkeypatch.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
     with pytest.raises(Crash):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
     first, second = seen
     np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
     np.testing.assert_array_equal(first.moments.covariance_DxD, second.moments.covariance_DxD)
@@ -320,8 +319,8 @@ def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", signalling)
         with pytest.raises(Interrupted, match=f"resume {out}$"):
-            run_config(config_file.load(pipeline_config, REPRODUCIBLE), out, shown=False)
-    resume_run(out, shown=False)
+            carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight)
 
 
@@ -334,7 +333,7 @@ def test_an_altered_stage_blocks_the_resume(straight, tmp_path, name):
     content[len(content) // 2] ^= 1
     (out / name).write_bytes(content)
     with pytest.raises(CorruptFile, match=name):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
 
 
 @pytest.mark.parametrize("name", ["fred/scores.json", "prefinetune/far/prefinetune.json"])
@@ -344,7 +343,7 @@ def test_a_stage_of_another_run_blocks_the_resume(straight, tmp_path, name):
     record = json.loads((out / name).read_text())
     (out / name).write_text(json.dumps({**record, "config": "0" * 12}))
     with pytest.raises(InputError, match="not the one this run began with"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
 
 
 def test_a_ledger_cut_off_after_the_release_blocks_the_resume(
@@ -355,21 +354,21 @@ def test_a_ledger_cut_off_after_the_release_blocks_the_resume(
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
         with pytest.raises(Crash):
-            run_config(config_file.load(pipeline_config), out, shown=False)
+            carry_out.run(registry.load(pipeline_config), out, progress=False)
     ledger = out / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     # The last charge, and what was recorded after it.
     last = max(number for number, line in enumerate(lines) if '"event"' in line)
     ledger.write_text("".join(lines[:last]))
     with pytest.raises(CorruptFile, match="ledger"):
-        resume_run(out, shown=False)
+        carry_out.resume(out, progress=False)
 
 
 def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
     out = tmp_path / "run"
-    config = config_file.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
+    config = registry.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
-        run_config(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
     assert not (out / "fred" / "moments.npz").exists()
     assert len(Ledger.read(out / "ledger.jsonl")) == 0
 
@@ -382,15 +381,16 @@ def test_a_pipeline_without_privacy_says_so_everywhere(pipeline_config, tmp_path
     )
     path = tmp_path / "open.yaml"
     path.write_text(text)
-    outcome = run_config(config_file.load(path), tmp_path / "run", shown=False)
-    assert outcome.fred is not None
-    assert not outcome.private
-    assert not outcome.fred["private"]
-    assert outcome.fred["statement"].startswith("NOT PRIVATE")
-    assert [row["private"] for row in outcome.table] == [True, True, False, False]
-    assert [row["before"] is not None for row in outcome.fred["candidates"]] == [True, False, False]
-    assert outcome.fred["spearman"] == {"before": None}
-    assert outcome.simulation is None
+    outcome = carry_out.run(registry.load(path), tmp_path / "run", progress=False)
+    assert outcome.record["fred"] is not None
+    assert not outcome.record["private"]
+    assert not outcome.record["fred"]["private"]
+    assert outcome.record["fred"]["statement"].startswith("NOT PRIVATE")
+    assert [row["private"] for row in outcome.record["table"]] == [True, True, False, False]
+    candidates = outcome.record["fred"]["candidates"]
+    assert [row["before"] is not None for row in candidates] == [True, False, False]
+    assert outcome.record["fred"]["spearman"] == {"before": None}
+    assert outcome.record["simulation"] is None
     assert not (tmp_path / "run" / "simulation.html").exists()
     page = (tmp_path / "run" / "report.html").read_text()
     assert page.count("NOT PRIVATE") > 4
@@ -402,10 +402,10 @@ def test_prefinetuning_without_fred_uses_the_public_corpus(pipeline_config, tmp_
     start, end = text.index("fred:"), text.index("prefinetune:")
     path = tmp_path / "plain.yaml"
     path.write_text(text[:start] + text[end:])
-    outcome = run_config(config_file.load(path), tmp_path / "run", shown=False)
-    assert outcome.fred is None
+    outcome = carry_out.run(registry.load(path), tmp_path / "run", progress=False)
+    assert outcome.record["fred"] is None
     assert Ledger.read(tmp_path / "run" / "ledger.jsonl").summary(1e-3)["labels"] == {"fed_avg": 3}
-    by_name = {row["model"]: row for row in outcome.table}
+    by_name = {row["model"]: row for row in outcome.record["table"]}
     assert by_name["prefinetuned on public"]["private"]
     assert by_name["prefinetuned on public"]["loss"] < by_name["untrained"]["loss"]
-    assert "FreD" not in outcome.privacy
+    assert "FreD" not in outcome.record["privacy"]

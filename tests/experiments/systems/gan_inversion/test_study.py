@@ -8,8 +8,7 @@ import pytest
 
 from jaxpfl.data.corruptions import inverted_clients
 from jaxpfl.errors import InputError
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.config import reader as config_file
+from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.systems.gan_inversion import evaluator as judge_module
 from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion
 from jaxpfl.privacy import Plan
@@ -18,7 +17,7 @@ from jaxpfl.privacy.ledger import Charge, Ledger
 from tests.experiments.ledgers import same_but_heads
 
 STUDY = """\
-study: gan_inversion
+system: gan_inversion
 data:
   source: "digits?clients=60&alpha=5&seed=0"
   public: "split:public"
@@ -40,13 +39,13 @@ run: {checkpoint_every: 2, reproducible_noise: true, devices: 2}
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("gan") / "gan.yaml"
     path.write_text(STUDY)
-    return config_file.load(path)
+    return registry.load(path)
 
 
 @pytest.fixture(scope="module")
 def straight(config, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "study"
-    studies.run_study(config, out, shown=False)
+    carry_out.run(config, out, progress=False)
     return out
 
 
@@ -56,12 +55,13 @@ def _study(config) -> gan_inversion._Study:
 
 def test_one_ledger_has_every_release_of_the_study(straight):
     """TRUST 29 and 31: thresholds from private accuracies are charged like the GANs."""
-    record = json.loads((straight / "study.json").read_text())
+    record = json.loads((straight / "result.json").read_text())
     ledger = Ledger.read(straight / "ledger.jsonl")
     # Two histograms and four GANs of three rounds.
     assert len(ledger) == 2 + 4 * 3
-    assert record["together"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
-    assert record["together"]["epsilon"] > max(run["epsilon"] for run in record["runs"].values())
+    assert record["composed_guarantee"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
+    dearest = max(run["epsilon"] for run in record["runs"].values())
+    assert record["composed_guarantee"]["epsilon"] > dearest
     for run in record["runs"].values():
         assert 0.0 <= run["inverted_share"] <= 1.0
         assert 1.0 <= run["classifier_score"] <= 10.0
@@ -100,7 +100,7 @@ def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
 
 
 def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
-    study, record = _study(config), json.loads((straight / "study.json").read_text())
+    study, record = _study(config), json.loads((straight / "result.json").read_text())
     for run in record["runs"].values():
         wanted = round(config.training.clients_per_round / run["share"])
         assert run["plan"]["clients_per_round"] == min(len(study.private), wanted)
@@ -175,16 +175,16 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_pa
     monkeypatch.setattr(os, "replace", crash)
     crashes = 0
     try:
-        studies.run_study(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
     except Crash:
         crashes += 1
-    while not (out / "study.json").exists():
+    while not (out / "result.json").exists():
         try:
-            studies.resume_study(out, shown=False)
+            carry_out.resume(out, progress=False)
         except Crash:
             crashes += 1
     assert crashes == 2
-    names = ["study.json", "ledger.jsonl", "images.npz", "config.yaml"]
+    names = ["result.json", "ledger.jsonl", "images.npz", "config.yaml"]
     names += [f"runs/{run}/metrics.jsonl" for run in ("bug_low", "bug_high", "fixed_low")]
     for name in names:
         assert same_but_heads(out / name, straight / name), name
@@ -197,10 +197,10 @@ def test_the_page_shows_the_grids_and_is_drawn_anew(straight):
     for name in ("gans", "inverted", "accuracy", "public"):
         assert (straight / "pictures" / f"{name}.png").stat().st_size > 5_000
     (straight / "report.html").unlink()
-    studies.write_study_report(straight)
+    carry_out.report(straight)
     assert (straight / "report.html").read_text() == page
     # What was not released is in no public file.
-    record = (straight / "study.json").read_text()
+    record = (straight / "result.json").read_text()
     assert "correct_examples" not in record
 
 
@@ -236,6 +236,6 @@ def test_a_bad_study_is_refused(tmp_path, before, after, message):
     path = tmp_path / "bad.yaml"
     path.write_text(STUDY.replace(before, after, 1))
     with pytest.raises(InputError) as caught:
-        studies.run_study(config_file.load(path), tmp_path / "out", shown=False)
+        carry_out.run(registry.load(path), tmp_path / "out", progress=False)
     assert message in str(caught.value)
     assert not (tmp_path / "out" / "config.yaml").exists()

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.config import reader as config_file
-from jaxpfl.experiments.config.study_config import ScaledUpConfig
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.config import reader
+from jaxpfl.experiments.config.sections import ScaledUpConfig
+from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
@@ -20,7 +21,7 @@ from tests.experiments.ledgers import same_but_heads
 from tests.plans import flat_plan
 
 STUDY = """\
-study: oov_concatenation
+system: oov_concatenation
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",
         split: {{train: 1.0, valid: 0.0, test: 0.0}}}}
 words:
@@ -55,7 +56,7 @@ def config_path(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def straight(config_path, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "study"
-    studies.run_study(config_file.load(config_path), out, shown=False)
+    carry_out.run(registry.load(config_path), out, progress=False)
     return out
 
 
@@ -68,12 +69,12 @@ def _public_files(out: Path) -> dict[str, Path]:
 
 
 def study_plan(config_path) -> Plan:
-    return oov_concatenation.prepare(config_file.load(config_path)).__self__.plans["words"]
+    return oov_concatenation.prepare(registry.load(config_path)).__self__.plans["words"]
 
 
 def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
     """TRUST 29: forgetting one of the two would show."""
-    record = json.loads((straight / "study.json").read_text())
+    record = json.loads((straight / "result.json").read_text())
     assert list(record["worlds"]) == ["bug_0_percent", "bug_100_percent"]
     for name, world in record["worlds"].items():
         ledger = Ledger.read(straight / "worlds" / name / "ledger.jsonl")
@@ -82,7 +83,7 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
             f"words_{name}",
             f"characters_{name}",
         }
-        assert world["together"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
+        assert world["composed_guarantee"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
         for kind, statement in world["privacy"].items():
             assert "with everything else on its ledger" in statement
             result = json.loads((straight / "runs" / f"{kind}_{name}" / "result.json").read_text())
@@ -91,15 +92,15 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
         assert len(world["top_words"]) <= 5
         alone = study_plan(config_path).epsilon()
         # More than one of them costs, less than both costs added.
-        assert alone < world["together"]["epsilon"] < 2 * alone
+        assert alone < world["composed_guarantee"]["epsilon"] < 2 * alone
         log_p = [each["log_probability"] for each in world["top_words"]]
         assert log_p == sorted(log_p, reverse=True)
 
 
 def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
     """Both worlds' models come from the same clients."""
-    record = json.loads((straight / "study.json").read_text())
-    one = record["worlds"]["bug_0_percent"]["together"]["epsilon"]
+    record = json.loads((straight / "result.json").read_text())
+    one = record["worlds"]["bug_0_percent"]["composed_guarantee"]["epsilon"]
     assert record["all_worlds"]["epsilon"] > 1.1 * one
     assert len(record["all_worlds"]["labels"]) == 4
     page = (straight / "report.html").read_text()
@@ -115,17 +116,17 @@ def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight,
     note = out / "start" / "characters.json"
     note.write_text(note.read_text().replace('"sha256": "', '"sha256": "0'))
     with pytest.raises(CorruptFile, match="fails its SHA-256"):
-        studies.resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     shutil.rmtree(out / "start")
-    config = config_file.load(config_path, ["--run.seed", "1"])
-    (out / "config.yaml").write_text(config_file.to_yaml(config))
+    config = registry.load(config_path, ["--run.seed", "1"])
+    (out / "config.yaml").write_text(reader.to_yaml(config))
     with pytest.raises(InputError, match="the run began with another config"):
-        studies.resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     (out / "vocabulary.json").write_text(
         (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
     )
     with pytest.raises(InputError, match="another vocabulary"):
-        studies.resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
 
 
 def test_two_runs_of_a_study_never_share_their_noise(straight):
@@ -145,7 +146,7 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(
 ):
     """Crashes before one durable operation after the other, and goes on from there each time."""
     out = tmp_path / "study"
-    config = config_file.load(config_path)
+    config = registry.load(config_path)
     real = os.replace
     calls = 0
 
@@ -162,15 +163,15 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(
     monkeypatch.setattr(os, "replace", crash)
     crashes = 0
     try:
-        studies.run_study(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
     except Crash:
         crashes += 1
-    while not (out / "study.json").exists():
+    while not (out / "result.json").exists():
         try:
-            studies.resume_study(out, shown=False)
+            carry_out.resume(out, progress=False)
         except Crash:
             crashes += 1
-    studies.resume_study(out, shown=False)
+    carry_out.resume(out, progress=False)
     assert crashes == 3
     # TensorBoard's files are named by process and say that a run was resumed.
     found, expected = (
@@ -194,12 +195,12 @@ def test_no_canary_outside_private_folders(straight):
 
 def test_the_report_says_what_both_models_cost_and_is_drawn_anew(straight):
     page = (straight / "report.html").read_text()
-    world = json.loads((straight / "study.json").read_text())["worlds"]["bug_0_percent"]
+    world = json.loads((straight / "result.json").read_text())["worlds"]["bug_0_percent"]
     # Reproducible noise protects nobody, and the page says so.
     assert "NOT PRIVATE" in page
     assert world["top_words"][0]["word"].split(" ")[0] in page
     (straight / "report.html").unlink()
-    studies.write_study_report(straight)
+    carry_out.report(straight)
     assert (straight / "report.html").read_text() == page
     for picture in ("oov_by_position", "oov_overall"):
         assert (straight / "pictures" / f"{picture}.png").stat().st_size > 5_000
@@ -209,17 +210,17 @@ def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_pat
     """TRUST 30."""
     limit = 1.05 * study_plan(config_path).epsilon()
     overrides = [f"--{kind}.privacy.budget-epsilon" for kind in ("words", "characters")]
-    config = config_file.load(
+    config = registry.load(
         config_path, [each for name in overrides for each in (name, f"{limit:g}")]
     )
     with pytest.raises(BudgetExhausted, match="characters_bug_0_percent"):
-        studies.run_study(config, tmp_path / "study", shown=False)
+        carry_out.run(config, tmp_path / "study", progress=False)
     ledger = Ledger.read(tmp_path / "study" / "worlds" / "bug_0_percent" / "ledger.jsonl")
     assert ledger.spent(1e-3) <= limit
 
 
 def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
-    config = config_file.load(config_path)
+    config = registry.load(config_path)
     study = oov_concatenation.prepare(config).__self__
     from jaxpfl.data.corruptions import concatenate_first_words
 
@@ -234,7 +235,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
         noise_multiplier=0.01, delta=1e-4,
     )  # fmt: skip
     larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
-    found = studies.at_scale(larger, {"a": plan})["runs"]["a"]
+    found = study_runs.at_scale(larger, {"a": plan})["runs"]["a"]
     assert found["noise_multiplier"] == pytest.approx(1.0)
     expected = flat_plan(
         population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
@@ -243,7 +244,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
     assert found["epsilon"] == expected.epsilon()
     smaller = ScaledUpConfig(factor=100, population=999, delta=1e-4)
     with pytest.raises(InputError, match="the 1000 clients of the run and the 1000 a round"):
-        studies.at_scale(smaller, {"a": plan})
+        study_runs.at_scale(smaller, {"a": plan})
 
 
 @pytest.mark.parametrize(
@@ -269,6 +270,6 @@ def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, me
     path = tmp_path / "bad.yaml"
     path.write_text(text.replace(before, after, 1))
     with pytest.raises(InputError) as caught:
-        config_file.load(path)
+        registry.load(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)

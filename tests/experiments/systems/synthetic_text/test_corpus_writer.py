@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.carry_out import run_study
+from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
 from jaxpfl.text.tokenisers.base import utf8_bytes
@@ -87,8 +87,8 @@ def test_a_study_runs_with_mask_and_fill(synthetic_config, tmp_path):
     """PrE-Text's form with its own variation, from the clients' votes to the corpus."""
     folder = masked_model_folder(tmp_path / "bert")
     changes = ("--evolution.form", "pre_text", *mask_and_fill(folder))
-    outcome = run_study(
-        synthetic_config("private_evolution", *changes), tmp_path / "run", shown=False
+    outcome = carry_out.run(
+        synthetic_config("private_evolution", *changes), tmp_path / "run", progress=False
     )
     assert outcome.record["private"]
     assert 0 <= outcome.record["metrics"]["accuracy"] <= 1

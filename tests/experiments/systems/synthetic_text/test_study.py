@@ -15,9 +15,10 @@ from jaxpfl.algorithms.fred import FredPlan, private_moments
 from jaxpfl.cli import main
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments.carry_out import resume_study, run_study
-from jaxpfl.experiments.config.reader import from_mapping, load, to_mapping, to_yaml
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.engine import artifacts
+from jaxpfl.experiments.registry import from_mapping, load
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
 from jaxpfl.privacy.ledger import Ledger
@@ -55,7 +56,7 @@ def finished(synthetic_config, tmp_path_factory):
     def run(name):
         if name not in outcomes:
             config = synthetic_config(ALSO.get(name, name), *METHODS[name])
-            outcomes[name] = run_study(config, folder / name, shown=False)
+            outcomes[name] = carry_out.run(config, folder / name, progress=False)
         return outcomes[name]
 
     return run
@@ -229,7 +230,7 @@ CRASHES = {
         after(corpus_writer, "synthesise"),
         before("corpus.jsonl"),
         stopped_in_training,
-        before("study.json"),
+        before("result.json"),
         before("report.html"),
     ],
     "pe_sft": [
@@ -250,20 +251,20 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
 ):
     """TRUST 33, 34: one directory is killed in each phase in turn, and resumed every time."""
     config = synthetic_config(method, *SAME_NOISE)
-    whole = run_study(config, tmp_path / "whole", shown=False)
+    whole = carry_out.run(config, tmp_path / "whole", progress=False)
     parts = tmp_path / "parts"
     for number, crash in enumerate(CRASHES[method]):
         with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
             crash(patched)
             if number == 0:
-                run_study(config, parts, shown=False)
+                carry_out.run(config, parts, progress=False)
                 continue
-            resume_study(parts, shown=False)
+            carry_out.resume(parts, progress=False)
         # Each round is charged at most once, wherever it was stopped.
         if (parts / "ledger.jsonl").exists():
             rounds = [charge["round"] for charge in charges(parts / "ledger.jsonl")]
             assert len(rounds) == len(set(rounds))
-    again = resume_study(parts, shown=False)
+    again = carry_out.resume(parts, progress=False)
     for path in ("corpus.jsonl", "ledger.jsonl"):
         assert same_but_heads(parts / path, whole.out / path)
     for key in ("metrics", "history", "texts", "plane", "corpus_fid", "plan", "public_models"):
@@ -272,7 +273,7 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
         assert same_but_heads(parts / path.relative_to(whole.out), path), path
     assert not (parts / "private" / "secret.json").exists()
     # A finished study is found as it is.
-    assert resume_study(parts, shown=False).record["metrics"] == whole.record["metrics"]
+    assert carry_out.resume(parts, progress=False).record["metrics"] == whole.record["metrics"]
     assert len(charges(parts / "ledger.jsonl")) == 2
 
 
@@ -282,28 +283,28 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     config = synthetic_config("popri")
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
         stored("round_2_responses")(patched)
-        run_study(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
     ledger, secret = out / "ledger.jsonl", out / "private" / "secret.json"
     content, words = ledger.read_bytes(), secret.read_bytes()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     ledger.write_bytes(content.splitlines(keepends=True)[0])
     with pytest.raises(CorruptFile, match="cut off or replaced"):
-        resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     ledger.write_bytes(content)
     secret.unlink()
     with pytest.raises(CorruptFile, match=r"secret\.json: is missing"):
-        resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     secret.write_text(json.dumps({"words": [1, 2, 3, 4], "reproducible": False}))
     with pytest.raises(InputError, match="was replaced"):
-        resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     secret.write_bytes(words)
     text = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(text.replace("rejected_rank: 3", "rejected_rank: 2"))
     with pytest.raises(InputError, match="is of another config"):
-        resume_study(out, shown=False)
+        carry_out.resume(out, progress=False)
     assert ledger.read_bytes() == content
     (out / "config.yaml").write_text(text)
-    assert len(charges(resume_study(out, shown=False).out / "ledger.jsonl")) == 2
+    assert len(charges(carry_out.resume(out, progress=False).out / "ledger.jsonl")) == 2
 
 
 def test_a_release_made_again_on_another_machine_is_charged_and_stated(
@@ -314,7 +315,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
     out = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
         stored("round_1_scores")(patched)
-        run_study(config, out, shown=False)
+        carry_out.run(config, out, progress=False)
 
     def elsewhere(clients, function, *, shown):
         found = embed(clients, function, shown=shown).columns["embedding"]
@@ -322,7 +323,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
 
     synthetic_text._EMBEDDED.clear()
     monkeypatch.setattr(synthetic_text, "embed", elsewhere)
-    record = resume_study(out, shown=False).record
+    record = carry_out.resume(out, progress=False).record
     synthetic_text._EMBEDDED.clear()
     ledger = Ledger.read(out / "ledger.jsonl")
     assert [charge.round for charge in ledger.charges] == [1, 1, 2]
@@ -340,8 +341,10 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     embedded = embed(study.clients, embedder("hashed:32"), shown=False)
     with Ledger(path, study.clients) as ledger:
         private_moments(embedded, fred, ledger=ledger, secret=Secret(), run="fred")
-    scores = run_study(synthetic_config("popri", *shared), tmp_path / "popri", shown=False)
-    rounds = run_study(synthetic_config("fed_avg", *shared), tmp_path / "fed_avg", shown=False)
+    scores = carry_out.run(synthetic_config("popri", *shared), tmp_path / "popri", progress=False)
+    rounds = carry_out.run(
+        synthetic_config("fed_avg", *shared), tmp_path / "fed_avg", progress=False
+    )
     assert not (tmp_path / "popri" / "ledger.jsonl").exists()
     labels = [line["label"] for line in charges(path)]
     assert labels[-4:] == ["popri"] * 2 + ["fed_avg"] * 2
@@ -377,7 +380,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     # The ledger's own budget stops the next study before anybody is asked.
     tight = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", f"{spent + 0.1}")
     with pytest.raises(BudgetExhausted):
-        run_study(synthetic_config("popri", *tight), tmp_path / "more", shown=False)
+        carry_out.run(synthetic_config("popri", *tight), tmp_path / "more", progress=False)
     assert len(charges(path)) == len(labels)
 
 
@@ -392,7 +395,7 @@ def test_without_privacy_everything_says_so(synthetic_config, tmp_path, monkeypa
     path = tmp_path / "config.yaml"
     path.write_text(mapping)
     assert main(["run", str(path), "--out", str(tmp_path / "run"), *changes[2:]]) == 0
-    record = json.loads((tmp_path / "run" / "study.json").read_text())
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
     assert record["metrics"]["epsilon"] is None
     assert not record["private"]
     assert "NOT PRIVATE" in record["privacy"]
@@ -442,7 +445,7 @@ def test_without_privacy_everything_says_so(synthetic_config, tmp_path, monkeypa
 def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, changes, message):
     """TRUST 9, 10, 12, SPEC C.3 (delta = 0.45): before a directory or a ledger is touched."""
     with pytest.raises(InputError, match=message):
-        run_study(synthetic_config(method, *changes), tmp_path / "run", shown=False)
+        carry_out.run(synthetic_config(method, *changes), tmp_path / "run", progress=False)
     assert not (tmp_path / "run" / "config.yaml").exists()
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
@@ -450,7 +453,7 @@ def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, ch
 def test_a_run_with_reproducible_noise_is_not_called_private(synthetic_config, tmp_path):
     """TRUST 21: in the record as in the statement, so in a sweep's table too."""
     config = synthetic_config("popri", *SAME_NOISE)
-    record = run_study(config, tmp_path / "out", shown=False).record
+    record = carry_out.run(config, tmp_path / "out", progress=False).record
     assert record["private"] is False
     assert record["privacy"].startswith("NOT PRIVATE: the noise can be drawn again")
 
@@ -508,7 +511,7 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     for spans in ("True", "False"):
         changes = ("--corpus.spans", spans, "--evaluation.max_examples", "999")
         config = synthetic_config("public", *changes)
-        record = run_study(config, tmp_path / spans, shown=False).record
+        record = carry_out.run(config, tmp_path / spans, progress=False).record
         counts.append(record["metrics"]["count"])
     # Texts of six words or so are more than eight tokens.
     assert counts[0] > 1.5 * counts[1]

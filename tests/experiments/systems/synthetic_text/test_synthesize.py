@@ -9,9 +9,10 @@ import pytest
 
 from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments import carry_out as studies
-from jaxpfl.experiments.carry_out import run_study
-from jaxpfl.experiments.config.reader import from_mapping, to_mapping
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE
+from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training import build
 from jaxpfl.experiments.systems.synthetic_text import synthesize as module
 from jaxpfl.experiments.systems.synthetic_text.synthesize import synthesize
@@ -23,7 +24,7 @@ def finished(synthetic_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for method in ("popri", "pe_sft"):
         changes = ("--corpus.texts", "12")
-        run_study(synthetic_config(method, *changes), folder / method, shown=False)
+        carry_out.run(synthetic_config(method, *changes), folder / method, progress=False)
     return folder
 
 
@@ -38,7 +39,7 @@ def test_the_corpus_of_the_run_and_its_card(finished, tmp_path, capsys):
     assert out.read_bytes() == (run / "corpus.jsonl").read_bytes()
     card = json.loads((tmp_path / "new" / "corpus.jsonl.card.json").read_text())
     assert printed["card"] == card
-    record = json.loads((run / "study.json").read_text())
+    record = json.loads((run / "result.json").read_text())
     assert (card["texts"], card["written_after_the_run"]) == (record["corpus"], 0)
     assert card["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
     assert card["epsilon"] == record["metrics"]["epsilon"]
@@ -115,7 +116,7 @@ def test_what_cannot_be_synthesised_is_refused(finished, synthetic_config, tmp_p
         synthesize(run, out)
     assert out.read_text() == "mine"
     assert main(["synthesize", str(run), "--out", str(tmp_path / "x"), "--texts", "-1"]) == 2
-    run_study(synthetic_config("public"), tmp_path / "public", shown=False)
+    carry_out.run(synthetic_config("public"), tmp_path / "public", progress=False)
     with pytest.raises(InputError, match="method 'public' makes no synthetic texts"):
         synthesize(tmp_path / "public", tmp_path / "x")
     assert not (tmp_path / "x").exists()
@@ -138,9 +139,9 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, monkeypatch, dama
         shutil.rmtree(run / "artifacts" / "round_2_scores")
     else:
         kind = InputError
-        record = json.loads((run / "study.json").read_text())
+        record = json.loads((run / "result.json").read_text())
         record["public_models"]["generator"]["sha256"] = "0" * 64
-        (run / "study.json").write_text(json.dumps(record))
+        (run / "result.json").write_text(json.dumps(record))
     with pytest.raises(kind):
         synthesize(run, tmp_path / "corpus.jsonl", texts=30, shown=False)
     assert not (tmp_path / "corpus.jsonl").exists()
@@ -154,9 +155,9 @@ def test_a_run_without_privacy_is_stamped(synthetic_config, tmp_path):
     mapping["privacy"] |= {"private": False, "epsilon": None, "delta": None}
     config = from_mapping(mapping, "test")
     assert dataclasses.is_dataclass(config)
-    run_study(config, tmp_path / "run", shown=False)
+    carry_out.run(config, tmp_path / "run", progress=False)
     card = synthesize(tmp_path / "run", tmp_path / "corpus.jsonl", shown=False)
     assert not card["private"]
-    assert card["stamp"] == studies.NOT_PRIVATE
+    assert card["stamp"] == NOT_PRIVATE
     assert card["epsilon"] is None
     assert "NOT PRIVATE" in module.described(card)

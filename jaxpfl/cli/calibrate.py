@@ -1,0 +1,99 @@
+"""`jaxpfl calibrate`."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpfl.errors import InputError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--delta", type=float, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--population", type=int, required=True)
+    parser.add_argument("--clients-per-round", type=int, required=True)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--epsilon", type=float)
+    wanted.add_argument("--noise-multiplier", type=float)
+    parser.add_argument("--accountant", choices=("pld", "rdp"))
+    parser.add_argument(
+        "--sampling", choices=("poisson", "fixed"), help="default: poisson, with PLD"
+    )
+    parser.add_argument(
+        "--as-published",
+        choices=("augenstein",),
+        metavar="PAPER",
+        help="augenstein: the epsilon in that paper's form, which is NOT valid, and the valid ones",
+    )
+
+
+def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.as_published is not None:
+        return _as_published(arguments)
+    from jaxpfl.privacy import Clip, Noise, Plan, participation
+
+    # The cost of a round does not depend on the clip norm: noise is relative to it.
+    clip_norm = 1.0
+    sampling = arguments.sampling or "poisson"
+    if arguments.epsilon is not None:
+        plan = Plan.calibrated(
+            epsilon=arguments.epsilon,
+            delta=arguments.delta,
+            population=arguments.population,
+            clients_per_round=arguments.clients_per_round,
+            rounds=arguments.rounds,
+            clip_norm=clip_norm,
+            sampling=sampling,
+            accountant=arguments.accountant,
+        )
+    else:
+        plan = Plan(
+            rounds=arguments.rounds,
+            clip=Clip(clip_norm),
+            noise=Noise(arguments.noise_multiplier),
+            participation=participation.of(
+                sampling, arguments.population, arguments.clients_per_round
+            ),
+            delta=arguments.delta,
+            accountant=arguments.accountant,
+        )
+    epsilon = plan.epsilon()
+    return {
+        "noise_multiplier": plan.noise_multiplier,
+        "epsilon": epsilon,
+        "delta": plan.delta,
+        "rounds": plan.rounds,
+        "population": plan.population,
+        "clients_per_round": plan.clients_per_round,
+        "sampling": plan.sampling,
+        "accountant": plan.chosen_accountant,
+        "confirmed_epsilon": plan.confirmed_epsilon(),
+        "unit": plan.unit,
+        "adjacency": plan.adjacency,
+        "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
+    }
+
+
+def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.noise_multiplier is None:
+        raise InputError("--as-published needs --noise-multiplier: it tells what a noise costs")
+    if arguments.accountant is not None or arguments.sampling is not None:
+        raise InputError("--as-published shows every form: give no --accountant and no --sampling")
+    from jaxpfl.privacy.published import as_published
+
+    setting = {
+        "noise_multiplier": arguments.noise_multiplier,
+        "delta": arguments.delta,
+        "rounds": arguments.rounds,
+        "population": arguments.population,
+        "clients_per_round": arguments.clients_per_round,
+    }
+    found = as_published(arguments.as_published, **setting)
+    lines = [
+        f"paper's form ({found.paper}): {found.statement()}",
+        f"valid, fixed-size rounds:     {found.fixed.statement()}",
+        f"valid, Poisson rounds:        {found.poisson.statement()}",
+    ]
+    if found.fixed.allow_large_delta is not None:
+        lines.append("delta is 1 / N, as published: a delta should be well below it")
+    return {**setting, **found.to_dict(), "text": "\n".join(lines)}

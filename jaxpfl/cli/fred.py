@@ -1,0 +1,66 @@
+"""`jaxpfl fred`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.cli.common import unused_directory
+from jaxpfl.errors import InputError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
+    parser.add_argument(
+        "--candidates",
+        metavar="SOURCE",
+        nargs="+",
+        required=True,
+        help="public corpora, each SOURCE or NAME=SOURCE",
+    )
+    parser.add_argument("--epsilon", type=float)
+    parser.add_argument("--delta", type=float)
+    parser.add_argument(
+        "--unit",
+        choices=("client", "example"),
+        default="client",
+        help="what is protected: a client with all it holds (default), or one example",
+    )
+    parser.add_argument(
+        "--embedder",
+        metavar="NAME",
+        default="hashed",
+        help="hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ...",
+    )
+    parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
+    parser.add_argument(
+        "--non-private",
+        action="store_true",
+        help="also (without --epsilon: only) the distances without noise; they are NOT private",
+    )
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="default: OUT/ledger.jsonl")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/fred")
+
+
+def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if (arguments.epsilon is None) != (arguments.delta is None):
+        raise InputError("--epsilon and --delta belong together, found only one of them")
+    if arguments.epsilon is None and not arguments.non_private:
+        raise InputError("fred needs --epsilon and --delta, or --non-private")
+    from jaxpfl.algorithms.fred import FredPlan
+    from jaxpfl.experiments.choose import choose, table
+
+    shared: dict[str, Any] = {"unit": arguments.unit, "clip_norm": arguments.clip_norm}
+    plan = None
+    if arguments.epsilon is not None:
+        plan = FredPlan.calibrated(epsilon=arguments.epsilon, delta=arguments.delta, **shared)
+    record = choose(
+        arguments.private,
+        arguments.candidates,
+        plan=plan,
+        without_privacy=FredPlan.without_privacy(**shared) if arguments.non_private else None,
+        embedder_name=arguments.embedder,
+        out=arguments.out or unused_directory("fred"),
+        ledger=arguments.ledger,
+    )
+    return {**record, "text": table(record)}

@@ -1,0 +1,65 @@
+"""`jaxpfl run`, `resume` and `report`: a config of any system."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxpfl.cli.common import unused_directory, use_devices
+
+if TYPE_CHECKING:
+    from jaxpfl.experiments.carry_out import Outcome
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR]"
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
+    )
+    parser.add_argument(
+        "--ledger",
+        type=Path,
+        metavar="FILE",
+        help="as --privacy.ledger: shared by all that is released from these clients (default: "
+        "the run's own, in its directory)",
+    )
+
+
+def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.registry import load
+
+    if arguments.ledger is not None:
+        overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
+    config = use_devices(load(arguments.config, overrides))
+    out = arguments.out or unused_directory(arguments.config.stem)
+    print(f"run directory: {out}", file=sys.stderr)
+    from jaxpfl.experiments import carry_out
+
+    return _told(carry_out.run(config, out))
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path)
+
+
+def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.registry import load
+
+    use_devices(load(arguments.directory / "config.yaml"))
+    from jaxpfl.experiments import carry_out
+
+    return _told(carry_out.resume(arguments.directory))
+
+
+def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments import carry_out
+
+    path = carry_out.report(arguments.directory)
+    return {"report": str(path), "text": str(path)}
+
+
+def _told(outcome: "Outcome") -> dict[str, Any]:
+    record = outcome.to_dict()
+    return {**record, "text": "\n".join([f"report: {record['report']}", "", *outcome.lines])}

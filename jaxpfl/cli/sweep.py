@@ -1,0 +1,45 @@
+"""`jaxpfl sweep`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.cli.common import use_devices
+from jaxpfl.errors import InputError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file of the sweep")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="directory (default: runs/NAME-OF-CONFIG); what is done there is not done again",
+    )
+
+
+def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.sweep.config import load_sweep
+
+    sweep = load_sweep(arguments.config)
+    devices = {point.config.run.devices for point in sweep.points}
+    if len(devices) > 1:
+        raise InputError(f"{arguments.config}: run.devices must be the same at all points")
+    use_devices(sweep.points[0].config)
+    from jaxpfl.experiments.sweep.page import table_lines
+    from jaxpfl.experiments.sweep.sweep import SIMULATION, run_sweep
+
+    out = arguments.out or Path("runs", arguments.config.stem)
+    print(f"sweep directory: {out}", file=sys.stderr)
+    outcome = run_sweep(sweep, out)
+    report = outcome.out / "report.html"
+    lines = [f"report: {report}", "", *table_lines(sweep, outcome.rows), "", SIMULATION]
+    return {
+        "out": str(outcome.out),
+        "report": str(report),
+        "rows": outcome.rows,
+        "note": SIMULATION,
+        "text": "\n".join(lines),
+    }

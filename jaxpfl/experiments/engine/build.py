@@ -1,0 +1,206 @@
+"""What the shared sections of a config describe: clients, models, plans and algorithms."""
+
+import re
+from typing import Any
+
+import jax
+import optax
+from dp_accounting import DpEvent
+
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.fed_avg import fed_avg
+from jaxpfl.data import open as open_population
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.columns import text_array
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.sections import (
+    PUBLIC_PART,
+    DataConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
+    OptimizerConfig,
+    PrivacyConfig,
+    TrainingConfig,
+)
+from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.federated.optimizers import optimizer
+from jaxpfl.federated.query import Execution
+from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
+from jaxpfl.models.base import Model
+from jaxpfl.privacy import participation
+from jaxpfl.privacy.clip import AdaptiveClip, Clip
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+
+def read_clients(config: DataConfig) -> Population:
+    """The clients of a section `data`, before they are split.
+
+    Raises:
+      InputError: the source cannot be read, or has no clients.
+    """
+    clients = open_population(config.source)
+    if not len(clients):
+        raise InputError(f"data.source = {config.source!r} has no clients")
+    if config.min_examples > 1:
+        clients = clients.with_min_examples(config.min_examples)
+    return clients
+
+
+def cleaned(part: Population, config: DataConfig) -> Population:
+    """A part of the clients without what `data.remove` matches.
+
+    After the split: the fingerprint, and so the ledger, stays that of the data as it was read.
+    """
+    if config.remove is None:
+        return part
+    if "text" not in part.columns:
+        found = ", ".join(sorted(part.columns))
+        raise InputError(f"data.remove needs a column 'text' in data.source, found {found}")
+    pattern = re.compile(config.remove)
+    texts = [pattern.sub("", text) for text in part.columns["text"].to_pylist()]
+    return part.with_columns({**part.columns, "text": text_array(texts)})
+
+
+def open_public(
+    source: str, public: Population | None, private: PrivateContent, what: str
+) -> Population:
+    """A public source; "split:public" is `public`, the clients that were declared public.
+
+    Args:
+      private: what the source may not hold.
+      what: how messages call the source.
+    """
+    if source != PUBLIC_PART:
+        corpus = open_population(source)
+        private.refuse(corpus, f"{what} = {source!r}")
+        return corpus
+    if public is None or not public.num_examples:
+        raise InputError(f"{PUBLIC_PART} has no clients: data.split.public is too small")
+    return public
+
+
+def build_model(
+    settings: LanguageModelConfig | ImageModelConfig, vocabulary: Vocabulary | None
+) -> Model:
+    """The network of a section `model`."""
+    if isinstance(settings, LanguageModelConfig):
+        prior = None
+        if settings.unigram_prior and vocabulary is not None:
+            prior = vocabulary.log_prior(settings.vocab_size)
+        return CIFGLanguageModel(
+            vocab_size=settings.vocab_size,
+            embedding=settings.embedding,
+            hidden=settings.hidden,
+            projection=settings.projection,
+            tied=settings.tied,
+            output_bias_prior=prior,
+        )
+    makers = {"classifier_cnn": classifier_cnn, "emnist_cnn": emnist_cnn}
+    return makers[settings.name](settings.image_shape, settings.classes)
+
+
+def build_plan(
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    population: int,
+    after: DpEvent | None = None,
+) -> Plan:
+    """The plan of the rounds for `population` training clients.
+
+    Args:
+      after: what else the run releases on them; `privacy.epsilon` is that of everything together.
+    """
+    if not privacy.private:
+        return plan_without_privacy(privacy, training, population)
+    assert privacy.delta is not None
+    adaptive = AdaptiveClip(privacy.target_quantile) if privacy.adaptive else None
+    if privacy.epsilon is not None:
+        return Plan.calibrated(
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            population=population,
+            clients_per_round=training.clients_per_round,
+            rounds=training.rounds,
+            clip_norm=privacy.clip_norm,
+            sampling=privacy.sampling,
+            clipping=privacy.clipping,
+            adaptive_clip=adaptive,
+            accountant=privacy.accountant,
+            noise=privacy.noise,
+            after=after,
+        )
+    assert privacy.noise_multiplier is not None
+    return Plan(
+        rounds=training.rounds,
+        clip=Clip(privacy.clip_norm, privacy.clipping, adaptive),
+        noise=Noise(privacy.noise_multiplier, privacy.noise),
+        participation=participation.of(privacy.sampling, population, training.clients_per_round),
+        delta=privacy.delta,
+        accountant=privacy.accountant,
+    )
+
+
+def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, population: int) -> Plan:
+    return Plan.without_privacy(
+        population=population,
+        clients_per_round=training.clients_per_round,
+        rounds=training.rounds,
+        clip_norm=privacy.clip_norm,
+        sampling=privacy.sampling,
+        clipping=privacy.clipping,
+    )
+
+
+def build_fed_avg(
+    model: Model, training: TrainingConfig, plan: Plan, start: Any = None
+) -> Algorithm:
+    """DP-FedAvg as a section `training` says; `start` as in `algorithms.fed_avg`."""
+    return fed_avg(
+        model,
+        client=build_optimizer(training.client),
+        server=build_optimizer(training.server),
+        plan=plan,
+        cohort=build_cohort(training),
+        execution=Execution(chunk=training.chunk),
+        start=start,
+    )
+
+
+def build_cohort(training: TrainingConfig) -> CohortSpec:
+    """How a client's examples are capped and batched, on this machine's devices."""
+    devices = jax.device_count()
+    return CohortSpec(
+        batch_size=training.batch_size,
+        max_examples=training.max_examples,
+        epochs=training.epochs,
+        # Every device gets the same number of clients.
+        clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
+    )
+
+
+def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax optimiser of a section `client`, `server` or `generator`."""
+    return optimizer(settings.name, settings.learning_rate, settings.momentum)
+
+
+def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
+    """Refuses images that the model cannot read; names shapes and columns, never values."""
+    for name in ("image", "label"):
+        if name not in clients.columns:
+            found = ", ".join(sorted(clients.columns)) or "none"
+            raise InputError(f"data.source: needs a column {name!r}, found {found}")
+    shape = tuple(clients.columns["image"].shape[1:])
+    if shape != image_shape:
+        raise InputError(
+            f"image_shape is {list(image_shape)}, the images of data.source are {list(shape)}"
+        )
+    label = clients.columns["label"]
+    if label.dtype.kind not in "iu":
+        raise InputError(f"data.source: column 'label' must hold integers, found {label.dtype}")
+    if len(label) and not (label.min() >= 0 and label.max() < classes):
+        raise InputError(
+            f"classes is {classes}, and data.source has labels outside 0 .. {classes - 1}"
+        )

@@ -1,0 +1,202 @@
+"""What systems of several runs share: a run among them, the cost of all, the cost at scale."""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from jaxpfl import files
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.engine.cost import both_statements, stamped
+from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
+from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
+from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.plan import Plan
+
+
+def train(
+    config: Any,
+    algorithm: Algorithm,
+    population: Population,
+    *,
+    name: str,
+    directory: Path,
+    ledger: Path,
+    budget: Budget | None,
+    tracking: Tracking,
+    start: str,
+    prior: Sequence[str] = (),
+) -> Result:
+    """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
+
+    Every run has a secret of its own. Its population keeps the fingerprint of the clients it was
+    derived from, so that all runs of a world are charged to one ledger, under the algorithm's name.
+
+    Args:
+      start: identifies all that the run's data was selected or encoded with and its parameters
+        start from: a resumed run goes on with the same alone.
+      prior: runs on the same ledger that this one depends on; its epsilons include theirs.
+    """
+    folder = directory / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    loop = Loop(
+        algorithm,
+        population,
+        directory=folder,
+        ledger=ledger,
+        budget=budget,
+        tracking=tracking,
+        setting=Setting(
+            config={**to_mapping(config), "run name": name},
+            seed=config.run.seed,
+            reproducible_noise=config.run.reproducible_noise,
+            start=start,
+            prior=tuple(prior),
+            resumed_as=directory,
+        ),
+        resume=(folder / "run.json").exists(),
+    )
+    try:
+        result = loop.run()
+    except (BudgetExhausted, Interrupted):
+        write_run_page(folder)
+        raise
+    write_run_page(folder)
+    return result
+
+
+def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
+    """Writes a finished run's statement again, once its study's other runs are on the ledger.
+
+    The statement of the first one was made when its ledger held nothing else.
+
+    Args:
+      folder: of the run.
+      prior: as `train`.
+    """
+    run, path = files.read_json(folder / "run.json"), folder / "result.json"
+    plan = Plan.from_dict(run["plan"])
+    runs = (run["run"], *prior)
+    statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
+    record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
+    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+    write_run_page(folder)
+    return record["privacy"]
+
+
+def budget_of(privacy: PrivacyConfig) -> Budget | None:
+    """The hard limit on a world's ledger: `budget_epsilon`, or `epsilon` where that is null."""
+    limit = privacy.epsilon if privacy.budget_epsilon is None else privacy.budget_epsilon
+    if limit is None or privacy.delta is None:
+        return None
+    return Budget(limit, privacy.delta)
+
+
+def load_or_compute(path: Path, compute: Callable[[], Any], like: Any) -> tuple[Any, str]:
+    """PUBLIC parameters that are computed once: those stored at `path`, and their SHA-256.
+
+    Computed again on another machine they may differ in their last bits, and what a run selects by
+    them with it.
+
+    Args:
+      path: the folder of the artifact.
+      compute: returns them.
+      like: has their structure and shapes.
+
+    Raises:
+      CorruptFile: a file was altered.
+    """
+    store = Artifacts(path.parent, run="public")
+    found = store.load_or_compute(path.name, lambda: Artifact(arrays=tree_arrays(compute())))
+    return tree_of(found.arrays, like, str(path)), store.sha256(path.name)
+
+
+def params_digest(params: Any) -> str:
+    """SHA-256 of parameters."""
+    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
+
+
+def composed_guarantee(ledgers: Sequence[Path], delta: float | None, stamp: str) -> dict[str, Any]:
+    """What all releases on these ledgers cost together: epsilon, statement, releases by label."""
+    if delta is None:
+        return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
+    charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
+    found = _stated(guarantee_of(charges, delta))
+    found["statement"] = stamped(found["statement"], stamp)
+    return {**found, "labels": dict(Counter(charge.label for charge in charges))}
+
+
+def _stated(guarantee: Guarantee) -> dict[str, Any]:
+    return {"epsilon": guarantee.epsilon(), "statement": guarantee.statement()}
+
+
+def at_scale(
+    scaled_up: ScaledUpConfig | None,
+    plans: Mapping[str, Plan],
+    before: Mapping[str, Sequence[float]] = {},
+) -> dict[str, Any] | None:
+    """What these plans would cost, alone and together, on more clients with the same mean's noise.
+
+    Source: Augenstein et al. 2020, "Privacy at scale": k times the clients a round need k times
+    the noise multiplier.
+
+    Args:
+      before: noise multipliers of what each run depends on and everyone took part in, the first
+        releases first; these grow by the same factor, and are part of that run's epsilon.
+
+    Raises:
+      InputError: the larger population is not large enough.
+    """
+    if scaled_up is None:
+        return None
+    found: dict[str, Any] = {}
+    rounds: list[DpEvent] = []
+    # Releases that several runs depend on were made once.
+    shared: list[GaussianDpEvent] = []
+    for name, plan in plans.items():
+        clients_per_round = round(scaled_up.factor * plan.clients_per_round)
+        if scaled_up.population < max(plan.population, clients_per_round):
+            raise InputError(
+                f"scaled_up.population is {scaled_up.population}, expected at least the "
+                f"{plan.population} clients of the run and the {clients_per_round} a round that "
+                "scaled_up.factor asks for"
+            )
+        assert plan.noise is not None, "the config refuses scaled_up without privacy"
+        larger = dataclasses.replace(
+            plan,
+            participation=dataclasses.replace(
+                plan.participation,
+                population=scaled_up.population,
+                clients_per_round=clients_per_round,
+            ),
+            noise=dataclasses.replace(
+                plan.noise, multiplier=plan.noise.multiplier * scaled_up.factor
+            ),
+            delta=scaled_up.delta,
+        )
+        rounds.append(larger.event())
+        needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
+        shared = max(shared, needed, key=len)
+        found[name] = {
+            "clients_per_round": clients_per_round,
+            "noise_multiplier": larger.noise_multiplier,
+            **_stated(Guarantee.of_events([larger.event(), *needed], scaled_up.delta)),
+        }
+    return {
+        **dataclasses.asdict(scaled_up),
+        "runs": found,
+        "composed_guarantee": _stated(Guarantee.of_events([*rounds, *shared], scaled_up.delta)),
+    }

@@ -1,0 +1,60 @@
+"""The systems by name: the only file that knows all of them. A new system is one line here."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import reader
+from jaxpfl.experiments.systems.base import System
+
+DEFAULT = "federated_training"
+"""The system of a config that names none."""
+
+SYSTEMS = {
+    "federated_training": "jaxpfl.experiments.systems.federated_training",
+    "gan_inversion": "jaxpfl.experiments.systems.gan_inversion",
+    "oov_concatenation": "jaxpfl.experiments.systems.oov_concatenation",
+    "synthetic_text": "jaxpfl.experiments.systems.synthetic_text",
+}
+"""Name -> module, which exposes `SYSTEM`; it is imported when the system is first asked for."""
+
+
+def system_of(name: Any) -> System:
+    """The system of this name.
+
+    Raises:
+      InputError: there is none.
+    """
+    if not isinstance(name, str) or name not in SYSTEMS:
+        known = ", ".join(map(repr, SYSTEMS))
+        raise InputError(f"system must be one of {known}, found {name!r}")
+    return importlib.import_module(SYSTEMS[name]).SYSTEM
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
+    """Reads the config of any system from a YAML file and the command line.
+
+    Raises:
+      InputError: as `from_mapping`, or the file cannot be read.
+    """
+    return from_mapping(reader.read_mapping(path), str(path), overrides)
+
+
+def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
+    """The config of the system that the key `system` of `mapping` names.
+
+    Args:
+      where: a file's name, which messages begin with.
+      overrides: as in `config.reader.from_mapping`.
+
+    Raises:
+      InputError: there is no such system, or its config is not valid; names the key.
+    """
+    name = mapping.get("system", DEFAULT) if isinstance(mapping, Mapping) else DEFAULT
+    try:
+        system = system_of(name)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return reader.from_mapping(mapping, where, system.Config, overrides)

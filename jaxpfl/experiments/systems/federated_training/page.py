@@ -1,0 +1,164 @@
+"""The page of federated training: its rounds, its models compared, and how FreD chose a corpus."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import files
+from jaxpfl.experiments.report.page import Cell, Page, Section, Table
+from jaxpfl.experiments.report.ranking_plots import ranking_figures
+from jaxpfl.experiments.report.run_page import RunFiles, run_page
+from jaxpfl.experiments.systems.federated_training import simulation
+from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
+
+_NOT_PRIVATE = "NOT PRIVATE"
+
+
+def page(directory: Path, record: Mapping[str, Any]) -> Page:
+    """`report.html`, and `simulation.html` where the directory holds simulations of the run.
+
+    Args:
+      record: of the finished run; empty for one that was interrupted.
+    """
+    found = RunFiles.read(directory)
+    tested_on = record.get("tested_on") or "clients that were declared public"
+    fred = record.get("fred")
+    scores = directory / "fred" / "scores.json"
+    if fred is None and scores.exists():
+        # The run is not finished: there are distances, and no models yet.
+        stored = files.read_json(scores)
+        fred = {**stored, **ranking(stored["scores"], {"before": {}})}
+    simulated = simulation.page(found)
+    about: list[tuple[Any, ...]] = []
+    compared: list[Section] = []
+    if record.get("table"):
+        about.append(("scored at the end", f"on {tested_on}"))
+        compared.append(_compared(record["table"], tested_on, found.language))
+    if simulated is not None:
+        told = "Further runs on the same clients, which the privacy stated above does not cover."
+        about.append(("simulations", Cell("a page of their own", link=simulated.name, note=told)))
+    if fred is not None:
+        compared += _ranked(fred, tested_on, found)
+    made = run_page(found, about=about, compared=compared)
+    return made if simulated is None else dataclasses.replace(made, further=[simulated])
+
+
+def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
+    metric = "perplexity" if language else "loss"
+    rows = []
+    for row in table:
+        note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
+        value = row.get(metric)
+        digits = 1 if language else 3
+        rows.append(
+            (
+                Cell(row["model"], note=note, stamps=[] if row["private"] else [_NOT_PRIVATE]),
+                "" if value is None else f"{value:.{digits}f}",
+                f"{100 * row['accuracy']:.2f} %",
+            )
+        )
+    columns = ("model", metric, "next-token accuracy" if language else "accuracy")
+    ours = [row["model"] for row in table].index("this run")
+    return Section(f"Compared on {tested_on}", table=Table(columns, rows, (1, 2), ours))
+
+
+def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
+    """How FreD chose the public corpus: a table, then what the figures are, and pictures."""
+    metric, candidates = found.metric, fred["candidates"]
+    scored = [row for row in candidates if row.get("before")]
+    columns = ["rank", "candidate", "FreD", "without the noise's bias"]
+    if scored:
+        columns.append(f"{metric} after prefinetuning, before the rounds")
+    rows = []
+    for row in candidates:
+        cells = [row["rank"], row["candidate"]]
+        cells += [f"{row['distance']:.5g}", f"{row['corrected']:.5g}"]
+        if scored:
+            cells.append(score_text(row.get("before"), metric))
+        rows.append((*cells, "this run" if row["rank"] == 1 else ""))
+    numbers = (0, *range(2, len(columns)))
+    said = [
+        f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
+        "candidates and prefinetuning read public text only."
+    ]
+    correlation = fred["spearman"]["before"]
+    if correlation is not None:
+        said.insert(
+            0,
+            f"Spearman's rank correlation of FreD with it is {correlation:.2f} ({len(scored)} "
+            "candidates; 1 = the same order).",
+        )
+    if scored:
+        measured = f"{metric.capitalize()} is on {tested_on}, of models that have seen public text"
+        said.insert(0, f"{measured} alone.")
+    stamps = [] if fred["private"] else [_NOT_PRIVATE]
+    return [
+        Section(
+            "The public corpus, chosen by Frechet distance (FreD)",
+            table=Table((*columns, ""), rows, numbers, 0),
+            stamps=stamps,
+        ),
+        Section("", " ".join(said), ranking_figures(fred, metric, tested_on, "".join(stamps))),
+    ]
+
+
+def lines(record: Mapping[str, Any]) -> list[str]:
+    """The outcome for a terminal: models compared, candidates, the statement, simulations."""
+    language, found = _is_language(record), []
+    if record["table"]:
+        found += [*_compared_lines(record["table"], record["tested_on"], language), ""]
+    if record.get("fred"):
+        found += [*_candidate_lines(record["fred"], ("before",)), ""]
+    found.append(record["privacy"])
+    simulated = record.get("simulation")
+    if simulated:
+        # Below the statement that does not cover it, and a line that says so.
+        found += ["", simulated["note"], str(Path(record["out"]) / simulation.PAGE), ""]
+        if simulated["tested_on"]:
+            found += _compared_lines(simulated["table"], simulated["tested_on"], language)
+        if "fred" in simulated:
+            found += ["", *_candidate_lines(simulated["fred"], ("before", "after"))]
+    return found
+
+
+def _is_language(record: Mapping[str, Any]) -> bool:
+    return any(row["model"] == "unigram" for row in record["table"])
+
+
+def _compared_lines(
+    table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
+) -> list[str]:
+    """Models, scored on the same data; which it is stands above them."""
+    first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
+    lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
+    for row in table:
+        name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
+        value = row.get(first)
+        shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
+        lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
+    frequencies = [row["frequencies"] for row in table if "frequencies" in row]
+    return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
+
+
+def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str]:
+    """The candidates by FreD, and the perplexity of their models where there are any."""
+    stamp = "" if fred.get("private", True) else " (NOT PRIVATE)"
+    titles = {"before": "perplexity before", "after": "after the rounds"}
+    heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}"
+    lines = [heading + "".join(f"{titles[stage]:>20}" for stage in stages)]
+    for row in fred["candidates"]:
+        name = f"{row['rank']}. {row['candidate']}"
+        line = f"{name:38}{row['distance']:>12.5g}"
+        for stage in stages:
+            value = None if row[stage] is None else row[stage]["perplexity"]
+            line += f"{'' if value is None else f'{value:.4g}':>20}"
+        lines.append(line.rstrip())
+    correlations = [
+        f"{value:.2f} {stage} the private rounds"
+        for stage, value in fred["spearman"].items()
+        if value is not None
+    ]
+    if correlations:
+        lines.append(f"rank correlation of FreD with perplexity: {', '.join(correlations)}")
+    return lines
