@@ -26,18 +26,18 @@ from jaxpfl.models.base import Params
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained. The defaults are those of POPri's downstream model, one epoch of it.
+    """How a model is trained. The defaults are those of POPri's downstream model, for one epoch.
 
     Attributes:
       epochs: passes over the examples, each in a new order.
-      batch_size: examples a step; a last part batch is masked.
+      batch_size: examples a step; a last batch of fewer examples is padded and masked.
       learning_rate: the highest, reached after `warmup_steps`.
       schedule: "cosine", down to `final_learning_rate` at the last step, or "constant".
       weight_decay: of kernels, times the learning rate.
       clip_norm: the gradient's global L2 norm is at most this; None = no bound.
       beta1, beta2, epsilon: AdamW's.
-      accumulate: a batch is taken in so many parts, one after the other: the same gradient (to
-        rounding) in less memory. Divides `batch_size`.
+      accumulate: the gradient of a batch is accumulated over this many microbatches: the same
+        gradient (to rounding) in less memory. Divides `batch_size`.
       validate_every: steps; None = after each epoch.
       save_every: steps; None = after each epoch. Only with a folder.
     """

@@ -5,8 +5,8 @@ Customizing Prefinetuning to Better Match User Data in Federated Learning", sect
 momentum, the learning rate from a sweep, selection by validation data of the PUBLIC set.
 
     for each of a few learning rates, drawn log-uniformly:   one epoch from the same start
-    the one of least validation loss goes on:                the other epochs
-    kept are the parameters of least validation loss
+    with the one of least validation loss:                   the other epochs
+    returned are the parameters of least validation loss
 
 Nothing here reads a client's data, so nothing here costs privacy, and everything may be published.
 One epoch is one dispatch: the corpus lies on the device and a scan goes over its minibatches.

@@ -1,4 +1,4 @@
-"""What a run has cost: read from its ledger, which is charged before every release."""
+"""What a run has cost, read from its ledger, which is charged before every release."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,11 +13,11 @@ ALONE = "if nothing else is released from these clients"
 
 
 class Cost:
-    """The cost of one run; its ledger may hold releases of others.
+    """The cost of one run; its ledger may hold releases of other runs, too.
 
     Args:
       ledger: of the run, open.
-      algorithm: makes the releases; its first plan has the delta of all statements.
+      algorithm: makes the releases; the plan of its first query has the delta of all statements.
       run: its name in the ledger.
       prior: names of runs whose releases this one depends on; they are part of its cost.
     """
@@ -30,13 +30,13 @@ class Cost:
         self._plan = algorithm.queries[0].plan
 
     def epsilon(self, round: int | None = None) -> float:
-        """Epsilon of all releases up to a round's (None: of all), prior ones included."""
+        """Epsilon of all releases up to those of `round` (None: of all), prior ones included."""
         if not self._algorithm.private:
             return float("inf")
         return self._of([charge.event for charge in self._charges(round)]).epsilon()
 
     def planned(self) -> str:
-        """The statement of the whole run, before it has started."""
+        """The statement of the whole run as it is planned, before its first round."""
         events = [charge.event for charge in self._charges(0)]
         return self._of([*events, self._algorithm.event()]).statement()
 

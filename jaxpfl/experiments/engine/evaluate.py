@@ -1,7 +1,7 @@
-"""Metrics of a model on clients, or a corpus, that were declared public, and what these are called.
+"""Evaluation of a model on clients, or on a corpus, that were declared public.
 
-A metric on private validation data is a release like any other (TRUST.md, 31); here there is no
-door for it, so it is refused.
+A metric on private validation data is a release like any other (TRUST.md, 31). Nothing here charges
+for one, so data that was not declared public is refused.
 """
 
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ from jaxpfl.models.base import Model
 
 @dataclass(frozen=True)
 class DeclaredPublic:
-    """The user's statement, in writing, that these clients' data is public.
+    """The user's statement, in the code or the config, that these clients' data is public.
 
     Attributes:
-      name: how every figure made of them calls them, such as "test clients of x.jsonl"; by default
-        the population's own name.
+      name: what every figure that is computed on them calls them, such as "test clients of
+        x.jsonl"; by default the population's own name.
     """
 
     population: Population = field(repr=False)
@@ -36,10 +36,10 @@ class DeclaredPublic:
 
 
 class Pending(Protocol):
-    """Scores that the device may still be computing."""
+    """Metrics that the device may still be computing."""
 
     def result(self) -> dict[str, float]:
-        """Waits for them."""
+        """Waits for the device and returns the metrics."""
         ...
 
 
@@ -75,13 +75,13 @@ class Evaluator:
     """Batched, jitted evaluation of `model` on declared-public examples.
 
     Args:
-      model: whose `evaluate` gives metric sums of a batch.
+      model: its `evaluate` returns the sums of the metrics over a batch.
       public: the clients, wrapped in the statement that they are public.
-      max_examples: a subset of this many examples, the same for every run, is used.
+      max_examples: of more examples, this many are drawn, the same ones in every run.
       batch_size: examples per dispatch; the last batch is padded and masked.
 
     Attributes:
-      name: what it evaluates on, in words, for wherever one of its figures stands.
+      name: what it evaluates on, in words, to be shown beside every figure.
 
     Raises:
       InputError: if `public` is a bare population, or holds no examples.
@@ -97,8 +97,9 @@ class Evaluator:
     ) -> None:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
-                "evaluation data must be wrapped in DeclaredPublic(...), found "
-                f"{type(public).__name__}: metrics on private clients would be an unpaid release"
+                f"evaluation data must be wrapped in DeclaredPublic(...), found "
+                f"{type(public).__name__}: a metric on private clients would be a release that "
+                "the ledger is not charged for"
             )
         self.model = model
         self.name = public.described
@@ -106,7 +107,10 @@ class Evaluator:
         self._batch_size = checks.positive_int("batch_size", batch_size)
         self.population = public.population
         if not self.population.num_examples:
-            raise InputError("the evaluation data has no examples: a larger fraction is needed")
+            raise InputError(
+                "the evaluation data has no examples, expected at least one: give a larger "
+                "fraction of the clients to it"
+            )
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:

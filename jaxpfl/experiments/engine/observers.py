@@ -96,7 +96,7 @@ class Observers:
             sentences = tracking.sentences(params, round) if tracking.sentences else None
         self._late = Values(round, due, metrics, evaluation, sentences)
 
-    def record(self) -> None:
+    def publish(self) -> None:
         """Fetches what was observed last and gives it to all, once its releases are confirmed.
 
         Raises:

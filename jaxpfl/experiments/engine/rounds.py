@@ -113,18 +113,18 @@ class Loop:
                 else:
                     done += 1
                 # If this raises, the last round may not be released: nothing of it is saved.
-                observers.record()
+                observers.publish()
                 if failure is None:
                     observers.observe(done, metrics, state)
                     if signals:
                         failure = self._interrupted(signals[0], done)
                 stop = failure is not None or done == algorithm.rounds
                 if done != saved and (stop or done % self._tracking.checkpoint_every == 0):
-                    observers.record()
+                    observers.publish()
                     observers.metrics.sync()
                     checkpoints.save(done, state, ledger_head=ledger.head)
                     saved = done
-            observers.record()
+            observers.publish()
             # What is finished forgets its secret: its last checkpoint must be on the disk.
             checkpoints.wait()
             metrics = {**observers.latest(done), "epsilon": cost.epsilon()}

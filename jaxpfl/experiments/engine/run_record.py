@@ -1,4 +1,4 @@
-"""`run.json`: what a run is, written before its first charge; it goes on as the same run alone."""
+"""`run.json`: what a run is, written before its first charge and compared when it goes on."""
 
 import dataclasses
 import json
@@ -44,8 +44,8 @@ class RunRecord:
         for name in sorted(described.keys() | ({"start"} & begun.keys())):
             if begun.get(name) != described.get(name):
                 raise InputError(
-                    f"{self.path}: the run began with another {name}: it goes on only with the one "
-                    "that stands there"
+                    f"{self.path}: the run began with another {name} than it is given now; resume "
+                    "it with its own, or choose another --out"
                 )
         return begun
 
@@ -113,10 +113,16 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
       InputError: the data does not fit the queries, or there is no model to be evaluated.
     """
     if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
-        raise InputError(f"{algorithm.name!r} has no model that could be evaluated")
+        raise InputError(
+            f"{algorithm.name!r} trains no model, so there is nothing to evaluate: leave out the "
+            "evaluation"
+        )
     units = {query.plan.unit for query in algorithm.queries}
     if len(units) > 1:
-        raise InputError("an algorithm's queries protect one unit, found client and example")
+        raise InputError(
+            f"all queries of {algorithm.name!r} must protect the same unit, found client and "
+            "example"
+        )
     for query in algorithm.queries:
         plan = query.plan
         held = len(population) if plan.unit == "client" else population.num_examples

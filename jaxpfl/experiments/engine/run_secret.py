@@ -2,8 +2,8 @@
 
     private/secret.json      16 bytes as four words; mode 0600
 
-With it a killed run draws the cohorts and the noise of its rounds again, bit by bit, at no further
-cost. Without it nobody can: a finished run needs it no more, so it goes.
+With it, a run that was killed draws the cohorts and the noise of its rounds again, to the same bits
+and at no further cost. Without it nobody can. A finished run no longer needs it, so it is deleted.
 """
 
 import json
@@ -35,8 +35,8 @@ def saved_secret(
         return _read(path, reproducible)
     if begun:
         raise CorruptFile(
-            f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. What "
-            "it has released stays in its ledger"
+            f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. The "
+            "releases it has made stay in its ledger; begin another run with another --out"
         )
     secret = (
         Secret() if reproducible_seed is None else Secret.reproducible(reproducible_seed, purpose)
@@ -49,28 +49,27 @@ def saved_secret(
 
 
 def forget(path: Path) -> None:
-    """Deletes a secret that is needed no more; it may be gone already."""
+    """Deletes a secret that is no longer needed; it may be gone already."""
     if path.exists():
         path.unlink()
         files.fsync_directory(path.parent)
 
 
 def run_id(secret: Secret) -> str:
-    """What the run is called in ledgers: public, and tells nothing of the secret."""
+    """The run's name in ledgers: public, a digest that reveals nothing of the secret."""
     return secret.digest("run", "")[:12]
 
 
 def _read(path: Path, reproducible: bool) -> Secret:
     record = files.read_json(path)
     if not isinstance(record, dict) or not isinstance(record.get("reproducible"), bool):
-        raise CorruptFile(f"{path}: holds no secret of four words")
+        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
     if record.get("reproducible") != reproducible:
         raise InputError(
-            f"{path}: a run begun with reproducible_noise goes on so, and no other does: the "
-            f"secret there is reproducible = {record.get('reproducible')}, asked for was "
-            f"{reproducible}"
+            f"{path}: the run began with reproducible_noise = {record.get('reproducible')}, now it "
+            f"is given {reproducible}: resume it with the value that it began with"
         )
     try:
         return Secret(np.array(record.get("words"), np.uint32).tobytes())
     except (InputError, OverflowError, TypeError, ValueError):
-        raise CorruptFile(f"{path}: holds no secret of four words") from None
+        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits") from None

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run after its round, and it is saved."""
+"""SIGINT and SIGTERM end a run after its current round, and the run is saved."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that a round ends and is saved; a second one is not held."""
+    """Collects SIGINT and SIGTERM, so that the round can end; a second one acts at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

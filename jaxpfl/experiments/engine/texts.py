@@ -1,4 +1,4 @@
-"""Text clients for a model that reads tokens: a public vocabulary, and sentences back."""
+"""For models that read tokens: a public vocabulary, encoded clients, and sentences drawn."""
 
 from collections.abc import Callable
 from typing import Any

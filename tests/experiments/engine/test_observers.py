@@ -1,0 +1,64 @@
+"""What observes a run: TensorBoard is optional, numbers are flat."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxpfl.experiments.engine import observers
+from jaxpfl.experiments.engine.observers import Observers, flat
+from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.progress import Progress
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_run_goes_on_without_tensorboard(tmp_path, monkeypatch, installed):
+    """metrics.jsonl is the same, and a round is confirmed before it is published."""
+    if not installed:
+        monkeypatch.setattr(observers, "find_spec", lambda name: None)
+    directory: Any = SimpleNamespace(path=tmp_path, stamp="")
+    algorithm: Any = SimpleNamespace(rounds=2, params=None)
+    cost: Any = SimpleNamespace(epsilon=lambda round: 0.5 * round)
+    confirmed = []
+    with Observers(
+        directory,
+        algorithm,
+        Tracking(evaluate_every=2),
+        cost,
+        Progress("test", progress=False),
+        done=0,
+        confirm=confirmed.append,
+    ) as found:
+        for round in range(3):
+            found.observe(round, {"norm": 1.0 * round}, None)
+            found.publish()
+            found.publish()
+        assert found.latest(2) == {"round": 2, "norm": 2.0, "epsilon": 1.0}
+    assert confirmed == [1, 2, 3]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["norm"] for line in lines] == [0.0, 1.0, 2.0]
+    assert "epsilon" not in json.loads(lines[1])
+    assert (tmp_path / "tensorboard").exists() == installed
+
+
+def test_numbers_of_a_record_are_flat():
+    record = {"round": 1, "loss": 2.0, "evaluation": {"accuracy": 0.5, "name": "x"}}
+    assert flat(record) == {"loss": 2.0, "evaluation/accuracy": 0.5}
+
+
+def test_progress_that_is_off_prints_messages_alone(capsys):
+    with Progress("test", total=1, progress=False) as bar:
+        bar.update(1, {"loss": "2"})
+        bar.message("a warning")
+    assert capsys.readouterr() == ("", "a warning\n")
+
+
+def test_progress_without_a_terminal_is_a_line(capsys):
+    with Progress("test", total=2, step="round", clients=10) as bar:
+        bar.update(1)
+        bar.update(2, {"loss": "2"})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "round 2/2" in err and "clients/s" in err and "loss 2" in err
