@@ -68,15 +68,16 @@ class Scorer:
       plan: makes the cohorts, the noise and the events; its clip norm is S, constant, and its unit
         the client.
       kind: of score, see the head of this file.
-      noise: "projected", or "every_score" for the published noise. A histogram has no directions
-        to leave out, so there both are the same.
-      max_texts: the most texts that a client votes with in a round, a fresh uniform subset of a
-        larger client's; only of nn_histogram.
+      noise: "projected", or "every_score" for the published noise. Both are the same for a
+        histogram, whose votes have noise in every direction anyway.
+      max_texts: the most texts that a client votes with in a round; of a client with more texts a
+        new uniform subset votes. Only of nn_histogram.
       execution: devices, chunk and accumulator.
       query: what clients are asked.
 
     Raises:
-      InputError: the plan is of another unit, in epochs, or with adaptive clipping.
+      InputError: the plan protects another unit than the client, samples in epochs, or clips
+        adaptively.
     """
 
     plan: Plan
@@ -184,16 +185,17 @@ class ScoresState(NamedTuple):
     """What clients have said of the candidates so far; public.
 
     Attributes:
-      sum_KxJ: float32, the noisy scores of all rounds, added up.
+      sum_KxJ: float32, the sum of the noisy scores of all rounds.
     """
 
     sum_KxJ: jax.Array
 
 
 def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
-    """Returns the scoring of fixed candidates: every round another cohort, the scores added up.
+    """Returns an algorithm that scores fixed candidates and adds up the scores of all rounds.
 
-    It reads the column "embedding", float [examples, d], e.g. of `text.embed.embed`.
+    Every round asks another cohort. It reads the column "embedding", float [examples, d], such as
+    `text.embed.embed` makes it.
 
     Args:
       candidates_KxJxD: their embeddings, float [prompts, responses, d]. PUBLIC.
@@ -242,11 +244,13 @@ def _embeddings(clients: Population) -> np.ndarray:
 
 def _check(plan: Plan) -> None:
     if plan.unit != "client":
-        raise InputError(f"scores protect each client, the plan each {plan.unit}")
+        raise InputError(
+            f"scores protect each client: the plan's unit must be 'client', found {plan.unit!r}"
+        )
     if plan.sampling == "epochs":
         raise InputError(
-            "scores draw a new cohort for every release, which the rounds of an epoch do not "
-            "allow: make a plan with Poisson or fixed-size participation, found epochs"
+            "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
+            "because every release draws a new cohort, found epochs"
         )
     if plan.adaptive_clip is not None:
-        raise InputError("scores have one clip norm: make a plan without adaptive clipping")
+        raise InputError("the plan of scores must not clip adaptively: scores have one clip norm")

@@ -52,13 +52,14 @@ class EvolutionSettings:
     Attributes:
       form: "pre_text" or "aug_pe".
       population: M, the texts that are voted on in a round.
-      threshold: H, in votes: fewer count as none ("pre_text"). With Gaussian noise of standard
-        deviation s, of M texts that nobody votes for M Q(H / s) pass.
-      lookahead: variations of a text whose mean embedding is voted on, in its place; 0: its own
-        embedding ("pre_text").
-      variations: M / (1 + variations) texts are selected, each is kept and varied so often
+      threshold: H, in votes; it is subtracted from a text's votes, which count as none where they
+        are fewer ("pre_text"). Under Gaussian noise of standard deviation s, M Q(H / s) of M texts
+        without votes pass it.
+      lookahead: clients vote on the mean embedding of this many variations of a text; 0: on the
+        text's own embedding ("pre_text").
+      variations: M / (1 + variations) texts are selected; each is kept, and varied this many times
         ("aug_pe").
-      max_bytes: a text is cut to so many bytes of UTF-8.
+      max_bytes: a longer text is cut to this many bytes of UTF-8.
     """
 
     form: Form = "pre_text"
@@ -140,7 +141,7 @@ def private_evolution(
       hooks: stores "round 3 votes" and "round 3 texts".
 
     Raises:
-      InputError: not as many texts as the population has, or a scorer of another kind.
+      InputError: the number of texts is not the population's, or the scorer is of another kind.
 
     Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
@@ -188,7 +189,7 @@ def private_evolution(
 
 
 def selected_texts(state: EvolutionState) -> list[str]:
-    """The texts that clients voted for last, most votes first."""
+    """Returns the texts of the last selection, those of most votes first."""
     return from_byte_rows(state.selected)
 
 
@@ -198,9 +199,9 @@ def select(
     settings: EvolutionSettings,
     generator: np.random.Generator,
 ) -> list[str]:
-    """The texts that live on, most votes first; see the head of this file.
+    """Returns the selected texts, those of most votes first; see the head of this file.
 
-    Where no text has more votes than the threshold, "pre_text" draws from all alike.
+    Where no text has more votes than the threshold, "pre_text" draws uniformly from all.
     """
     if settings.form == "aug_pe":
         return [texts[i] for i in np.argsort(-votes_M, kind="stable")[: settings.selected]]

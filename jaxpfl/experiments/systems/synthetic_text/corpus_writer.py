@@ -66,10 +66,10 @@ def _public_models(
     return PublicModels(dict(sources), limit, vocab_size, cache, progress=progress)
 
 
-class _Remembering:
-    """An embedder that still has the vectors of its last call: each round's texts are asked twice.
+class _LastCallCache:
+    """An embedder with a cache of its last call: each round's texts are embedded twice.
 
-    A vector does not depend on the other texts of a call, so it is the same.
+    The vectors are the same: none depends on the other texts of a call.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -90,8 +90,8 @@ Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
 """`ask(step, state, round)` runs a step with access to clients, as `Releaser.step` does."""
 
 
-def nothing_shown(_: Any) -> None:
-    """What becomes of a round's texts that nobody looks at."""
+def _ignore(_: Any) -> None:
+    """The callback that does nothing."""
 
 
 def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
@@ -144,7 +144,7 @@ class CorpusWriter:
 
     @cached_property
     def function(self) -> Embedder:
-        return _Remembering(loaded_embedder(self.config.embedder))
+        return _LastCallCache(loaded_embedder(self.config.embedder))
 
     @cached_property
     def vary(self) -> Vary:
@@ -182,7 +182,7 @@ class CorpusWriter:
         load_or_compute: LoadOrCompute,
         scorer: Scorer | None,
         ask: Ask,
-        on_round: Callable[[Any], None] = nothing_shown,
+        on_round: Callable[[Any], None] = _ignore,
     ) -> tuple[LanguageModel, list[str]]:
         """The method's writer, and the texts that its prompts are made of.
 
