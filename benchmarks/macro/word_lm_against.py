@@ -52,7 +52,7 @@ class WordLM(torch.nn.Module):
     def loss(self, tokens_BxL: torch.Tensor) -> torch.Tensor:
         tokens_LxB = tokens_BxL.t()
         return torch.nn.functional.cross_entropy(
-            self(tokens_LxB[:-1]), tokens_LxB[1:].reshape(-1), ignore_index=0
+            self(tokens_LxB[:-1]), tokens_LxB[1:].reshape(-1), ignore_index=-1
         )
 
 

@@ -1,5 +1,6 @@
 """Networks as pure functions over pytrees of parameters."""
 
+from jaxpfl.models.base import PAD as PAD
 from jaxpfl.models.base import Batch as Batch
 from jaxpfl.models.base import Metrics as Metrics
 from jaxpfl.models.base import Model as Model

@@ -13,6 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+PAD = -1
+"""Padding of token rows, in every model, tokeniser and file: an id that no vocabulary has.
+
+0 would be a real token of the published vocabularies (GPT-2's "!"), and padding with end-of-text
+would hide the ends of texts from the loss. Embedding tables have no row -1, and JAX would read
+their last one: models look up `maximum(tokens, 0)` and mask the result.
+"""
+
 Params = Any
 """Nested dict of float32 arrays."""
 

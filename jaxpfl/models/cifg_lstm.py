@@ -25,12 +25,9 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
 from jaxpfl.models.layers import cifg_cell
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
-
-PAD = 0
-"""Token id of padding: never an input that matters, never a target."""
 
 Carry = tuple[tuple[Array, Array], ...]
 """Per layer: output m [B, projection] and cell c [B, hidden]."""
@@ -100,7 +97,8 @@ class Network(nnx.Module):
 
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, P], which predict the token after each one."""
-        x_TxBxI = self.embedding[...][tokens_TxB]
+        # Padding reads some row, of which nothing depends that counts.
+        x_TxBxI = self.embedding[...][jnp.maximum(tokens_TxB, 0)]
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
         return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
@@ -119,7 +117,7 @@ class Network(nnx.Module):
 class CIFGLanguageModel:
     """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
 
-    A row is bos, words, eos, padding (id 0); the model reads the first L tokens and predicts the
+    A row is bos, words, eos, padding (-1); the model reads the first L tokens and predicts the
     last L. Targets are all tokens but padding: end of sentence and out-of-vocabulary count like
     any word, in the loss and in top-1 accuracy.
 
@@ -185,7 +183,8 @@ class CIFGLanguageModel:
         """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
         network, m_NxP, targets_N = self._read(params, batch, mask)
         real_N = targets_N != PAD
-        loss = mean_cross_entropy(m_NxP, *network.output_layer(), targets_N, real_N)
+        classes_N = jnp.maximum(targets_N, 0)
+        loss = mean_cross_entropy(m_NxP, *network.output_layer(), classes_N, real_N)
         # Training does not use the metrics, and XLA then leaves out their logits.
         return loss, masked_loss(network.logits(m_NxP), targets_N, real_N)[1]
 

@@ -15,7 +15,7 @@ SMALL = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
 DEEP = CIFGLanguageModel(
     vocab_size=9, embedding=3, hidden=5, projection=4, layers=2, tied=False, peepholes=True
 )
-TOKENS = np.array([[1, 5, 3, 8, 2, 0], [1, 4, 4, 6, 7, 3], [1, 2, 0, 0, 0, 0]], np.int32)
+TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
 
 
 def perturbed(model, scale=0.5):
@@ -55,7 +55,7 @@ def reference_loss(model, params, tokens):
                 x = m
             matrix = params["embedding"] if model.tied else params["output"]
             logits = matrix @ x + params["output_bias"]
-            if target != 0:
+            if target != -1:
                 total += np.log(np.exp(logits - logits.max()).sum()) + logits.max()
                 total -= logits[target]
                 count += 1

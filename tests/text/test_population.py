@@ -60,7 +60,7 @@ def test_words_are_encoded_instead_of_the_text():
         }
     )
     got = vocabulary.encode(changed, 3)
-    assert got.columns["tokens"].tolist() == [[1, 3, 2, 0], [1, 4, 2, 0], [1, 3, 4, 2]]
+    assert got.columns["tokens"].tolist() == [[1, 3, 2, -1], [1, 4, 2, -1], [1, 3, 4, 2]]
     assert with_words(changed).columns["words"].to_pylist()[0] == "a b"
     assert "a b" not in vocabulary
     assert "a" in vocabulary
@@ -73,4 +73,4 @@ def test_words_are_encoded_instead_of_the_text():
 def test_a_column_of_numbers_is_no_text():
     population = jaxpfl.data.from_clients({"ada": {"words": np.zeros(2, np.float32)}})
     with pytest.raises(InputError, match='column "words": expected text, found float32'):
-        Vocabulary(("<pad>", "<bos>", "<eos>", "<oov>"), (0, 0, 0, 0), "none").encode(population)
+        Vocabulary(("<unused>", "<bos>", "<eos>", "<oov>"), (0, 0, 0, 0), "none").encode(population)

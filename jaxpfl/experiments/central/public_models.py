@@ -28,6 +28,7 @@ from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -147,7 +148,7 @@ class PublicModels:
             progress=self.progress,
         )
         pretrained.save(folder, model, found.params)
-        record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows >= 0))}
+        record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
         files.write_atomically(folder / "record.json", json.dumps(jsonable(record)) + "\n")
 
     @cached_property

@@ -11,8 +11,8 @@ With x = [B, L, H] the tokens of B sequences and Norm before every block:
 Attention is causal. The parameters of all layers are stacked, [layers, ...], and a scan goes over
 them: a model compiles in the time of one layer. Dropout is left out.
 
-Padding is -1, an id that no vocabulary has, on the right of a row: it cannot be taken for
-end-of-text, is never a target, and no real token sees it.
+Rows are padded with `PAD` on the right: padding cannot be taken for end-of-text, is never a target,
+and no real token sees it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.layers import (
@@ -39,9 +39,6 @@ from jaxpfl.models.decoder.layers import (
     rotate,
 )
 from jaxpfl.models.layers.lora import PROJECTIONS, LoRA
-
-PAD = -1
-"""Padding, in every array of token ids of this and the modules that use it."""
 
 PRECISIONS = ("float32", "bfloat16")
 

@@ -26,7 +26,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
 from jaxpfl.models.decoder.layers import ACTIVATIONS
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
@@ -87,7 +87,7 @@ class Embeddings(nnx.Module):
             places_BxLxE = position[order_BxL + (self.first - 1)] + segment[None]
         else:
             places_BxLxE = (position[:length] + segment)[None]
-        # A padding id that is no row of the table (-1) must not read its last one.
+        # PAD is no row of the table, and must not read its last one.
         x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
         return self.norm(x_BxLxE.reshape(batch * length, -1))
 
@@ -238,7 +238,7 @@ class Encoder:
         Args:
           params: as returned by `init` or `jaxpfl.models.checkpoints.pretrained.load`.
           tokens_BxL: int32 ids, L at most `config.positions`.
-          mask_BxL: True = real token; None: where the id is not negative. What masked positions
+          mask_BxL: True = real token; None: where the id is not PAD. What masked positions
             hold has no influence on the output at the real ones; their own output is finite and
             means nothing.
 
@@ -249,7 +249,7 @@ class Encoder:
             raise InputError(
                 f"tokens must be at most {self.config.positions} a row, found {tokens_BxL.shape[1]}"
             )
-        mask_BxL = tokens_BxL >= 0 if mask_BxL is None else mask_BxL
+        mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
         return merge(self._graphdef, params)(tokens_BxL, mask_BxL)
 
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
@@ -292,12 +292,12 @@ class Encoder:
         self._expect_head()
         if not self.causal:
             raise InputError("only a causal encoder predicts the next token: causal is False")
-        tokens_BxL = jnp.where(mask[:, None], batch["tokens"], -1)
+        tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
         hidden_BxLxH = self.hidden(params, tokens_BxL[:, :-1])
         flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
         targets_N = tokens_BxL[:, 1:].reshape(-1)
         output = merge(self._graphdef, params).output_layer(flat_NxH)
-        return output, jnp.maximum(targets_N, 0), targets_N >= 0
+        return output, jnp.maximum(targets_N, 0), targets_N != PAD
 
     def _expect_head(self) -> None:
         if not self.head:

@@ -1,7 +1,7 @@
 """The most probable words of a character language model, by exact joint probability.
 
 The distribution is the one that words are drawn from: of each symbol given those before it, the
-softmax of the model's logits over all symbols but NUL (padding) and start of word. A word
+softmax of the model's logits over all symbols but NUL and start of word. A word
 c_1 .. c_n of 1 <= n <= max_bytes bytes has the probability
 
     p(c_1) p(c_2 | c_1) .. p(c_n | c_1 .. c_n-1) p(end | c_1 .. c_n)
@@ -26,10 +26,9 @@ from jax import Array, lax
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.text.character.words import CHARACTER_IDS, MAX_BYTES, complete_word, show
 from jaxpfl.text.generation.sentences import Recurrent, SpecialIds, request_keys, sample_tokens
-from jaxpfl.text.tokenisers.vocabulary import PAD
 
 _BATCH = 1024
 
@@ -160,7 +159,8 @@ def log_probabilities(
     """
     tokens_NxT = np.asarray(tokens_NxT, np.int32)
     number = len(tokens_NxT)
-    if tokens_NxT.size and not (0 <= tokens_NxT.min() and tokens_NxT.max() < model.vocab_size):
+    real_NxT = tokens_NxT != PAD
+    if not np.all((0 <= tokens_NxT[real_NxT]) & (tokens_NxT[real_NxT] < model.vocab_size)):
         raise InputError(
             f"tokens must lie in 0 .. {model.vocab_size - 1}, the model's ids, found one outside"
         )
@@ -168,9 +168,11 @@ def log_probabilities(
     log_N = np.zeros(number, np.float64)
     for start in range(0, number, _BATCH):
         rows = np.minimum(np.arange(start, start + _BATCH), number - 1)
-        log_BxT = _score(model, ids.start, params, tokens_NxT[rows], banned_V)
+        # What is read in place of padding does not count.
+        read_BxT = np.maximum(tokens_NxT[rows], 0)
+        log_BxT = _score(model, ids.start, params, read_BxT, banned_V)
         kept = min(number - start, _BATCH)
-        real_KxT = tokens_NxT[start : start + kept] != PAD
+        real_KxT = real_NxT[start : start + kept]
         scores_KxT = np.asarray(log_BxT, np.float64)[:kept]
         log_N[start : start + kept] = np.where(real_KxT, scores_KxT, 0.0).sum(axis=1)
     return log_N

@@ -1,8 +1,8 @@
 """Words as sequences of bytes: what a character language model reads and draws.
 
-Symbols: the 256 bytes of UTF-8, start of word (256) and end of word (257). Padding is id 0, as in
-every language model here; it is the byte NUL, which is in no word, since control characters
-separate words (`jaxpfl.text.tokenisers.vocabulary`).
+Symbols: the 256 bytes of UTF-8, start of word (256) and end of word (257). The byte NUL is in no
+word, since control characters separate words (`jaxpfl.text.tokenisers.vocabulary`): models never
+draw it. Rows are padded with `jaxpfl.models.PAD`.
 
 A word of more than `max_bytes` bytes, a public cap, is cut after as many bytes, be it inside a
 character, and has no end of word: a model learns that such a word goes on, and a cut word counts as
@@ -28,18 +28,19 @@ import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.models.base import PAD
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.text.generation.sentences import SpecialIds
-from jaxpfl.text.tokenisers.vocabulary import PAD, Vocabulary, word_lists
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary, word_lists
 
 if TYPE_CHECKING:
     from jaxpfl.data.population import Population
 
-START, END = 256, 257
+NUL, START, END = 0, 256, 257
 SYMBOLS = 258
 MAX_BYTES = 20
 
-CHARACTER_IDS = SpecialIds(start=START, end=END)
+CHARACTER_IDS = SpecialIds(start=START, end=END, never=(NUL,))
 """For `jaxpfl.text.sample_tokens`."""
 
 _SHOWN_AS_BYTES = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp", "Zs"))
@@ -157,7 +158,8 @@ def log_prior(tokens_NxL: np.ndarray) -> tuple[float, ...]:
     Args:
       tokens_NxL: rows as of `encode_words`.
     """
-    counts = np.bincount(np.asarray(tokens_NxL)[:, 1:].reshape(-1), minlength=SYMBOLS)
-    counts[[PAD, START]] = 0
+    targets = np.asarray(tokens_NxL)[:, 1:]
+    counts = np.bincount(targets[targets != PAD], minlength=SYMBOLS)
+    counts[[NUL, START]] = 0
     total = int(counts.sum()) + SYMBOLS
     return tuple(math.log((int(count) + 1) / total) for count in counts)

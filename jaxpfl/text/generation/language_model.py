@@ -12,12 +12,12 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.generation.stop import cut
-from jaxpfl.text.tokenisers.base import PAD, Tokeniser, as_text, check_fits, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, as_text, check_fits, pad
 
 
 class Generated(NamedTuple):

@@ -16,9 +16,9 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.cache import Cache
-from jaxpfl.models.decoder.network import PAD, Decoder
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots
 from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities

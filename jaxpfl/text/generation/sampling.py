@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
-from jaxpfl.models.decoder.network import PAD, Decoder
+from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.continuous_batching import Slots
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.prefill import (

@@ -12,9 +12,9 @@ from jax import Array
 
 from jaxpfl.checks import positive, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.text.generation import continuous_batching as slots
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, PAD, Vocabulary
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
 
 _LOGITS = 2**18
 """Logits of one step, in all sequences that run at a time: what fits in a processor's cache."""
@@ -36,7 +36,7 @@ class Recurrent(Protocol):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids that frame a sequence; padding is 0.
+    """The ids that frame a sequence.
 
     Attributes:
       start: what a model reads first. Never drawn.
@@ -46,7 +46,7 @@ class SpecialIds:
 
     start: int
     end: int
-    never: tuple[int, ...] = (PAD,)
+    never: tuple[int, ...] = (UNUSED,)
 
     def banned(self, vocab_size: int) -> np.ndarray:
         """Which ids are never drawn: bool [vocab_size]."""
@@ -55,7 +55,7 @@ class SpecialIds:
                 raise InputError(
                     f"{name} must be an id of the model, 0 .. {vocab_size - 1}, found {token}"
                 )
-        return np.isin(np.arange(vocab_size), (PAD, self.start, *self.never))
+        return np.isin(np.arange(vocab_size), (self.start, *self.never))
 
 
 WORD_IDS = SpecialIds(start=BOS, end=EOS)
@@ -72,7 +72,7 @@ def sample_tokens(
     ids: SpecialIds = WORD_IDS,
     progress: bool = False,
 ) -> np.ndarray:
-    """Token ids int32 [N, max_tokens]: what follows the start, up to and with the end, padded by 0.
+    """Token ids int32 [N, max_tokens]: what follows the start, up to and with the end, then PAD.
 
     Each request has its own typed key, and token t is drawn with `fold_in(key, t)` from the softmax
     of the logits, divided by `temperature`, over the ids that can be drawn: a request gives the
@@ -89,7 +89,7 @@ def sample_tokens(
     number = keys_N.shape[0]
     banned_V = jnp.asarray(ids.banned(model.vocab_size))
     scale = np.float32(temperature)
-    tokens_NxT = np.zeros((number, max_tokens), np.int32)
+    tokens_NxT = np.full((number, max_tokens), PAD, np.int32)
     for start in steps(range(0, number, _REQUESTS), "Sampling", progress):
         # Repeating requests to fill the array keeps one compiled program for any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)

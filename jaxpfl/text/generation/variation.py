@@ -21,12 +21,12 @@ from jax import Array
 
 from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.tokenisers.base import PAD, Tokeniser, check_fits, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
 _ROWS, _MULTIPLE = 32, 32

@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.vocabulary import BOS, PAD
+from jaxpfl.models.base import PAD
+from jaxpfl.text.tokenisers.vocabulary import BOS, UNUSED
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ def unigram_baseline(
 
     The targets are those of the language models: every token after the first of a row but padding,
     end of sentence and out-of-vocabulary included. Frequencies are add-one smoothed over the ids
-    that can be targets (all but padding and beginning of sentence); a tie for the most frequent
-    goes to the lowest id. The counts are exact: nothing here is private, so neither the frequencies
-    nor a model made of them may be released when the training text is.
+    that can be targets (all but the unused id and beginning of sentence); a tie for the most
+    frequent goes to the lowest id. The counts are exact: nothing here is private, so neither the
+    frequencies nor a model made of them may be released when the training text is private.
 
     Args:
       train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
@@ -49,7 +50,7 @@ def unigram_baseline(
     if total == 0:
         raise InputError("evaluation tokens must hold at least one target, found none")
     possible_V = np.ones(vocab_size, bool)
-    possible_V[[PAD, BOS]] = False
+    possible_V[[UNUSED, BOS]] = False
     smoothed_V = np.where(possible_V, counts_V + 1.0, 0.0)
     log_probability_V = np.log(np.where(possible_V, smoothed_V, 1.0) / smoothed_V.sum())
     loss = -float(held_out_V @ log_probability_V) / total
@@ -67,9 +68,9 @@ def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray
             f"{name} tokens must be a two-dimensional array of integers, "
             f"found shape {tokens.shape} of {tokens.dtype}"
         )
-    targets = tokens[:, 1:].reshape(-1)
+    targets = tokens[:, 1:][tokens[:, 1:] != PAD]
     if targets.size and not (0 <= targets.min() and targets.max() < vocab_size):
         raise InputError(f"{name} tokens must lie in 0 .. {vocab_size - 1}, found one outside")
     counts_V = np.bincount(targets, minlength=vocab_size).astype(np.float64)
-    counts_V[[PAD, BOS]] = 0
+    counts_V[[UNUSED, BOS]] = 0
     return counts_V

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, PAD
+from jaxpfl.models.base import PAD
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV
 
 if TYPE_CHECKING:
     from jaxpfl.data.population import Population

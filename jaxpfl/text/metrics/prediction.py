@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Metrics, Model, Params, summarise
+from jaxpfl.models.base import PAD, Metrics, Model, Params, summarise
 from jaxpfl.text.preference.log_probabilities import dealt, filled, placed, shown_steps
-from jaxpfl.text.tokenisers.base import PAD, Tokeniser, check_fits, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import byte_characters
 
 

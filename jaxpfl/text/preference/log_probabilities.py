@@ -10,9 +10,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import PAD, Params
 from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
-from jaxpfl.text.tokenisers.base import PAD
 
 if TYPE_CHECKING:
     from jaxpfl.models.decoder.network import Decoder

@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.base import PAD, pad
+from jaxpfl.models.base import PAD
+from jaxpfl.text.tokenisers.base import pad
 
 _COLUMNS = ("prompt_NxP", "chosen_NxT", "rejected_NxT")
 

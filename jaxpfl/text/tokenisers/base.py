@@ -1,8 +1,8 @@
 """Tokenisers of language models, and the arrays of token ids that networks read.
 
 A text is tokenised once, and its ids stay what they are: what a network reads in training is what
-it draws in generation. Padding is -1, which is no token of any vocabulary, so it can be taken
-neither for a word nor for the end of a text.
+it draws in generation. Rows are padded with `jaxpfl.models.PAD` (-1), which is no
+token of any vocabulary, so it can be taken neither for a word nor for the end of a text.
 
 The special tokens of a vocabulary are ids that only this library puts anywhere: a text that spells
 one ("<|endoftext|>") is tokenised as the characters it consists of. A lone surrogate becomes
@@ -19,10 +19,8 @@ import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.models.base import PAD
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary, words
-
-PAD = -1
-"""Fills a row after its last token; never an id."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

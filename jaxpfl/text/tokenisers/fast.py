@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.text.tokenisers.base import PAD, ByteJoining, clean
+from jaxpfl.text.tokenisers.base import ByteJoining, clean
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _GPT2_END = "<|endoftext|>"

@@ -6,7 +6,6 @@ array([[97, 98, -1],
        [99, -1, -1]], dtype=int32)
 """
 
-from jaxpfl.text.tokenisers.base import PAD as PAD
 from jaxpfl.text.tokenisers.base import Tokeniser as Tokeniser
 from jaxpfl.text.tokenisers.base import UTF8Bytes as UTF8Bytes
 from jaxpfl.text.tokenisers.base import Words as Words

@@ -11,8 +11,10 @@ Unicode 3.2, which Python ships frozen; later characters count as symbols):
  4. A token is a run of letters, marks and digits, with single apostrophes allowed inside, or one
     other character: punctuation, a symbol, an emoji (a joined emoji gives one token per part).
 
-Ids: 0 padding, 1 beginning of sentence, 2 end of sentence, 3 out of vocabulary, then words by
-falling count, ties by code point.
+Ids: 0 unused, 1 beginning of sentence, 2 end of sentence, 3 out of vocabulary, then words by
+falling count, ties by code point. Published vocabularies of this form count padding as id 0; here
+rows are padded with `jaxpfl.models.PAD`, and id 0 only keeps the numbers of ids and of parameters
+those of the papers: no text is encoded as 0, and it is never drawn.
 """
 
 import json
@@ -33,12 +35,13 @@ from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.base import PAD
 
 if TYPE_CHECKING:
     from jaxpfl.data.population import Population
 
-PAD, BOS, EOS, OOV = 0, 1, 2, 3
-SPECIALS = ("<pad>", "<bos>", "<eos>", "<oov>")
+UNUSED, BOS, EOS, OOV = 0, 1, 2, 3
+SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
 
 _FORMAT = "jaxpfl vocabulary 1"
 _UNICODE = unicodedata.ucd_3_2_0
@@ -89,7 +92,7 @@ class Vocabulary:
 
     Attributes:
       tokens: every token; the first four are the special ones.
-      counts: how often each was a target in the public text: 0 for padding and beginning of
+      counts: how often each was a target in the public text: 0 for the unused id and beginning of
         sentence; the number of sentences for end of sentence.
       source: the public text it was made of.
     """
@@ -194,10 +197,10 @@ class Vocabulary:
         found = []
         for token in ids:
             token = int(token)
-            if not 0 <= token < len(self.tokens):
-                raise InputError(f"ids must lie in 0 .. {len(self.tokens) - 1}, found {token}")
             if token in (PAD, EOS):
                 break
+            if not 0 <= token < len(self.tokens):
+                raise InputError(f"ids must lie in 0 .. {len(self.tokens) - 1}, found {token}")
             if token != BOS:
                 found.append(self.tokens[token])
         return " ".join(found)

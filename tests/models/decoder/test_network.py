@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxpfl.errors import InputError
-from jaxpfl.models import count_parameters
+from jaxpfl.models import PAD, count_parameters
 from jaxpfl.models.decoder.config import (
     DecoderConfig,
     RopeScaling,
@@ -19,7 +19,7 @@ from jaxpfl.models.decoder.config import (
     gpt2,
     llama3_8b,
 )
-from jaxpfl.models.decoder.network import PAD, Decoder
+from jaxpfl.models.decoder.network import Decoder
 from tests.models.masking import check_all_masked, check_masked, check_parameters_kept
 
 GPT2 = DecoderConfig("gpt2", vocab_size=23, hidden_size=12, layers=3, heads=3, positions=40)

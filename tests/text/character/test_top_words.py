@@ -132,7 +132,7 @@ def test_scores_of_given_sequences(params, enumerated):
         assert math.isclose(value, math.log(enumerated[word]), rel_tol=1e-5)
     prefix = next_probabilities(params, ())[ord("a")]
     unfinished, banned = log_probabilities(
-        MODEL, params, np.array([[ord("a"), 0], [START, END]], np.int32)
+        MODEL, params, np.array([[ord("a"), -1], [START, END]], np.int32)
     )
     assert math.isclose(unfinished, math.log(prefix), rel_tol=1e-5)
     assert banned == -math.inf
@@ -199,5 +199,5 @@ def test_characters_are_drawn_from_start_to_end(params):
         length = row.index(END) + 1 if END in row else CAP
         ended += END in row
         assert not {0, START} & set(row[:length])
-        assert row[length:] == [0] * (CAP - length)
+        assert row[length:] == [-1] * (CAP - length)
     assert 0 < ended < 200

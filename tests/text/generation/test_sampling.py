@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxpfl.errors import InputError
+from jaxpfl.models import PAD
 from jaxpfl.models.checkpoints import llama2c
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
@@ -19,7 +20,7 @@ from jaxpfl.text.generation import sampling as sampling_module
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
-from jaxpfl.text.tokenisers.base import PAD, ByteJoining, pad
+from jaxpfl.text.tokenisers.base import ByteJoining, pad
 
 SIZES = dict(vocab_size=37, hidden_size=16, layers=2, heads=4, positions=64)
 GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.models import CIFGLanguageModel
+from jaxpfl.models import PAD, CIFGLanguageModel
 from jaxpfl.text import Vocabulary, generate_sentences, sample_tokens
 from jaxpfl.text.generation.sentences import SpecialIds, slots_of
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, PAD
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED
 
 VOCABULARY = Vocabulary.from_texts(["the cat sat", "a dog sat there"] * 2, 16, source="here")
 MODEL = CIFGLanguageModel(vocab_size=len(VOCABULARY), embedding=8, hidden=12, projection=8)
@@ -66,7 +66,7 @@ def test_sentences_end_at_end_of_sentence(params):
     for row in tokens.tolist():
         length = row.index(EOS) + 1 if EOS in row else len(row)
         ended += EOS in row
-        assert not {PAD, BOS} & set(row[:length])
+        assert not {PAD, UNUSED, BOS} & set(row[:length])
         assert row[length:] == [PAD] * (len(row) - length)
     assert 0 < ended < 70
 
@@ -77,7 +77,7 @@ def test_samples_follow_the_models_distribution(params):
     params = jax.tree.map(lambda leaf: 3 * leaf, params)
     first = sample_tokens(MODEL, params, keys(number), max_tokens=1, temperature=0.5)[:, 0]
     got = np.bincount(first, minlength=len(VOCABULARY))
-    assert got[[PAD, BOS]].sum() == 0
+    assert got[[UNUSED, BOS]].sum() == 0
     logits = MODEL.step(params, jnp.array([BOS]), MODEL.initial_carry(1))[0][0]
 
     def statistic(temperature):

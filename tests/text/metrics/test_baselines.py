@@ -12,13 +12,13 @@ def plain(train, evaluation, vocab_size):
     counts = {token: 1 for token in range(2, vocab_size)}
     for row in train.tolist():
         for token in row[1:]:
-            if token != 0:
+            if token != -1:
                 counts[token] += 1
     best = max(counts, key=lambda token: (counts[token], -token))
     loss = hits = number = 0
     for row in evaluation.tolist():
         for token in row[1:]:
-            if token != 0:
+            if token != -1:
                 loss -= math.log(counts[token] / sum(counts.values()))
                 hits += token == best
                 number += 1
@@ -29,7 +29,7 @@ def tokens(rng, rows):
     ids = rng.integers(2, 9, (rows, 7))
     ids[:, 0] = 1
     for row, length in enumerate(rng.integers(1, 8, rows)):
-        ids[row, length:] = 0
+        ids[row, length:] = -1
     return ids.astype(np.int32)
 
 
@@ -43,7 +43,7 @@ def test_equals_a_plain_loop():
 
 
 def test_without_training_tokens_it_is_uniform():
-    evaluation = np.array([[1, 3, 2, 0]])
+    evaluation = np.array([[1, 3, 2, -1]])
     got = unigram_baseline(evaluation[:0], evaluation, vocab_size=10)
     assert got.perplexity == pytest.approx(8)
     assert got.accuracy == 0.5
@@ -54,8 +54,8 @@ def test_without_training_tokens_it_is_uniform():
     [
         (np.zeros((1, 3)), np.ones((1, 3), int)),
         (np.array([[1, 10]]), np.array([[1, 2]])),
-        (np.array([[1, -1]]), np.array([[1, 2]])),
-        (np.array([[1, 2]]), np.array([[1, 0]])),
+        (np.array([[1, -2]]), np.array([[1, 2]])),
+        (np.array([[1, 2]]), np.array([[1, -1]])),
         (np.array([1, 2]), np.array([[1, 2]])),
     ],
 )

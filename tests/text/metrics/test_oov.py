@@ -4,10 +4,10 @@ import pytest
 
 import jaxpfl.data
 from jaxpfl.errors import InputError
-from jaxpfl.models import CIFGLanguageModel
+from jaxpfl.models import PAD, CIFGLanguageModel
 from jaxpfl.text import Vocabulary, oov_rates, oov_rates_of, sample_tokens
 from jaxpfl.text.generation.sentences import request_keys
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, PAD
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, UNUSED
 
 ROWS = np.array(
     [
@@ -72,7 +72,7 @@ def test_rates_of_generated_sentences_are_the_models():
     )
     logits = model.step(params, jax.numpy.array([BOS]), model.initial_carry(1))[0][0]
     weights = np.exp(np.asarray(logits, np.float64))
-    weights[[PAD, BOS, EOS]] = 0
+    weights[[UNUSED, BOS, EOS]] = 0
     expected = weights[OOV] / weights.sum()
     assert abs(rates.rate_T[0] - expected) < 5 * rates.standard_error_T()[0]
     assert np.all(np.diff(rates.words_T) <= 0)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import PAD
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.open import (
-    PAD,
     check_fits,
     from_vocabulary,
     gpt2,

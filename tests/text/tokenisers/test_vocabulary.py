@@ -4,8 +4,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import PAD
 from jaxpfl.text import Vocabulary
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, PAD, words
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, words
 
 TEXTS = ["b a a, don't", "a c b.", "\U0001f469\u200d\U0001f4bb ok"]
 
@@ -58,7 +59,7 @@ def test_a_giant_line_is_cut():
 
 def test_ids_are_by_count_then_code_point():
     vocabulary = Vocabulary.from_texts(TEXTS, 8, source="here")
-    assert vocabulary.tokens == ("<pad>", "<bos>", "<eos>", "<oov>", "a", "b", ",", ".")
+    assert vocabulary.tokens == ("<unused>", "<bos>", "<eos>", "<oov>", "a", "b", ",", ".")
     assert vocabulary.counts == (0, 0, 3, 5, 3, 2, 1, 1)
     assert Vocabulary.from_texts(TEXTS[::-1], 8, source="here") == vocabulary
 
