@@ -14,12 +14,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jaxpfl"
 
 # What each part may import of jaxpfl besides itself and the leaves; "cli" may import all.
-LEAVES = {"errors", "checks", "files"}
+LEAVES = {"errors", "checks", "compilation_cache", "files", "progress"}
 FOUNDATIONS = {"data", "privacy", "models"}
 ALLOWED = {
-    "errors": set(),
-    "checks": set(),
-    "files": set(),
+    **{leaf: set() for leaf in LEAVES},
     "data": set(),
     "privacy": set(),
     "models": set(),
