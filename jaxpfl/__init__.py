@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxpfl.privacy.clip import AdaptiveClip, Clip
     from jaxpfl.privacy.gaussian import Noise
     from jaxpfl.privacy.ledger import Budget, Ledger
-    from jaxpfl.privacy.participation import Epochs, FixedSize, Poisson
+    from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
     from jaxpfl.privacy.plan import Plan
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "Clip",
     "CohortSpec",
     "CorruptFile",
+    "Cyclic",
     "DeclaredPublic",
-    "Epochs",
     "Evaluator",
     "Execution",
     "FixedSize",
@@ -68,8 +68,8 @@ _HOMES = {
     "Clip": "privacy.clip",
     "CohortSpec": "data.cohort",
     "CorruptFile": "errors",
+    "Cyclic": "privacy.participation",
     "DeclaredPublic": "experiments.engine.evaluate",
-    "Epochs": "privacy.participation",
     "FixedSize": "privacy.participation",
     "Evaluator": "experiments.engine.evaluate",
     "Execution": "federated.query",

@@ -243,8 +243,8 @@ class Releaser:
             round=self._first_round(query, number),
             identity=self._secret.digest("charge", f"{started} {number}"),
         )
-        # In epochs everyone has one place for all rounds; otherwise each round draws anew.
-        drawn_by = started if plan.sampling == "epochs" else f"{started} {round}"
+        # Cyclic: everyone has one place for all rounds; otherwise each round draws anew.
+        drawn_by = started if plan.sampling == "cyclic" else f"{started} {round}"
         seed = self._secret.seed("cohort", drawn_by)
         everyone = plan.unit == "example"
         chosen = np.arange(len(asked.held)) if everyone else plan.sample(seed, round)
@@ -405,7 +405,7 @@ class Releaser:
     @staticmethod
     def _first_round(query: Query, number: int) -> int:
         plan = query.plan
-        return (number - 1) * plan.rounds_per_epoch + 1 if plan.sampling == "epochs" else number
+        return (number - 1) * plan.rounds_per_epoch + 1 if plan.sampling == "cyclic" else number
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Correlated noise is one draw for many rounds: all of them must be computed alike."""

@@ -18,7 +18,7 @@ The noise of a score. Noise added to all entries of A m would be the same mechan
 nothing: what of it lies outside the columns of A is no score of anyone, and is left out here at no
 cost. Together the scores' noise variances are d sigma^2 and not candidates sigma^2; in root mean
 square a score's noise is sigma sqrt(d / candidates), 0.15 sigma for 18,000 candidates and d = 384.
-`noise_outside` draws the rest, for comparisons with systems that add it.
+`orthogonal_noise` draws the rest, for comparisons with systems that add it.
 
 Source of the scores: POPri (Hou et al., "Private federated learning using preference-optimized
 synthetic data"), its public code for the centring; of `NearestVotes`: private evolution (Lin et
@@ -58,13 +58,13 @@ class ScoreSpace(NamedTuple):
         """Returns the scores of (noisy, summed) coordinates, float32 [prompts, responses]."""
         return _scores(self, coordinates_D)
 
-    def noise_outside(self, key: jax.Array, std: jax.Array) -> jax.Array:
+    def orthogonal_noise(self, key: jax.Array, std: jax.Array) -> jax.Array:
         """Returns noise in the directions that no client's scores have, float32 [K, J].
 
         Added to released scores it makes their noise N(0, std^2) in each entry, independently, as
         if the scores themselves had been summed. It is not needed for privacy.
         """
-        return _noise_outside(self, key, std)
+        return _orthogonal_noise(self, key, std)
 
 
 def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) -> ScoreSpace:
@@ -183,7 +183,7 @@ def _scores(space: ScoreSpace, coordinates_D: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _noise_outside(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.Array:
+def _orthogonal_noise(space: ScoreSpace, key: jax.Array, std: jax.Array) -> jax.Array:
     rows_KxJxD, factor_DxD = space
     like = jax.ShapeDtypeStruct(rows_KxJxD.shape[:2], jnp.float32)
     noise_KxJ = gaussian_noise_like(key, like, std)

@@ -27,8 +27,8 @@ class Noise:
 
     Attributes:
       multiplier: z.
-      correlation: "independent" in every round, or in epochs "tree" or "banded" (see
-        `privacy.correlated_noise`).
+      correlation: "independent" in every round; or, with cyclic participation, "tree" or "banded"
+        (see `privacy.correlated_noise`).
     """
 
     multiplier: float

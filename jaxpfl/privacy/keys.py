@@ -18,7 +18,7 @@ What follows from it is an HMAC-SHA256 of a purpose and a text, and no purpose t
 | shared noise | identity                  | the key of noise that several rounds share            |
 
 The identity is that of all that a query's answers follow from (`federated.identity`), with the run
-and the query's label. In epochs a cohort follows from the identity alone.
+and the query's label. In cyclic participation a cohort follows from the identity alone.
 
 The PUBLIC root is `training_root` of a config's seed; nobody's protection rests on it. What is
 drawn from it has a number in this module, which is folded into the root:

@@ -4,18 +4,24 @@
 |-----------|---------------------------|-------------------|------------------|------------|
 | Poisson   | each with q = n / N       | add or remove one | S                | PLD        |
 | FixedSize | exactly n, no replacement | replace one       | 2 S              | RDP        |
-| Epochs    | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
+| Cyclic    | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
 
 `multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
 moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size round
 as if it moved by S is a common error (SampledWithoutReplacement in dp-accounting takes the
-multiplier relative to the shift). In epochs of R = floor(N / n) rounds a client takes part once an
-epoch, at a distance of R, and nothing is amplified: that is DP-FTRL's setting, where the noise may
-be correlated between rounds (`privacy.correlated_noise`). An epoch costs one Gaussian of
-multiplier z.
+multiplier relative to the shift). With cyclic participation a client takes part in one of the
+R = floor(N / n) rounds of an epoch, so again after exactly R rounds, and nothing is amplified: that
+is DP-FTRL's setting, where the noise may be correlated between rounds (`privacy.correlated_noise`).
+An epoch costs one Gaussian of multiplier z.
+
+Cohorts are a function of (seed, round) alone. Whoever knows the seed knows who took part, so an
+accountant that counts on amplification assumes that the seed is kept from the adversary. With
+cyclic participation nothing is amplified, and the seed is kept secret all the same: places are
+addressed by index, and removing a client moves those after it.
 """
 
 import dataclasses
+import hashlib
 from typing import ClassVar, Literal
 
 import dp_accounting
@@ -23,11 +29,10 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import sampling
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency
 
-Sampling = Literal["poisson", "fixed", "epochs"]
+Sampling = Literal["poisson", "fixed", "cyclic"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +71,7 @@ class _OfClients:
 
     @property
     def rounds_per_epoch(self) -> int:
-        """R = floor(N / n): in epochs, a client takes part in one of so many rounds."""
+        """R = floor(N / n): the length of a cycle, in which each client takes part once."""
         return self.population // self.clients_per_round
 
     @property
@@ -116,7 +121,8 @@ class Poisson(_OfClients):
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
-        return sampling.poisson(self.population, self.sampling_rate, seed, round)
+        draws = _generator(seed, "poisson cohort", round).random(self.population)
+        return np.flatnonzero(draws < self.sampling_rate)
 
 
 class FixedSize(_OfClients):
@@ -146,10 +152,13 @@ class FixedSize(_OfClients):
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
-        return sampling.fixed_size(self.population, self.clients_per_round, seed, round)
+        drawn = _generator(seed, "fixed-size cohort", round).choice(
+            self.population, self.clients_per_round, replace=False, shuffle=False
+        )
+        return np.sort(drawn.astype(np.int64))
 
 
-class Epochs(_OfClients):
+class Cyclic(_OfClients):
     """Each client takes part in one of an epoch's R = floor(N / n) rounds, always the same one.
 
     Attributes:
@@ -158,7 +167,7 @@ class Epochs(_OfClients):
         in every round.
     """
 
-    sampling = "epochs"
+    sampling = "cyclic"
 
     @property
     def denominator(self) -> float:
@@ -175,18 +184,27 @@ class Epochs(_OfClients):
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns the sorted indices (int64) of a round's cohort; PRIVATE."""
-        return sampling.in_epochs(self.population, self.rounds_per_epoch, seed, round)
+        cycle = self.rounds_per_epoch
+        places = _generator(seed, "place in the epoch").integers(0, cycle, self.population)
+        return np.flatnonzero(places == (round - 1) % cycle)
 
 
-Participation = Poisson | FixedSize | Epochs
+Participation = Poisson | FixedSize | Cyclic
 KINDS: dict[str, type[Participation]] = {
     "poisson": Poisson,
     "fixed": FixedSize,
-    "epochs": Epochs,
+    "cyclic": Cyclic,
 }
 
 
 def of(kind: Sampling, population: int, clients_per_round: int) -> Participation:
-    """Returns the participation that a config names "poisson", "fixed" or "epochs"."""
+    """Returns the participation that a config names "poisson", "fixed" or "cyclic"."""
     checks.one_of("sampling", kind, tuple(KINDS))
     return KINDS[kind](population, clients_per_round)
+
+
+def _generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
+    """A numpy generator that is a function of its arguments alone."""
+    text = " ".join(["jaxpfl", purpose, str(int(seed)), *(str(int(part)) for part in address)])
+    words = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))

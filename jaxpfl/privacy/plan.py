@@ -35,7 +35,7 @@ class Plan:
       rounds: T.
       clip: what bounds a contribution.
       noise: None for a plan that protects nobody, which `without_privacy` makes.
-      participation: `Poisson`, `FixedSize` or `Epochs`, with population and clients per round.
+      participation: `Poisson`, `FixedSize` or `Cyclic`, with population and clients per round.
       delta: of the statement; below 1 / N. 0 without noise.
       unit: "client", or "example": then everyone takes part, and the population counts examples.
       accountant: None = PLD, or RDP for cohorts of fixed size.
@@ -62,12 +62,12 @@ class Plan:
             raise InputError(f"clip must be a Clip, found {self.clip!r}")
         if not isinstance(self.participation, Participation):
             raise InputError(
-                f"participation must be Poisson, FixedSize or Epochs, found {self.participation!r}"
+                f"participation must be Poisson, FixedSize or Cyclic, found {self.participation!r}"
             )
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, ("pld", "rdp"))
-        if self.adaptive_clip is not None and self.sampling == "epochs":
-            raise InputError("sampling = 'epochs' needs a constant clip norm: no adaptive_clip")
+        if self.adaptive_clip is not None and self.sampling == "cyclic":
+            raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
         self._check_unit()
         if self.noise is None:
             if self.delta:
@@ -76,9 +76,9 @@ class Plan:
         if not isinstance(self.noise, Noise):
             raise InputError(f"noise must be a Noise, found {self.noise!r}")
         self._check_delta()
-        if self.noise.correlation != "independent" and self.sampling != "epochs":
+        if self.noise.correlation != "independent" and self.sampling != "cyclic":
             raise InputError(
-                f"noise = {self.noise.correlation!r} needs sampling = 'epochs', where a client "
+                f"noise = {self.noise.correlation!r} needs sampling = 'cyclic', where a client "
                 f"takes part once an epoch, found {self.sampling!r}"
             )
         if self.sampling == "fixed" and self.accountant == "pld":
@@ -128,21 +128,21 @@ class Plan:
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
         noise: Correlation = "independent",
-        after: dp_accounting.DpEvent | None = None,
+        prior_releases: dp_accounting.DpEvent | None = None,
     ) -> Self:
         """Returns the plan with the least noise whose epsilon is at most `epsilon`.
 
         Args:
-          after: prior releases on the same clients, Gaussians on everyone such as a private
-            Frechet distance: then `epsilon` is that of everything together. The plan's own
-            `epsilon()` and `statement()` remain those of the plan alone; the ledger says what both
-            cost.
+          prior_releases: what is released on the same clients besides this plan, Gaussians on
+            everyone such as a private Frechet distance. `epsilon` is then that of their composition
+            with the plan. The plan's own `epsilon()` and `statement()` remain those of the plan
+            alone; the ledger states what both cost.
 
         The noise is what two accountants agree on: see `gaussian.smallest_multiplier`.
 
         Raises:
           InputError: as `Plan`; no noise multiplier reaches `epsilon`; the accountants disagree;
-            `after` is of another kind.
+            `prior_releases` are of another kind.
         """
         target = checks.positive("epsilon", epsilon)
         trial = cls(
@@ -154,32 +154,32 @@ class Plan:
             accountant=accountant,
             allow_large_delta=allow_large_delta,
         )
-        prior = [] if after is None else [after]
-        if after is not None:
-            trial._check_prior(after, target)
+        prior = [] if prior_releases is None else [prior_releases]
+        if prior_releases is not None:
+            trial._check_prior_releases(prior_releases, target)
 
-        def together(z: float) -> Guarantee:
+        def composed_guarantee(z: float) -> Guarantee:
             alone = dataclasses.replace(trial, noise=Noise(z, noise)).guarantee()
             return dataclasses.replace(
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
-        z = gaussian.smallest_multiplier(together, target)
+        z = gaussian.smallest_multiplier(composed_guarantee, target)
         clip = Clip(clip_norm, clipping, adaptive_clip)
         return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
 
-    def _check_prior(self, after: dp_accounting.DpEvent, target: float) -> None:
-        gaussian.require_gaussians(after)
+    def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
+        gaussian.require_gaussians(prior)
         if self.sampling == "fixed":
             raise InputError(
-                "a plan after other releases needs sampling = 'poisson' or 'epochs', which share "
-                "their adjacency, found 'fixed'"
+                "a plan that is composed with prior releases needs sampling = 'poisson' or "
+                "'cyclic', whose adjacency (add or remove one) is theirs, found 'fixed'"
             )
-        alone = dataclasses.replace(self.guarantee(), event=after).epsilon()
+        alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
             raise InputError(
-                f"epsilon = {target:g} is for this plan and the prior releases together, and the "
-                f"prior ones alone cost {alone:.4g}"
+                f"epsilon = {target:g} must cover the prior releases and this plan, but the prior "
+                f"releases alone cost {alone:.4g}: give a larger epsilon"
             )
 
     @classmethod

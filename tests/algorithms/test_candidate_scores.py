@@ -371,7 +371,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path):
         assert SECRET not in str(raised.value)
     for message, settings in (
         ("each client", dict(plan=plan(unit="example"))),
-        ("found epochs", dict(plan=plan(sampling="epochs"))),
+        ("cyclic", dict(plan=plan(sampling="cyclic"))),
         ("kind must be one of", dict(kind="rank")),
         ("noise must be one of", dict(noise="none")),
         ("max_texts", dict(max_texts=0)),

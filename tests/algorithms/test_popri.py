@@ -23,7 +23,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.layers import lora
 from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.sampling import fixed_size
+from jaxpfl.privacy.participation import FixedSize
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
@@ -512,7 +512,7 @@ def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, 
 def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed):
     """TRUST 13: every release draws its own cohort, so nobody takes part once an epoch."""
     with pytest.raises(InputError, match="found epochs"):
-        Scorer(plan_of(near_clients(hashed), sampling="epochs"))
+        Scorer(plan_of(near_clients(hashed), sampling="cyclic"))
 
 
 def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
@@ -531,7 +531,7 @@ def test_cohorts_are_poisson_and_secret(hashed, tmp_path, monkeypatch):
     asked(candidate_scores(shown, Scorer(plan_of(clients, rounds=12))), clients, tmp_path)
     sizes = [len(found) for _, found in drawn]
     assert len(set(sizes)) > 3
-    assert len({len(fixed_size(200, 10, 0, round)) for round in range(1, 13)}) == 1
+    assert len({len(FixedSize(200, 10).sample(0, round)) for round in range(1, 13)}) == 1
     # 128 bits each, none twice.
     assert len({seed for seed, _ in drawn}) == 12
     assert all(seed >> 64 for seed, _ in drawn)

@@ -37,7 +37,7 @@ def algorithm(noise, client=None):
         clip_norm=0.3,
         noise_multiplier=1.5,
         delta=1e-3,
-        sampling="epochs",
+        sampling="cyclic",
         noise=noise,
     )
     model = jp.models.classifier_cnn((6, 6, 1), 3)

@@ -14,7 +14,7 @@ from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
-from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Epochs, Ledger, Noise, Plan, Poisson
+from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 
 CLIENTS = 24
 # As many coordinates as a standard deviation needs to be known to one per cent.
@@ -342,15 +342,15 @@ def test_an_empty_cohort_is_charged_and_noised(ledger_path):
     assert all(np.std(value) == pytest.approx(SIGMA, rel=0.03) for value in empty)
 
 
-def in_epochs(correlation="independent", rounds: int = 8) -> Plan:
+def cyclic(correlation="independent", rounds: int = 8) -> Plan:
     """Four rounds an epoch."""
     return plan(
-        rounds, noise=Noise(SIGMA, correlation), participation=Epochs(CLIENTS, CLIENTS // 4)
+        rounds, noise=Noise(SIGMA, correlation), participation=Cyclic(CLIENTS, CLIENTS // 4)
     )
 
 
 def test_an_epoch_is_charged_once_and_again_whole_where_it_goes_on_otherwise(ledger_path):
-    asked, changed = query(of=in_epochs()), query(half_of_it, of=in_epochs())
+    asked, changed = query(of=cyclic()), query(half_of_it, of=cyclic())
     for round in (1, 2, 3):
         _, charges = ask(ledger_path, asked, round=round)
     assert [charge.event for charge in charges] == [dp_accounting.GaussianDpEvent(SIGMA)]
@@ -363,8 +363,8 @@ def test_an_epoch_is_charged_once_and_again_whole_where_it_goes_on_otherwise(led
 
 @pytest.mark.parametrize("correlation", ["tree", "banded"])
 def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
-    asked = query(of=in_epochs(correlation))
-    changed = query(half_of_it, of=in_epochs(correlation))
+    asked = query(of=cyclic(correlation))
+    changed = query(half_of_it, of=cyclic(correlation))
     ask(ledger_path, asked, round=1)
     second, charges = ask(ledger_path, asked, round=2)
     with pytest.raises(InputError, match="only as it began"):

@@ -325,12 +325,12 @@ def test_noise_never_grows_where_candidates_are_alike():
             assert np.linalg.norm(columns, 2) <= 1 + 1e-3
 
 
-def test_noise_outside_is_the_rest_of_the_noise_on_every_score():
+def test_orthogonal_noise_is_the_rest_of_the_noise_on_every_score():
     """Together N(0, I) in each entry: orthogonal to the columns, and of full size elsewhere."""
     space = score_space(jnp.asarray(random_candidates()), "none")
     columns = columns_of(space)
     keys_N = jax.random.split(training_root(0), 2_000)
-    draws_NxKxJ = jax.vmap(lambda key: space.noise_outside(key, jnp.float32(2.0)))(keys_N)
+    draws_NxKxJ = jax.vmap(lambda key: space.orthogonal_noise(key, jnp.float32(2.0)))(keys_N)
     draws = np.reshape(draws_NxKxJ, (2_000, -1))
     np.testing.assert_allclose(draws @ columns, 0.0, atol=1e-3)
     expected = 4.0 * (np.eye(PROMPTS * RESPONSES) - columns @ columns.T)

@@ -20,7 +20,7 @@ FIELDS = dict(
     clip_norm=0.5,
     noise_multiplier=2.0,
     delta=1e-5,
-    sampling="epochs",
+    sampling="cyclic",
 )
 CORRELATED = pytest.mark.parametrize("noise", ["tree", "banded"])
 
@@ -180,9 +180,9 @@ def test_calibrated_to_an_epsilon(noise):
     assert 2.99 < plan.epsilon() <= 3.0 and plan.confirmed_epsilon() <= 3.0
     alone = Plan.calibrated(epsilon=3.0, **target)
     assert plan.noise_multiplier == alone.noise_multiplier
-    after = dp_accounting.GaussianDpEvent(3.0)
+    prior = dp_accounting.GaussianDpEvent(3.0)
     assert Plan.calibrated(
-        epsilon=3.0, noise=noise, after=after, **target
+        epsilon=3.0, noise=noise, prior_releases=prior, **target
     ).noise_multiplier > 1.05 * (plan.noise_multiplier)
 
 
@@ -225,7 +225,7 @@ def test_rounds_that_the_plan_does_not_have(noise, round):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise": "tree", "sampling": "poisson"}, "noise = 'tree' needs sampling = 'epochs'"),
+        ({"noise": "tree", "sampling": "poisson"}, "noise = 'tree' needs sampling = 'cyclic'"),
         ({"noise": "trees"}, "noise must be one of 'independent', 'tree', 'banded'"),
         ({"unit": "example"}, "unit = 'example' needs everyone to take part"),
     ],
@@ -242,7 +242,7 @@ def test_adaptive_clipping_is_refused():
 
 
 def test_without_privacy_there_is_no_noise():
-    plan = Plan.without_privacy(population=50, clients_per_round=7, rounds=3, sampling="epochs")
+    plan = Plan.without_privacy(population=50, clients_per_round=7, rounds=3, sampling="cyclic")
     like = jax.ShapeDtypeStruct((3,), jnp.float32)
     opened = door(lambda broadcast, examples, key: broadcast, plan, like)
     np.testing.assert_array_equal(through(opened, jnp.zeros(3), []).value, np.zeros(3))

@@ -330,7 +330,7 @@ def test_calibration_after_other_releases_meets_the_total():
     both = dp_accounting.ComposedDpEvent(
         [dp_accounting.GaussianDpEvent(9.0), dp_accounting.GaussianDpEvent(12.0)]
     )
-    plan = Plan.calibrated(epsilon=2.0, after=both, **TARGET)
+    plan = Plan.calibrated(epsilon=2.0, prior_releases=both, **TARGET)
     alone = Plan.calibrated(epsilon=2.0, **TARGET)
     assert plan.noise_multiplier > alone.noise_multiplier
     assert plan.epsilon() < 2.0
@@ -352,7 +352,9 @@ def test_calibration_after_other_releases_meets_the_total():
 
 def test_calibration_after_other_releases_with_everyone_is_exact():
     everyone = TARGET | {"clients_per_round": TARGET["population"]}
-    plan = Plan.calibrated(epsilon=1.0, after=dp_accounting.GaussianDpEvent(10.0), **everyone)
+    plan = Plan.calibrated(
+        epsilon=1.0, prior_releases=dp_accounting.GaussianDpEvent(10.0), **everyone
+    )
     mu = math.hypot(math.sqrt(plan.rounds) / plan.noise_multiplier, 0.1)
     assert confirmation.gaussian_epsilon(mu, TARGET["delta"]) == pytest.approx(1.0, rel=1e-4)
 
@@ -360,12 +362,15 @@ def test_calibration_after_other_releases_with_everyone_is_exact():
 def test_releases_that_a_plan_cannot_come_after_are_refused():
     sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     with pytest.raises(InputError, match="Gaussian releases on everyone"):
-        Plan.calibrated(epsilon=2.0, after=sampled, **TARGET)
-    with pytest.raises(InputError, match="prior ones alone cost"):
-        Plan.calibrated(epsilon=2.0, after=dp_accounting.GaussianDpEvent(0.5), **TARGET)
+        Plan.calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
+    with pytest.raises(InputError, match="prior releases alone cost"):
+        Plan.calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
     with pytest.raises(InputError, match="poisson"):
         Plan.calibrated(
-            epsilon=2.0, after=dp_accounting.GaussianDpEvent(9.0), sampling="fixed", **TARGET
+            epsilon=2.0,
+            prior_releases=dp_accounting.GaussianDpEvent(9.0),
+            sampling="fixed",
+            **TARGET,
         )
 
 
@@ -385,7 +390,7 @@ def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
             flat_plan(**bad)
 
 
-KINDS = ["poisson", "fixed", "epochs"]
+KINDS = ["poisson", "fixed", "cyclic"]
 
 
 @pytest.mark.parametrize("sampling", KINDS)
@@ -409,7 +414,7 @@ def test_charges_of_all_rounds_are_what_the_plan_costs(sampling):
     for rounds in range(1, 11):
         numbers = {plan.charge_number(round) for round in range(1, rounds + 1)}
         assert numbers == set(range(1, len(numbers) + 1))
-        assert len(numbers) == (-(-rounds // 3) if sampling == "epochs" else rounds)
+        assert len(numbers) == (-(-rounds // 3) if sampling == "cyclic" else rounds)
         event = dp_accounting.SelfComposedDpEvent(plan.charge_event(), len(numbers))
         assert event == plan.event(rounds)
 
@@ -417,7 +422,7 @@ def test_charges_of_all_rounds_are_what_the_plan_costs(sampling):
 def test_a_second_release_on_one_cohort_costs_a_gaussian_on_everyone():
     """Not amplified: z under add-or-remove-one, z / 2 under replace-one."""
     gaussian = dp_accounting.GaussianDpEvent
-    for sampling, z in (("poisson", 2.0), ("epochs", 2.0), ("fixed", 1.0)):
+    for sampling, z in (("poisson", 2.0), ("cyclic", 2.0), ("fixed", 1.0)):
         plan = flat_plan(**FIELDS, sampling=sampling)
         event = plan.released_again_event()
         assert events.counts(event) == {gaussian(z): 1}

@@ -116,7 +116,7 @@ class SyntheticTextConfig:
     | public            | nothing                  | nothing: the public checkpoint              |
     | generator         | nothing                  | texts of the untuned generator              |
     | fed_avg           | model changes            | the clients, in rounds (DP-FTRL: with       |
-    |                   |                          | `privacy.sampling: epochs` and its noise)   |
+    |                   |                          | `privacy.sampling: cyclic` and its noise)   |
     | private_evolution | votes for nearest texts  | texts like those voted for                  |
     | pe_sft            | the same                 | texts of the generator, tuned on those      |
     | popri             | scores of texts          | texts of the generator, tuned by preference |
@@ -212,7 +212,7 @@ class SyntheticTextConfig:
 
     def _check_privacy(self) -> None:
         privacy = self.privacy
-        if privacy.sampling == "epochs" and self.method in SCORING:
+        if privacy.sampling == "cyclic" and self.method in SCORING:
             raise InputError(
                 f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "
                 "draws a new cohort for every release, found 'epochs'"

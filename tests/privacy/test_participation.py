@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.privacy import sampling
+from jaxpfl.privacy.participation import FixedSize, Poisson
 from tests.plans import flat_plan
 
 
 def test_poisson_cohorts_have_binomial_sizes():
     """TRUST 13: a chi-square test on 4,000 rounds; a cohort of fixed size would fail it."""
     population, q, rounds = 500, 0.02, 4000
-    sizes = [len(sampling.poisson(population, q, 0, round)) for round in range(rounds)]
+    sizes = [len(Poisson(population, 10).sample(0, round)) for round in range(rounds)]
     edges = np.arange(4, 18)
     law = stats.binom(population, q)
     expected = rounds * np.diff(np.concatenate([[0], law.cdf(edges), [1]]))
@@ -23,7 +23,7 @@ def test_poisson_takes_each_client_at_the_same_rate_and_independently():
     population, q, rounds = 100, 0.3, 4000
     taken = np.zeros((rounds, population), bool)
     for round in range(rounds):
-        taken[round, sampling.poisson(population, q, 1, round)] = True
+        taken[round, Poisson(population, 30).sample(1, round)] = True
     deviation = (taken.mean(axis=0) - q) / np.sqrt(q * (1 - q) / rounds)
     assert stats.kstest(deviation, "norm").pvalue > 1e-3
     pairs = np.corrcoef(taken.T)[np.triu_indices(population, 1)]
@@ -42,14 +42,14 @@ def test_a_poisson_cohort_may_be_empty():
 
 
 def test_poisson_with_everyone_takes_everyone():
-    np.testing.assert_array_equal(sampling.poisson(30, 1.0, 0, 0), np.arange(30))
+    np.testing.assert_array_equal(Poisson(30, 30).sample(0, 0), np.arange(30))
 
 
 def test_fixed_size_cohorts_are_exact_distinct_and_uniform():
     population, clients, rounds = 60, 7, 3000
     times = np.zeros(population)
     for round in range(rounds):
-        cohort = sampling.fixed_size(population, clients, 0, round)
+        cohort = FixedSize(population, clients).sample(0, round)
         assert cohort.dtype == np.int64
         assert len(cohort) == clients
         assert np.all(np.diff(cohort) > 0)
@@ -58,7 +58,7 @@ def test_fixed_size_cohorts_are_exact_distinct_and_uniform():
     q = clients / population
     deviation = (times / rounds - q) / np.sqrt(q * (1 - q) / rounds)
     assert np.abs(deviation).max() < 4.5
-    np.testing.assert_array_equal(sampling.fixed_size(9, 9, 0, 0), np.arange(9))
+    np.testing.assert_array_equal(FixedSize(9, 9).sample(0, 0), np.arange(9))
 
 
 @pytest.mark.parametrize("kind", ["poisson", "fixed"])
@@ -83,7 +83,7 @@ def test_a_cohort_is_a_function_of_seed_and_round_alone(kind):
 
 def test_a_seed_counts_beyond_its_32nd_and_64th_bit():
     """TRUST 21"""
-    cohorts = {tuple(sampling.poisson(1000, 0.1, seed, 0)) for seed in (3, 3 + 2**32, 3 + 2**64)}
+    cohorts = {tuple(Poisson(1000, 100).sample(seed, 0)) for seed in (3, 3 + 2**32, 3 + 2**64)}
     assert len(cohorts) == 3
 
 
