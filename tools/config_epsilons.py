@@ -92,7 +92,7 @@ def _of_config(config: Any, clients: int) -> Figures:
     fred = build_fred_plan(config) if system == "federated_training" else None
     if fred is None or not fred.private:
         return {"rounds": _figures(build_plan(config.privacy, config.training, clients))}
-    plan = build_plan(config.privacy, config.training, clients, after=fred.event())
+    plan = build_plan(config.privacy, config.training, clients, prior_releases=fred.event())
     both = accounting.epsilon(
         ComposedDpEvent([fred.event(), plan.event()]),
         plan.delta,
