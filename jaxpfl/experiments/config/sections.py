@@ -134,7 +134,7 @@ class PrivacyConfig:
     clipping: Literal["flat", "per_layer"] = "flat"
     adaptive: bool = False
     target_quantile: float = 0.5
-    sampling: Literal["poisson", "fixed", "epochs"] = "poisson"
+    sampling: Literal["poisson", "fixed", "cyclic"] = "poisson"
     noise: Literal["independent", "tree", "banded"] = "independent"
     accountant: Literal["pld", "rdp"] | None = None
     ledger: str | None = None

@@ -106,12 +106,13 @@ def build_plan(
     privacy: PrivacyConfig,
     training: TrainingConfig,
     population: int,
-    after: DpEvent | None = None,
+    prior_releases: DpEvent | None = None,
 ) -> Plan:
     """The plan of the rounds for `population` training clients.
 
     Args:
-      after: what else the run releases on them; `privacy.epsilon` is that of everything together.
+      prior_releases: what else the run releases on them; `privacy.epsilon` is that of the
+        composition.
     """
     if not privacy.private:
         return plan_without_privacy(privacy, training, population)
@@ -130,7 +131,7 @@ def build_plan(
             adaptive_clip=adaptive,
             accountant=privacy.accountant,
             noise=privacy.noise,
-            after=after,
+            prior_releases=prior_releases,
         )
     assert privacy.noise_multiplier is not None
     return Plan(

@@ -91,7 +91,7 @@ def build(config: Config) -> Experiment:
     model = build_model(config.model, vocabulary)
     fred = build_fred_plan(config)
     released = fred.event() if fred is not None and fred.private else None
-    plan = build_plan(config.privacy, config.training, len(sources), after=released)
+    plan = build_plan(config.privacy, config.training, len(sources), prior_releases=released)
     return Experiment(
         config=config,
         train=parts["train"],

@@ -148,6 +148,6 @@ class Config:
             )
         if self.privacy.sampling == "fixed":
             raise InputError(
-                "fred needs privacy.sampling: poisson or epochs: its release and the rounds must "
+                "fred needs privacy.sampling: poisson or cyclic: its release and the rounds must "
                 f"share an adjacency (add or remove one client), found {self.privacy.sampling!r}"
             )

@@ -215,7 +215,7 @@ class SyntheticTextConfig:
         if privacy.sampling == "cyclic" and self.method in SCORING:
             raise InputError(
                 f"privacy.sampling must be 'poisson' or 'fixed' for method {self.method!r}, which "
-                "draws a new cohort for every release, found 'epochs'"
+                "draws a new cohort for every release, found 'cyclic'"
             )
         if privacy.adaptive and self.method in SCORING:
             raise InputError(
