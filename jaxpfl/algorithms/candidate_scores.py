@@ -119,7 +119,7 @@ class Scorer:
         if self.noise == "every_score" and self.plan.private:
             # It protects nobody more, so it may follow from what is public.
             std = jnp.float32(self.plan.value_noise_std(self.plan.clip_norm))
-            scores_KxJ += space.noise_outside(_public_key(sum_D, round), std)
+            scores_KxJ += space.orthogonal_noise(_public_key(sum_D, round), std)
         return np.asarray(scores_KxJ)
 
     def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
@@ -247,10 +247,10 @@ def _check(plan: Plan) -> None:
         raise InputError(
             f"scores protect each client: the plan's unit must be 'client', found {plan.unit!r}"
         )
-    if plan.sampling == "epochs":
+    if plan.sampling == "cyclic":
         raise InputError(
             "the plan of scores must sample cohorts by Poisson or fixed-size participation, "
-            "because every release draws a new cohort, found epochs"
+            "because every release draws a new cohort, found cyclic"
         )
     if plan.adaptive_clip is not None:
         raise InputError("the plan of scores must not clip adaptively: scores have one clip norm")
