@@ -1,4 +1,4 @@
-"""The config of the study of inverted pixels. As in `config.sections`, every field is PUBLIC.
+"""The config file of the study of inverted pixels. Every field is PUBLIC.
 
 Source: Augenstein et al. 2020, section 6 and appendix C.
 """
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxpfl import checks
+from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
@@ -20,41 +21,35 @@ from jaxpfl.experiments.config.sections import (
     check_scaled_up,
     refuse_second_run,
 )
+from jaxpfl.models.gan import GAN
 
 
 @dataclass(frozen=True)
 class GanConfig:
-    """`models.GAN`, and what the server does with it.
+    """The GAN, and how the server trains its generator after every round.
 
     Attributes:
-      image_shape: height, width, channels; stated, not read from the data: data is private.
-      width: scales the networks; 1.0 are the paper's.
-      generator: optimiser of the generator's steps, which the server takes after every round.
+      model: both networks and their losses. The shape of an image is stated here and never read
+        from the data, because the data is private.
+      generator: number and size of the generator's steps.
+      generator_optimizer: optimiser of these steps.
     """
 
-    image_shape: tuple[int, int, int] = (28, 28, 1)
-    width: float = 1.0
-    noise: int = 128
-    loss: Literal["wasserstein_gp", "non_saturating"] = "wasserstein_gp"
-    generator: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=0.005))
-    generator_steps: int = 6
-    generator_batch: int = 32
-
-    def __post_init__(self) -> None:
-        for side in self.image_shape:
-            checks.positive_int("gan.image_shape", side)
-        checks.positive("gan.width", self.width)
-        for name in ("noise", "generator_steps", "generator_batch"):
-            checks.positive_int(f"gan.{name}", getattr(self, name))
+    model: GAN = field(default_factory=GAN)
+    generator: GeneratorTraining = field(default_factory=GeneratorTraining)
+    generator_optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(learning_rate=0.005)
+    )
 
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """The primary model that the modeller has in use, trained centrally on the PUBLIC clients.
+    """The primary model, whose errors are studied. It is trained centrally on PUBLIC clients.
 
     Attributes:
-      classes: number of labels, stated.
-      examples: so many public examples train it; a weak model makes users' accuracies differ.
+      classes: number of labels.
+      examples: number of public examples that train it. With few examples the model is weak, and
+        the users' accuracies differ.
     """
 
     classes: int = 10
@@ -69,23 +64,23 @@ class ClassifierConfig:
         checks.positive("classifier.learning_rate", self.learning_rate)
 
 
-# Narrow where a fair classifier's users are.
+# Narrow bins where the users' accuracies under a fair classifier lie.
 _EDGES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.75, 0.8, 0.84, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
 
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Whose data, or which of it, each of the two GANs sees.
+    """Which examples each of the two GANs is trained on.
 
     Attributes:
-      by: "client" takes all examples of clients whose own accuracy is below or above a threshold
-        (T4 of the paper); "example" takes the wrongly or rightly classified examples of everyone
-        who has at least `at_least` of them (T2).
-      low, high: percentiles of users' accuracy that become the two thresholds, where `by` is
-        "client". They come from a private histogram, released before the bug.
-      edges: of the histogram's bins, from 0 to 1: public constants.
-      epsilon: of one such histogram; there are two, one before the bug and one with it. Required
-        by a private study.
+      by: "client" selects all examples of clients whose own accuracy is below or above a threshold
+        (task T4 of the paper). "example" selects the wrongly or rightly classified examples of all
+        clients that have at least `at_least` of them (task T2).
+      low, high: the percentiles of users' accuracy that become the two thresholds where `by` is
+        "client". They are read from a private histogram, which is released before the bug.
+      edges: edges of the histogram's bins, from 0 to 1; public constants.
+      epsilon: epsilon of one histogram. There are two, one before the bug and one with it. A
+        private study requires it.
     """
 
     by: Literal["client", "example"] = "client"
@@ -98,7 +93,8 @@ class SelectionConfig:
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high < 100:
             raise InputError(
-                "selection.low and high must be percentiles with 0 < low <= high < 100, found "
+                "selection.low and selection.high must be percentiles with "
+                "0 < low <= high < 100, found "
                 f"{self.low:g} and {self.high:g}"
             )
         checks.positive_int("selection.at_least", self.at_least)
@@ -108,7 +104,7 @@ class SelectionConfig:
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """The bug: with this probability, ALL images of a client have their pixels inverted."""
+    """The simulated bug: the pixels of ALL images of a client are inverted, with a probability."""
 
     probability: float = 0.5
     seed: int = 0
@@ -119,24 +115,25 @@ class InversionConfig:
 
 
 @dataclass(frozen=True)
-class LookConfig:
-    """How often a GAN's images are scored, and on how many."""
+class PreviewConfig:
+    """How often, in rounds, images are drawn from a GAN and scored, and how many."""
 
     every: int = 50
     images: int = 1_000
 
     def __post_init__(self) -> None:
         for name in ("every", "images"):
-            checks.positive_int(f"look.{name}", getattr(self, name))
+            checks.positive_int(f"preview.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
 class GanInversionConfig:
-    """Two federated GANs, on data that a classifier gets wrong and right, show inverted pixels.
+    """Two GANs, trained on data that a classifier gets wrong and right, reveal inverted pixels.
 
-    `training.clients_per_round` counts the SELECTED clients that are wanted in a round. So many
-    more are sampled as the share of clients who match asks for, and the server's rate rises with
-    that; the share is known from the private histograms (or, by example, taken as 1).
+    `training.clients_per_round` is the expected number of SELECTED clients in a round. It is
+    divided by the share of clients that match to give the number of clients that are sampled, and
+    so is the server's learning rate. The share comes from the private histograms; where
+    `selection.by` is "example" it is 1.
     """
 
     system: Literal["gan_inversion"]
@@ -147,7 +144,7 @@ class GanInversionConfig:
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
     bug: InversionConfig = InversionConfig()
-    look: LookConfig = LookConfig()
+    preview: PreviewConfig = PreviewConfig()
     scaled_up: ScaledUpConfig | None = None
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -160,8 +157,14 @@ class GanInversionConfig:
                 f"{self.data.public!r} and {self.data.split.public:g}"
             )
         if self.privacy.private and self.selection.epsilon is None:
-            raise InputError("selection.epsilon is required by a private study, found none")
+            raise InputError(
+                "selection.epsilon is required where privacy.private is true, found none: the "
+                "histograms of users' accuracy are private releases"
+            )
         if not self.privacy.private and self.selection.epsilon is not None:
-            raise InputError("privacy.private is false, so selection.epsilon must be absent")
+            raise InputError(
+                "selection.epsilon must be absent where privacy.private is false, found "
+                f"{self.selection.epsilon:g}"
+            )
         check_release("privacy", self.privacy, worlds=False)
         check_scaled_up(self.scaled_up, self.privacy)

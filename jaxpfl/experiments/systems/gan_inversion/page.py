@@ -1,4 +1,4 @@
-"""The page of the study of inverted pixels: image grids side by side, and what they are scored."""
+"""The page of the study of inverted pixels: image grids side by side, and their scores."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from jaxpfl.experiments.engine.tracking import read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.gan_inversion.study import PHASES, SIDES
+from jaxpfl.experiments.systems.gan_inversion.study import ARTIFACTS, IMAGES, PHASES, SIDES
 
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
 _SIDES = {
@@ -18,7 +18,7 @@ _SIDES = {
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """The outcome for a terminal."""
+    """Returns the result for a terminal."""
     sides = _SIDES[record["selection"]["by"]]
     found = [f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}"]
     for phase in PHASES:
@@ -33,28 +33,29 @@ def lines(record: dict[str, Any]) -> list[str]:
 def _privacy(record: dict[str, Any]) -> list[str]:
     if record["composed_guarantee"]["epsilon"] is None:
         return [record["stamp"]]
-    dearest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
+    costliest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
     found = [
-        f"everything together: {record['composed_guarantee']['statement']}",
-        f"the dearest GAN: {record['runs'][dearest]['privacy']}",
+        f"all releases composed: {record['composed_guarantee']['statement']}",
+        f"the GAN with the largest epsilon: {record['runs'][costliest]['privacy']}",
     ]
     scale = record["at_scale"]
     if scale:
-        run = scale["runs"][dearest]
+        run = scale["runs"][costliest]
         found += [
             f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
             f"{run['clients_per_round']:,} a round: {run['statement']}",
-            f"everything together there: {scale['composed_guarantee']['statement']}",
+            f"all releases composed there: {scale['composed_guarantee']['statement']}",
         ]
     return found
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """Draws the pictures from the study's public files."""
+    """Draws the pictures from the record and the public files of the study."""
     stamped = bool(record["stamp"])
     by = record["selection"]["by"]
     sides = _SIDES[by]
-    with np.load(directory / "images.npz", allow_pickle=False) as arrays:
+    stored = directory / ARTIFACTS / IMAGES / "arrays.npz"
+    with np.load(stored, allow_pickle=False) as arrays:
         images = dict(arrays)
     blocks = [
         [(f"{sides[side]}, {_PHASES[phase]}", images[f"{phase}_{side}"]) for side in SIDES]
@@ -71,16 +72,16 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         privacy=record["composed_guarantee"]["statement"],
         privacy_notes=[
             *no_protection(record["composed_guarantee"]["epsilon"]),
-            "All releases of this page together: both histograms of users' accuracy and all four "
-            "GANs, on the same clients.",
+            "This is the composed guarantee of all releases on this page: both histograms of "
+            "users' accuracy and all four GANs, of the same clients.",
             *privacy[1:],
         ],
         facts=_facts(record),
         sections=[
             Section(
                 "Drawn by the GANs",
-                "Nobody looked at a client's image: each grid is drawn by a generator that only "
-                "met a critic trained under differential privacy.",
+                "Nobody has seen a client's image: each grid is drawn by a generator that was "
+                "trained only against a critic, which was trained under differential privacy.",
                 [
                     (
                         "gans",
@@ -92,16 +93,16 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 wide=True,
             ),
             Section(
-                "How the polarity of the drawn images moved, and how users' accuracy did",
+                "The polarity of the drawn images by round, and the accuracy of users",
                 figures=[
                     ("inverted", "share of inverted images", _curves(directory, by, stamped)),
                     ("accuracy", "accuracy of users", _histograms(record, stamped)),
                 ],
             ),
             Section(
-                "What the judge learned from",
-                "Images of clients that were declared public. They train the primary classifier, "
-                "and the model that calls a drawn image normal or inverted.",
+                "What the scoring models were trained on",
+                "Images of clients that were declared public. They train the primary classifier "
+                "and the model that tells inverted images from normal ones.",
                 [("public", "public images", plots.grids(public, side=8))],
                 wide=True,
             ),
@@ -114,7 +115,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     plan = record["runs"]["bug_low"]["plan"]
     return [
         (f"{plan['rounds']}", "rounds for each GAN"),
-        (f"{record['selected_per_round']}", "clients a round who match (planned)"),
+        (f"{record['selected_per_round']}", "matching clients in a round (expected)"),
         (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
         (f"{plan['clip_norm']:g}", "clip norm"),
         (f"{100 * record['classifier']['accuracy']:.1f} %", "classifier's accuracy on public data"),
@@ -139,7 +140,7 @@ def _scores(record: dict[str, Any]) -> Table:
             )
     columns = (
         "the GAN trained on",
-        "called inverted",
+        "classified as inverted",
         "classifier score",
         "Frechet distance of logits to public images",
         "to the same, inverted",
@@ -148,7 +149,7 @@ def _scores(record: dict[str, Any]) -> Table:
 
 
 def _curves(directory: Path, by: str, stamped: bool) -> Any:
-    axes = plots.axes("Share of drawn images called inverted", stamped=stamped)
+    axes = plots.axes("Share of drawn images classified as inverted", stamped=stamped)
     for number, phase in enumerate(PHASES):
         for side, style in zip(SIDES, ("-", "--"), strict=True):
             name = f"{phase}_{side}"
@@ -170,7 +171,7 @@ def _curves(directory: Path, by: str, stamped: bool) -> Any:
 
 
 def _histograms(record: dict[str, Any], stamped: bool) -> Any:
-    """Both released histograms: users for each hundredth of accuracy, so that areas are users."""
+    """Both released histograms, as densities: the area is the number of users."""
     axes = plots.axes("Accuracy of users, as released with noise", stamped=stamped)
     names = {"before": "before the bug", "bug": _PHASES["bug"]}
     for number, (name, label) in enumerate(names.items()):

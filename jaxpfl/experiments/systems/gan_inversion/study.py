@@ -1,25 +1,28 @@
-"""The study of inverted pixels: two federated GANs show what a classifier's errors are made of.
+"""The study of inverted pixels: two federated GANs reveal what a classifier gets wrong.
 
-Source: Augenstein et al. 2020, section 6 and appendix C. A modeller sees a classifier's accuracy
-drop and may not look at the images. Two GANs are trained under differential privacy, one on the
-data that the classifier gets wrong and one on what it gets right (`selection.by`), while the bug
-is there and again after it was fixed, and are looked at side by side.
+Source: Augenstein et al. 2020, section 6 and appendix C. A modeller sees that a classifier's
+accuracy drops, but may not look at the images. Two GANs are trained under differential privacy:
+one on the data that the classifier gets wrong, one on the data that it gets right (`selection.by`).
+They are trained while the bug is there and again after it was fixed, and their images are compared.
 
-One world happens to the same clients, in this order, and one ledger adds it all up:
+All of this happens to the same clients, in this order, and is charged to one ledger:
 
-    before the bug    a private histogram of users' accuracy gives the thresholds
-    with the bug      the histogram again: it has moved; GANs "bug_low" and "bug_high"
+    before the bug    a private histogram of users' accuracy, which gives the thresholds
+    with the bug      the histogram again, which has moved; GANs "bug_low" and "bug_high"
     after the fix     GANs "fixed_low" and "fixed_high"
 
-Where data is selected by example the thresholds are not needed, and only the histograms' pictures
-use them. Nobody leaves the population for being unselected: see `data.selection`.
+Where examples are selected instead of clients, no thresholds are needed, and the histograms are
+only shown. No client leaves the population for not being selected: see `data.selection`.
+
+    artifacts/         models of the evaluator, both histograms, drawn images
+    runs/NAME/         the run of each GAN, with a report of its own
+    ledger.jsonl       unless `privacy.ledger` names another one
 """
 
 import dataclasses
-import json
-from collections.abc import Sequence
+import hashlib
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,15 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining, fed_avg_gan
+from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
 from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays
 from jaxpfl.experiments.engine.build import (
     build_cohort,
     build_optimizer,
@@ -44,10 +49,13 @@ from jaxpfl.experiments.engine.build import (
 )
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.base import Workspace, stamp_of
-from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
-from jaxpfl.experiments.systems.gan_inversion.evaluator import Judge, inverted, train_judge
+from jaxpfl.experiments.systems.base import Workspace
+from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig, SelectionConfig
+from jaxpfl.experiments.systems.gan_inversion.evaluator import (
+    ImageEvaluator,
+    image_evaluator,
+    inverted,
+)
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.query import Execution
 from jaxpfl.models.gan import GAN, sample_images
@@ -55,15 +63,20 @@ from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
+ARTIFACTS = "artifacts"
+IMAGES = "images"
 PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
+RUNS = tuple(f"{phase}_{side}" for phase in PHASES for side in SIDES)
 
-_SHOWN_IMAGES = 64
-# Of the squared norm of what a client says of its accuracy; the rest gives the mean.
+_PAGE_IMAGES = 64
+# The histogram's share of the squared norm of a client's contribution; the mean has the rest.
 _HISTOGRAM_SHARE = 0.8
 _LEAST_SHARE = 0.05
-# The histograms that a phase's GANs depend on; the last says how many match.
-_KNOWN = {"bug": ("before", "bug"), "fixed": ("before",)}
+# The histograms that the GANs of a phase depend on; the last one gives the share that matches.
+_HISTOGRAMS = {"bug": ("before", "bug"), "fixed": ("before",)}
+
+Thresholds = dict[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -75,124 +88,88 @@ class _Scored:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Draws images from a GAN and judges them: no private data enters."""
+class _Preview:
+    """Draws images from a GAN and scores them; it reads no private data."""
 
     gan: GAN
-    judge: Judge
+    evaluator: ImageEvaluator
     number: int
     key: jax.Array
     name: str = "images that it draws"
 
     def __call__(self, params: Any) -> _Scored:
-        return _Scored(self.judge.score(sample_images(self.gan, params, self.key, self.number)))
+        images = sample_images(self.gan, params, self.key, self.number)
+        return _Scored(self.evaluator.score(images))
 
 
-def prepare(config: GanInversionConfig) -> "_Study":
-    """Reads the clients and builds all that can be refused, before a directory is touched."""
+def prepare(config: GanInversionConfig) -> "InversionStudy":
+    """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
-    check_images(clients, config.gan.image_shape, config.classifier.classes)
+    check_images(clients, config.gan.model.image_shape, config.classifier.classes)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
-    private, public = parts["train"], parts["public"]
-    if not public.num_examples:
-        raise InputError("data.split.public: no client is public: give it a larger share")
-    study = _Study(config, private, public)
+    if not parts["public"].num_examples:
+        raise InputError(
+            f"data.split.public = {config.data.split.public:g} leaves no public client with "
+            "examples: give it a larger share"
+        )
+    study = InversionStudy(config, parts["train"], parts["public"])
     if config.scaled_up is not None:
         for share in (1.0, _LEAST_SHARE):
-            studies.at_scale(config.scaled_up, {"": study.plan(share)})
+            study_runs.at_scale(config.scaled_up, {"": study.plan(share)})
     return study
 
 
 @dataclass(frozen=True)
-class _Study:
+class InversionStudy:
+    """The study, ready to be carried out.
+
+    Attributes:
+      config: the config file.
+      private: the clients; their data stays private.
+      public: clients that are declared public.
+    """
+
     config: GanInversionConfig
     private: Population = field(repr=False)
     public: Population = field(repr=False)
 
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left to do, and returns the public record."""
+        return _Progress(self, workspace).record()
+
     def plan(self, share: float) -> Plan:
-        """So many clients a round that `training.clients_per_round` of them match.
+        """Returns a plan in which `training.clients_per_round` matching clients are expected.
 
         Args:
-          share: of clients who match; PUBLIC, from a release.
+          share: the share of clients that match, PUBLIC because it comes from a release.
         """
         training = self.config.training
         sampled = min(len(self.private), round(training.clients_per_round / share))
-        sampled_training = dataclasses.replace(training, clients_per_round=sampled)
-        return build_plan(self.config.privacy, sampled_training, len(self.private))
-
-    @cached_property
-    def gan(self) -> GAN:
-        settings = self.config.gan
-        return GAN(
-            image_shape=settings.image_shape,
-            width=settings.width,
-            noise=settings.noise,
-            loss=settings.loss,
-        )
+        training = dataclasses.replace(training, clients_per_round=sampled)
+        return build_plan(self.config.privacy, training, len(self.private))
 
     def algorithm(self, share: float) -> Algorithm:
-        """For a selection that a public `share` of the clients matches."""
+        """Returns the training of a GAN on a selection that this share of the clients matches."""
         settings, training = self.config.gan, self.config.training
-        server = training.server
-        # The sum is divided by all who were sampled: this makes it the mean of those who match.
-        server = dataclasses.replace(server, learning_rate=server.learning_rate / share)
+        # The sum is divided by the number of sampled clients: this makes it the mean of those
+        # that match.
+        server = dataclasses.replace(
+            training.server, learning_rate=training.server.learning_rate / share
+        )
         return fed_avg_gan(
-            self.gan,
+            settings.model,
             client=build_optimizer(training.client),
-            generator=build_optimizer(settings.generator),
+            generator=build_optimizer(settings.generator_optimizer),
             server=build_optimizer(server),
             plan=self.plan(share),
             cohort=build_cohort(training),
-            generator_training=GeneratorTraining(
-                settings.generator_steps, settings.generator_batch
-            ),
+            generator_training=settings.generator,
             execution=Execution(chunk=training.chunk),
         )
 
-    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
-        """Does what is left to do in the directory."""
-        config, directory, shown = self.config, workspace.directory, workspace.progress
-        ledger = directory / "ledger.jsonl"
-        if config.privacy.ledger is not None:
-            ledger = Path(config.privacy.ledger)
-        phases = {
-            "bug": invert_pixels(self.private, config.bug.probability, config.bug.seed),
-            "fixed": self.private,
-        }
-        judge, judged_by = train_judge(config, self.public, directory)
-        before = self._metrics("before", self.private, judge, directory, ledger)
-        # Checked before the next release is paid for.
-        thresholds = self._thresholds(before)
-        during = self._metrics("bug", phases["bug"], judge, directory, ledger)
-        metrics = {"before": before, "bug": during}
-        runs, shares, priors = {}, {}, {}
-        for phase in PHASES:
-            for side in SIDES:
-                name = f"{phase}_{side}"
-                held = self._selected(phases[phase], side, judge, thresholds)
-                # After the fix the clients are as they were before the bug.
-                shares[name] = _share(metrics[_KNOWN[phase][-1]], side, thresholds)
-                known = () if thresholds is None else _KNOWN[phase]
-                prior = priors[name] = [metrics[each]["run"] for each in known]
-                runs[name] = self._run(
-                    name, shares[name], held, judge, judged_by, directory, ledger, prior, shown
-                )
-        statements = {
-            name: studies.restate(result.out, ledger, priors[name]) for name, result in runs.items()
-        }
-        record = self._record(judge, metrics, thresholds, runs, shares, directory, ledger)
-        for name, run in record["runs"].items():
-            run["privacy"] = statements[name]
-        return record
-
-    def _histograms_behind(self, name: str) -> list[float]:
-        """Noise multipliers of the histograms that a GAN depends on: none by example."""
-        if self.config.selection.by == "example" or not self.config.privacy.private:
-            return []
-        return [self._metrics_plan.noise_multiplier] * len(_KNOWN[name.partition("_")[0]])
-
     @cached_property
-    def _metrics_plan(self) -> MetricsPlan:
+    def accuracy_plan(self) -> MetricsPlan:
+        """What a release of users' accuracy contains and costs."""
         privacy, settings = self.config.privacy, self.config.selection
         shared: dict[str, Any] = {
             "population": len(self.private),
@@ -203,189 +180,242 @@ class _Study:
             return MetricsPlan.without_privacy(**shared)
         return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
 
-    def _metrics(
-        self, name: str, population: Population, judge: Judge, directory: Path, ledger: Path
-    ) -> dict[str, Any]:
-        """The private histogram of users' accuracy: read where it was released, else made."""
-        path = directory / "releases" / f"accuracy_{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        plan, settings = self._metrics_plan, self.config.selection
-        budget = studies.budget_of(self.config.privacy)
-        private = files.private_directory(directory / "private")
+
+class _Progress:
+    """The study in its directory: each part is found there, or made and stored."""
+
+    def __init__(self, study: InversionStudy, workspace: Workspace) -> None:
+        config = study.config
+        self.study, self.config, self.workspace = study, config, workspace
+        shared = config.privacy.ledger
+        self.ledger = workspace.directory / "ledger.jsonl" if shared is None else Path(shared)
+        self.artifacts = self._artifacts_with(None)
+        self.evaluator = image_evaluator(config, study.public, self.artifacts)
+        self.populations = {
+            "bug": invert_pixels(study.private, config.bug.probability, config.bug.seed),
+            "fixed": study.private,
+        }
+
+    def _artifacts_with(self, ledger: Ledger | None) -> Artifacts:
+        config_digest = hashlib.sha256(to_yaml(self.config).encode()).hexdigest()[:12]
+        return Artifacts(
+            self.workspace.directory / ARTIFACTS,
+            run=f"{self.config.system} {config_digest}",
+            ledger=ledger,
+            private=not self.workspace.stamp,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Does what is left to do, and returns the public record."""
+        config = self.config
+        before = self._accuracy("before", self.study.private)
+        # Checked before the next release is charged.
+        thresholds = thresholds_of(before, config.selection)
+        accuracy = {"before": before, "bug": self._accuracy("bug", self.populations["bug"])}
+        runs, shares, prior, statements = {}, {}, {}, {}
+        for phase in PHASES:
+            for side in SIDES:
+                name = f"{phase}_{side}"
+                # After the fix the clients are as they were before the bug.
+                histogram = accuracy[_HISTOGRAMS[phase][-1]]
+                shares[name] = matching_share(histogram, side, thresholds)
+                used = () if thresholds is None else _HISTOGRAMS[phase]
+                prior[name] = tuple(accuracy[each]["run"] for each in used)
+                selected = selected_examples(
+                    self.populations[phase], side, self.evaluator, config.selection, thresholds
+                )
+                runs[name] = self._train(name, selected, shares[name], prior[name])
+        for name, result in runs.items():
+            statements[name] = study_runs.restate(result.out, self.ledger, prior[name])
+        scores = self._draw_images(runs)
+        plans = {name: self.study.plan(share) for name, share in shares.items()}
+        return {
+            "population": self.study.private.name,
+            "unit": self.study.private.unit,
+            "selection": dataclasses.asdict(config.selection),
+            "bug": dataclasses.asdict(config.bug),
+            "classifier": {"accuracy": self.evaluator.accuracy},
+            "accuracy": accuracy,
+            "thresholds": thresholds,
+            "runs": {
+                name: {
+                    **scores[name],
+                    "share": shares[name],
+                    "epsilon": result.metrics["epsilon"],
+                    "plan": plans[name].to_dict(),
+                    "privacy": statements[name],
+                }
+                for name, result in runs.items()
+            },
+            "selected_per_round": config.training.clients_per_round,
+            "composed_guarantee": study_runs.composed_guarantee(
+                [self.ledger], config.privacy.delta, self.workspace.stamp
+            ),
+            "at_scale": study_runs.at_scale(
+                config.scaled_up, plans, {name: self._prior_multipliers(name) for name in plans}
+            ),
+        }
+
+    def _prior_multipliers(self, name: str) -> list[float]:
+        """Noise multipliers of the histograms that a GAN depends on: none by example."""
+        if self.config.selection.by == "example" or not self.config.privacy.private:
+            return []
+        histograms = _HISTOGRAMS[name.partition("_")[0]]
+        return [self.study.accuracy_plan.noise_multiplier] * len(histograms)
+
+    def _accuracy(self, name: str, population: Population) -> dict[str, Any]:
+        """The private histogram of users' accuracy, which is released and charged once."""
+        run_config, settings = self.config.run, self.config.selection
+        plan = self.study.accuracy_plan
+        private = files.private_directory(self.workspace.directory / "private")
         secret_path = private / f"accuracy_{name}_secret.json"
-        with Ledger(ledger, population, budget=budget) as opened:
-            if path.exists():
-                record = files.read_json(path)
-                # A ledger cut off after the release would be charged too little.
-                opened.verify(record["ledger_head"])
-                if record["plan"] != jsonable(plan.to_dict()):
-                    raise InputError(f"{path}: is of another plan than the config's")
-                forget(secret_path)
-                return record
-            run_config = self.config.run
+
+        def released(ledger: Ledger) -> Artifact:
             secret = saved_secret(
                 secret_path,
                 reproducible_seed=run_config.seed if run_config.reproducible_noise else None,
                 purpose=f"accuracy {name}",
             )
             run = f"accuracy of users, {name} {run_id(secret)}"
-            released = release(
+            evaluator = self.evaluator
+            metrics = release(
                 population,
                 plan,
-                correct=correct_examples(judge.classifier, judge.params, population),
-                ledger=opened,
+                correct=correct_examples(evaluator.classifier, evaluator.params, population),
+                ledger=ledger,
                 secret=secret,
                 run=run,
             )
-            head = opened.head
-        record = jsonable(
-            {
+            record = {
                 "run": run,
-                "stamp": stamp_of(directory),
-                **released.to_dict(),
-                "accuracy": released.accuracy(),
-                "low": released.percentile(settings.low),
-                "high": released.percentile(settings.high),
-                "ledger_head": head,
+                "stamp": self.workspace.stamp,
+                **metrics.to_dict(),
+                "accuracy": metrics.accuracy(),
+                "low": metrics.percentile(settings.low),
+                "high": metrics.percentile(settings.high),
             }
-        )
-        files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+            return Artifact(record)
+
+        budget = study_runs.budget_of(self.config.privacy)
+        with Ledger(self.ledger, population, budget=budget) as ledger:
+            found = self._artifacts_with(ledger).load_or_compute(
+                f"accuracy_{name}", partial(released, ledger), made_from=plan.to_dict()
+            )
         forget(secret_path)
-        return record
+        return dict(found.record)
 
-    def _thresholds(self, before: dict[str, Any]) -> dict[str, float] | None:
-        """From the histogram before the bug: post-processing of a release."""
-        if self.config.selection.by == "example":
-            return None
-        found = {side: before[side] for side in SIDES}
-        if None in found.values():
-            raise InputError(
-                "the private histogram of users' accuracy is all noise: too few clients for "
-                f"selection.epsilon = {self.config.selection.epsilon:g}"
-            )
-        return found
-
-    def _selected(
-        self,
-        population: Population,
-        side: str,
-        judge: Judge,
-        thresholds: dict[str, float] | None,
-    ) -> Population:
-        """The clients with the images that a GAN may see; a device does this by itself."""
-        settings = self.config.selection
-        correct = correct_examples(judge.classifier, judge.params, population)
-        if thresholds is None:
-            outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
-            kept = selection.classified_examples(
-                population, correct, outcome, at_least=settings.at_least
-            )
-        elif side == "low":
-            kept = selection.examples_of_users(population, correct, below=thresholds["low"])
-        else:
-            kept = selection.examples_of_users(population, correct, above=thresholds["high"])
-        return selection.select(population, kept)
-
-    def _run(
-        self,
-        name: str,
-        share: float,
-        population: Population,
-        judge: Judge,
-        judged_by: str,
-        directory: Path,
-        ledger: Path,
-        prior: Sequence[str],
-        shown: bool,
+    def _train(
+        self, name: str, selected: Population, share: float, prior: tuple[str, ...]
     ) -> Result:
-        config, look = self.config, self.config.look
-        algorithm = self.algorithm(share)
-        return studies.train(
+        config = self.config
+        preview = _Preview(
+            config.gan.model, self.evaluator, config.preview.images, self._image_key()
+        )
+        return study_runs.train(
             config,
-            algorithm._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
-            population.with_columns({"image": population.columns["image"]}),
+            self.study.algorithm(share)._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
+            selected.with_columns({"image": selected.columns["image"]}),
             name=name,
-            directory=directory,
-            ledger=ledger,
-            budget=studies.budget_of(config.privacy),
+            directory=self.workspace.directory,
+            ledger=self.ledger,
+            budget=study_runs.budget_of(config.privacy),
             tracking=Tracking(
-                evaluate=_Look(self.gan, judge, look.images, self._look_key()),
-                evaluate_every=look.every,
+                evaluate=preview,
+                evaluate_every=config.preview.every,
                 checkpoint_every=config.run.checkpoint_every,
-                progress=shown,
+                shown=self.workspace.progress,
             ),
-            start=judged_by,
+            start=self.evaluator.digest,
             prior=prior,
         )
 
-    def _look_key(self) -> jax.Array:
+    def _image_key(self) -> jax.Array:
         return jax.random.fold_in(training_root(self.config.run.seed), SAMPLE_IMAGES)
 
-    def _record(
-        self,
-        judge: Judge,
-        metrics: dict[str, Any],
-        thresholds: dict[str, float] | None,
-        runs: dict[str, Result],
-        shares: dict[str, float],
-        directory: Path,
-        ledger: Path,
-    ) -> dict[str, Any]:
-        """Draws the images and judges them; all of it is post-processing."""
-        config = self.config
-        found, pictures = {}, {}
-        for name, result in runs.items():
-            images = sample_images(
-                self.gan, result.params, self._look_key(), max(config.look.images, _SHOWN_IMAGES)
-            )
-            pictures[name] = np.round(255 * images[:_SHOWN_IMAGES]).astype(np.uint8)
-            plan = self.plan(shares[name])
-            found[name] = {
-                **judge.score(images),
-                "share": shares[name],
-                "epsilon": result.metrics["epsilon"],
-                "plan": plan.to_dict(),
-            }
-        # The judge's own examples: what normal and inverted images look like to it.
-        public = np.asarray(self.public.columns["image"][:_SHOWN_IMAGES])
-        for name, images in (("public", public), ("public_inverted", inverted(public))):
-            pictures[name] = _as_bytes(images)
-        files.write_atomically(directory / "images.npz", files.npz(pictures))
-        return {
-            "population": self.private.name,
-            "unit": self.private.unit,
-            "selection": dataclasses.asdict(config.selection),
-            "bug": dataclasses.asdict(config.bug),
-            "classifier": {"accuracy": judge.accuracy},
-            "accuracy": metrics,
-            "thresholds": thresholds,
-            "runs": found,
-            "selected_per_round": config.training.clients_per_round,
-            "composed_guarantee": studies.composed_guarantee(
-                [ledger], config.privacy.delta, stamp_of(directory)
-            ),
-            "at_scale": studies.at_scale(
-                config.scaled_up,
-                {name: self.plan(share) for name, share in shares.items()},
-                {name: self._histograms_behind(name) for name in shares},
-            ),
-        }
+    def _draw_images(self, runs: dict[str, Result]) -> dict[str, dict[str, float]]:
+        """Draws images from the finished GANs and scores them: post-processing, which is free."""
+        number = max(self.config.preview.images, _PAGE_IMAGES)
+
+        def drawn() -> Artifact:
+            scores, pictures = {}, {}
+            for name, result in runs.items():
+                images = sample_images(
+                    self.config.gan.model, result.params, self._image_key(), number
+                )
+                pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
+                scores[name] = self.evaluator.score(images)
+            # Examples of what the evaluator takes for normal and for inverted images.
+            public = np.asarray(self.study.public.columns["image"][:_PAGE_IMAGES])
+            pictures["public"] = _as_bytes(public)
+            pictures["public_inverted"] = _as_bytes(inverted(public))
+            return Artifact(scores, pictures)
+
+        made_from = {name: _digest(result.params) for name, result in runs.items()}
+        found = self.artifacts.load_or_compute(IMAGES, drawn, made_from)
+        return {name: dict(scores) for name, scores in found.record.items()}
 
 
-def _share(released: dict[str, Any], side: str, thresholds: dict[str, float] | None) -> float:
-    """How many clients match, as a private histogram says: post-processing, public.
+def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
+    """The two thresholds from the histogram before the bug; None where examples are selected.
 
-    Within bounds, so that noise cannot ask for everyone. By example nearly everyone matches.
+    Raises:
+      InputError: the histogram contains nothing but noise.
+    """
+    if settings.by == "example":
+        return None
+    found = {side: before[side] for side in SIDES}
+    if None in found.values():
+        raise InputError(
+            "the private histogram of users' accuracy contains nothing but noise, so that it gives "
+            f"no thresholds: selection.epsilon = {settings.epsilon} is too small for so few clients"
+        )
+    return found
+
+
+def selected_examples(
+    population: Population,
+    side: str,
+    evaluator: ImageEvaluator,
+    settings: SelectionConfig,
+    thresholds: Thresholds,
+) -> Population:
+    """The clients with only the images that a GAN is trained on.
+
+    In a deployment every device selects its own images.
+    """
+    correct = correct_examples(evaluator.classifier, evaluator.params, population)
+    if thresholds is None:
+        outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
+        chosen = selection.classified_examples(
+            population, correct, outcome, at_least=settings.at_least
+        )
+    elif side == "low":
+        chosen = selection.examples_of_users(population, correct, below=thresholds["low"])
+    else:
+        chosen = selection.examples_of_users(population, correct, above=thresholds["high"])
+    return selection.select(population, chosen)
+
+
+def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:
+    """The share of clients that match, from a private histogram: post-processing, hence public.
+
+    It is at least 0.05, so that noise cannot ask for all clients. Where examples are selected,
+    nearly all clients match, and the share is 1.
     """
     if thresholds is None:
         return 1.0
     counts = np.maximum(np.asarray(released["histogram"]), 0.0)
     if not counts.sum() > 0:
         return _LEAST_SHARE
-    below = np.concatenate([np.zeros(1), np.cumsum(counts)])
-    under = float(np.interp(thresholds[side], released["plan"]["edges"], below)) / below[-1]
-    return float(np.clip(under if side == "low" else 1.0 - under, _LEAST_SHARE, 1.0))
+    cumulative = np.concatenate([np.zeros(1), np.cumsum(counts)])
+    edges = released["plan"]["edges"]
+    below = float(np.interp(thresholds[side], edges, cumulative)) / cumulative[-1]
+    return float(np.clip(below if side == "low" else 1.0 - below, _LEAST_SHARE, 1.0))
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:
     return images if images.dtype == np.uint8 else np.round(255 * images).astype(np.uint8)
+
+
+def _digest(params: Any) -> str:
+    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()

@@ -1,4 +1,4 @@
-"""The config of the study of joined words. As in `config.sections`, every field is PUBLIC.
+"""The config file of the study of joined words. Every field is PUBLIC.
 
 Source: Augenstein et al. 2020, section 5 and appendix B.
 """
@@ -24,9 +24,9 @@ from jaxpfl.experiments.config.sections import (
 
 @dataclass(frozen=True)
 class CharacterModelConfig:
-    """A CIFG language model over bytes; the defaults are the paper's 756,738 parameters.
+    """A CIFG language model over bytes; by default it has the paper's 756,738 parameters.
 
-    `max_bytes` is a public cap: of a longer word the rest is not seen.
+    `max_bytes` is a public cap: longer words are cut off there.
     """
 
     embedding: int = 128
@@ -43,7 +43,7 @@ class CharacterModelConfig:
 
 @dataclass(frozen=True)
 class WordsConfig:
-    """The word-level language model: it shows WHERE words are out of vocabulary."""
+    """The word-level model, which shows WHERE in sentences words are out of vocabulary."""
 
     privacy: PrivacyConfig
     training: TrainingConfig
@@ -52,10 +52,10 @@ class WordsConfig:
 
 @dataclass(frozen=True)
 class CharactersConfig:
-    """The character-level model, trained on out-of-vocabulary words alone: it shows WHICH.
+    """The character-level model of the words out of vocabulary, which shows WHICH they are.
 
-    `prefinetune_epochs` over the PUBLIC corpus's own out-of-vocabulary words come first, which
-    teach the model how words are spelt; 0 starts from letter frequencies.
+    Before the rounds it is trained for `prefinetune_epochs` on the out-of-vocabulary words of the
+    PUBLIC corpus, which teach it how words are spelt. With 0 it starts from letter frequencies.
     """
 
     privacy: PrivacyConfig
@@ -71,18 +71,23 @@ class CharactersConfig:
 
 @dataclass(frozen=True)
 class ConcatenationConfig:
-    """The bug: in these shares of the sentences (one world each) the first two words are joined."""
+    """The simulated bug, which joins the first two words of a share of the sentences.
+
+    Attributes:
+      probabilities: the shares of the sentences; each makes a world of its own.
+      seed: seed of the choice of the sentences.
+    """
 
     probabilities: tuple[float, ...] = (0.0, 0.01, 0.1, 1.0)
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.probabilities:
-            raise InputError("bug.probabilities must have at least one, found none")
+            raise InputError("bug.probabilities must have at least one entry, found none")
         for probability in self.probabilities:
             if not 0 <= checks.non_negative("bug.probabilities", probability) <= 1:
                 raise InputError(f"bug.probabilities must lie in [0, 1], found {probability:g}")
-        # As worlds are called.
+        # A world is named by its probability.
         if len({f"{p:g}" for p in self.probabilities}) != len(self.probabilities):
             raise InputError(f"bug.probabilities must differ, found {list(self.probabilities)}")
         checks.non_negative_int("bug.seed", self.seed)
@@ -90,7 +95,13 @@ class ConcatenationConfig:
 
 @dataclass(frozen=True)
 class DrawnConfig:
-    """How much is generated from the finished models; costs no privacy."""
+    """How much text is generated from the finished models, which costs no privacy.
+
+    Attributes:
+      sentences: number of sentences that the word model generates.
+      words: number of words that the character model generates.
+      top: number of most probable words that are listed.
+    """
 
     sentences: int = 20_000
     words: int = 100_000
@@ -103,7 +114,7 @@ class DrawnConfig:
 
 @dataclass(frozen=True)
 class OovConcatenationConfig:
-    """Federated word and character models show that two words were joined into one."""
+    """Federated word and character models reveal that two words were joined into one."""
 
     system: Literal["oov_concatenation"]
     data: DataConfig
@@ -118,18 +129,23 @@ class OovConcatenationConfig:
         refuse_second_run(self.run)
         if self.data.public is None:
             raise InputError(
-                "data.public is required, found none: the vocabulary must come from a public corpus"
+                "data.public is required, found none: the vocabulary comes from a public corpus"
             )
         if self.data.public == PUBLIC_PART and not self.data.split.public:
-            raise InputError(f"data.split.public must be positive where {PUBLIC_PART!r} is used")
+            raise InputError(
+                f"data.split.public must be positive where data.public is {PUBLIC_PART!r}, found 0"
+            )
         both = self.words.privacy, self.characters.privacy
         if both[0].private != both[1].private:
-            raise InputError("words.privacy and characters.privacy must both be private or not")
+            raise InputError(
+                "words.privacy.private and characters.privacy.private must be equal, found "
+                f"{both[0].private} and {both[1].private}"
+            )
         for name, privacy in zip(("words", "characters"), both, strict=True):
             check_release(f"{name}.privacy", privacy, worlds=True)
             check_scaled_up(self.scaled_up, privacy)
         if len({privacy.delta for privacy in both}) != 1:
             raise InputError(
-                "words.privacy.delta and characters.privacy.delta must be equal: both models "
-                f"have one epsilon together, found {both[0].delta} and {both[1].delta}"
+                "words.privacy.delta and characters.privacy.delta must be equal, because both "
+                f"models have one composed epsilon, found {both[0].delta} and {both[1].delta}"
             )

@@ -10,7 +10,7 @@ from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """The outcome for a terminal."""
+    """Returns the result for a terminal."""
     found = [
         f"{'bug':>8}{'OOV at position 1':>20}{'OOV overall':>14}{'top words with a space':>25}"
     ]
@@ -26,10 +26,10 @@ def lines(record: dict[str, Any]) -> list[str]:
 def _privacy(record: dict[str, Any]) -> list[str]:
     if record["all_worlds"]["epsilon"] is None:
         return [record["stamp"]]
-    world = _dearest(record)
+    world = _costliest(record)
     found = [
-        f"both models together, in a world: {world['composed_guarantee']['statement']}",
-        f"all {len(record['worlds'])} worlds, as seen here: {record['all_worlds']['statement']}",
+        f"both models of a world: {world['composed_guarantee']['statement']}",
+        f"all {len(record['worlds'])} worlds, as shown here: {record['all_worlds']['statement']}",
         f"the word model: {world['privacy']['words']}",
         f"the character model: {world['privacy']['characters']}",
     ]
@@ -40,14 +40,13 @@ def _privacy(record: dict[str, Any]) -> list[str]:
             f"clients and {run['clients_per_round']:,} a round: {run['statement']}"
             for name, run in scale["runs"].items()
         ]
-        found.append(f"both models together there: {scale['composed_guarantee']['statement']}")
+        found.append(f"both models there: {scale['composed_guarantee']['statement']}")
     return found
 
 
-def _dearest(record: Mapping[str, Any]) -> dict[str, Any]:
-    return max(
-        record["worlds"].values(), key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0
-    )
+def _costliest(record: Mapping[str, Any]) -> dict[str, Any]:
+    worlds = record["worlds"].values()
+    return max(worlds, key=lambda world: world["composed_guarantee"]["epsilon"] or 0.0)
 
 
 def _spaces(top: list[dict[str, Any]]) -> int:
@@ -63,7 +62,7 @@ def _percent(value: float | None) -> str:
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """Draws the pictures from the study's public files."""
+    """Draws the pictures from the record."""
     stamped = bool(record["stamp"])
     privacy = _privacy(record)
     plans = record["plans"]
@@ -72,12 +71,12 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
         f"{record['vocabulary']['size']:,} words from {record['vocabulary']['source']}",
         stamp=record["stamp"],
-        privacy=_dearest(record)["composed_guarantee"]["statement"],
+        privacy=_costliest(record)["composed_guarantee"]["statement"],
         privacy_notes=[
-            *no_protection(_dearest(record)["composed_guarantee"]["epsilon"]),
-            "The word model and the character model of one world together: what a deployment, to "
-            "which one world happens, would have spent. This page shows several worlds of the same "
-            "clients, which costs more:",
+            *no_protection(_costliest(record)["composed_guarantee"]["epsilon"]),
+            "This is the composed guarantee of the word model and the character model of one "
+            "world: what a deployment would spend, in which one world happens. This page shows "
+            "several worlds of the same clients, which costs more:",
             *privacy[1:],
         ],
         facts=[
@@ -104,9 +103,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             ),
             Section(
                 f"Which: the {record['drawn']['top']} most probable words of the character models",
-                "Trained on out-of-vocabulary words alone. The probability is that of the whole "
-                "word with its end, exactly rescored. A word with a space in it (marked ␣) "
-                "is what the bug makes.",
+                "The character models are trained only on words out of vocabulary. The probability "
+                "is the exact one of the whole word with its end. The bug makes words with a space "
+                "in them (marked ␣).",
                 table=_top(record),
             ),
         ],
@@ -130,7 +129,7 @@ def _by_position(record: dict[str, Any], stamped: bool) -> Any:
             markersize=3.5,
             label=f"bug in {_share(world)} of sentences",
         )
-    # A rate of 1 % more and one of 90 % must both be seen.
+    # Rates of 1 % and of 90 % must both be visible.
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -1,21 +1,26 @@
-"""The study of joined words: federated language models show a tokenizer's bug.
+"""The study of joined words: federated language models reveal a bug of a tokeniser.
 
 Source: Augenstein et al. 2020, section 5 and appendix B. In a share of the sentences the first two
-words become one, which is out of vocabulary. Two models are trained under differential privacy:
+words are joined into one, which is out of vocabulary. Two models are trained under differential
+privacy:
 
-    words        over whole sentences: WHERE in a sentence words are out of vocabulary
-    characters   over the clients' out-of-vocabulary words alone: WHICH words those are
+    words        on whole sentences: it shows WHERE in a sentence words are out of vocabulary
+    characters   on the clients' out-of-vocabulary words only: it shows WHICH words these are
 
-Each share of the bug is a WORLD of its own: the same clients, another history. A world's two
-models are charged to one ledger and have one epsilon together: what a deployment, to which one
-world happens, would spend. Whoever sees several worlds of the same clients side by side has seen
-all of their releases: the page says what that costs, too. Everything drawn from the finished models
-is post-processing.
+Each share of the bug is a WORLD of its own, in which the same clients have another history. The two
+models of a world are charged to one ledger and have one composed epsilon: what a deployment would
+spend, in which one world happens. Whoever sees several worlds of the same clients side by side has
+seen the releases of all of them, and the page states what that costs, too. What is generated from
+the finished models is post-processing.
+
+    vocabulary.json              from the public corpus
+    artifacts/                   start of the character model; what each world's models generate
+    runs/KIND_WORLD/             the run of each model, with a report of its own
+    worlds/WORLD/ledger.jsonl
 """
 
 import dataclasses
 import hashlib
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +35,9 @@ from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
@@ -42,8 +49,7 @@ from jaxpfl.experiments.engine.build import (
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.texts import public_vocabulary
-from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.base import Workspace, stamp_of
+from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
@@ -58,12 +64,12 @@ _PREFINETUNE_BATCH = 128
 
 
 def world_name(probability: float) -> str:
-    """0.01 -> "bug_1_percent": also the folder of the world's ledger."""
+    """0.01 -> "bug_1_percent": also the name of the folder with the world's ledger."""
     return f"bug_{100 * probability:g}_percent"
 
 
-def prepare(config: OovConcatenationConfig) -> "_Study":
-    """Reads the clients and builds all that can be refused, before a directory is touched."""
+def prepare(config: OovConcatenationConfig) -> "ConcatenationStudy":
+    """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
@@ -71,21 +77,35 @@ def prepare(config: OovConcatenationConfig) -> "_Study":
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
     vocabulary = public_vocabulary(public, config.words.model.vocab_size)
-    study = _Study(config, with_words(parts["train"]), public, vocabulary)
+    study = ConcatenationStudy(config, with_words(parts["train"]), public, vocabulary)
     if config.scaled_up:
-        studies.at_scale(config.scaled_up, study.plans)
+        study_runs.at_scale(config.scaled_up, study.plans)
     return study
 
 
 @dataclass(frozen=True)
-class _Study:
+class ConcatenationStudy:
+    """The study, ready to be carried out.
+
+    Attributes:
+      config: the config file.
+      clients: the clients without the bug, with their words; private.
+      public: the public corpus.
+      vocabulary: the words of the public corpus.
+    """
+
     config: OovConcatenationConfig
     clients: Population = field(repr=False)
     public: Population = field(repr=False)
     vocabulary: Vocabulary = field(repr=False)
 
+    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
+        """Does what is left to do, and returns the public record."""
+        return _Progress(self, workspace).record()
+
     @cached_property
     def plans(self) -> dict[str, Plan]:
+        """The plans of both models; every world has the same ones."""
         both = {"words": self.config.words, "characters": self.config.characters}
         return {
             name: build_plan(settings.privacy, settings.training, len(self.clients))
@@ -100,33 +120,22 @@ class _Study:
     def character_model(self) -> Model:
         sizes = dataclasses.asdict(self.config.characters.model)
         sizes.pop("max_bytes")
-        # What the vocabulary lacks of the PUBLIC corpus: how such words are spelt.
+        # The letter frequencies of words that the vocabulary lacks, in the PUBLIC corpus.
         return char_lm(**sizes, output_bias_prior=log_prior(self._public_words.columns["tokens"]))
 
-    @cached_property
-    def words(self) -> Algorithm:
-        return build_fed_avg(self.word_model, self.config.words.training, self.plans["words"])
-
-    def characters(self, directory: Path) -> tuple[Algorithm, str]:
-        """The algorithm, and what identifies its start: made once, from public words."""
+    def character_start(self) -> Any:
+        """Returns the parameters that the character model starts from, made of public words."""
         settings, model = self.config.characters, self.character_model
-        tokens = self._public_words.columns["tokens"]
-        like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-
-        def start() -> Any:
-            if not settings.prefinetune_epochs:
-                return model.init(jax.random.key(self.config.run.seed))
-            return fit_adam(
-                model,
-                {"tokens": tokens},
-                epochs=settings.prefinetune_epochs,
-                batch_size=_PREFINETUNE_BATCH,
-                learning_rate=settings.prefinetune_learning_rate,
-                seed=self.config.run.seed,
-            )
-
-        params, digest = studies.load_or_compute(directory / "start" / "characters", start, like)
-        return build_fed_avg(model, settings.training, self.plans["characters"], params), digest
+        if not settings.prefinetune_epochs:
+            return model.init(jax.random.key(self.config.run.seed))
+        return fit_adam(
+            model,
+            {"tokens": self._public_words.columns["tokens"]},
+            epochs=settings.prefinetune_epochs,
+            batch_size=_PREFINETUNE_BATCH,
+            learning_rate=settings.prefinetune_learning_rate,
+            seed=self.config.run.seed,
+        )
 
     @cached_property
     def _public_words(self) -> Population:
@@ -134,150 +143,171 @@ class _Study:
         found = oov_words(with_words(self.public), self.vocabulary, max_bytes)
         if not found.num_examples:
             raise InputError(
-                "data.public has no word out of words.model.vocab_size: make the vocabulary smaller"
+                "data.public must contain words out of the vocabulary, found none: make "
+                f"words.model.vocab_size = {self.config.words.model.vocab_size} smaller"
             )
         return found
 
-    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
-        """Does what is left to do in the directory."""
-        config, directory, shown = self.config, workspace.directory, workspace.progress
-        self._keep_vocabulary(directory)
-        characters, start = self.characters(directory)
-        both = {
-            "words": (self.words, self._vocabulary_digest),
-            "characters": (characters, f"{self._vocabulary_digest} {start}"),
-        }
-        worlds = {
-            world_name(probability): self._world(probability, both, directory, shown)
-            for probability in config.bug.probabilities
-        }
+    def algorithms(self, character_start: Any) -> dict[str, Algorithm]:
+        """The training of both models."""
+        words, characters = self.config.words, self.config.characters
         return {
-            "population": self.clients.name,
-            "unit": self.clients.unit,
-            "vocabulary": {"size": len(self.vocabulary), "source": self.vocabulary.source},
-            "bug": dataclasses.asdict(config.bug),
-            "drawn": dataclasses.asdict(config.drawn),
-            "plans": {name: plan.to_dict() for name, plan in self.plans.items()},
-            "worlds": worlds,
-            # Whoever sees this page has seen every world's models, of the same clients.
-            "all_worlds": studies.composed_guarantee(
-                [_ledger(directory, name) for name in worlds],
-                config.words.privacy.delta,
-                stamp_of(directory),
+            "words": build_fed_avg(self.word_model, words.training, self.plans["words"]),
+            "characters": build_fed_avg(
+                self.character_model, characters.training, self.plans["characters"], character_start
             ),
-            "at_scale": studies.at_scale(config.scaled_up, self.plans),
         }
 
-    @cached_property
-    def _vocabulary_digest(self) -> str:
-        return hashlib.sha256("\n".join(self.vocabulary.tokens).encode()).hexdigest()[:12]
+    def examples(self, kind: str, clients: Population) -> Population:
+        """What a model is trained on."""
+        if kind == "words":
+            return self.vocabulary.encode(clients, self.config.words.model.sequence_length)
+        return oov_words(clients, self.vocabulary, self.config.characters.model.max_bytes)
 
-    def _keep_vocabulary(self, directory: Path) -> None:
-        """Saves it, or refuses a study that was begun with another one."""
-        path = directory / "vocabulary.json"
-        if not path.exists():
-            self.vocabulary.save(path)
-        elif Vocabulary.load(path).tokens != self.vocabulary.tokens:
-            raise InputError(f"{path}: data.public gives another vocabulary than it did before")
-
-    def _world(
-        self,
-        probability: float,
-        both: dict[str, tuple[Algorithm, str]],
-        directory: Path,
-        shown: bool,
-    ) -> dict[str, Any]:
-        config, name = self.config, world_name(probability)
-        held = concatenate_first_words(self.clients, probability, config.bug.seed)
-        ledger = _ledger(directory, name)
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-        length, max_bytes = config.words.model.sequence_length, config.characters.model.max_bytes
-        populations = {
-            "words": lambda: self.vocabulary.encode(held, length),
-            "characters": lambda: oov_words(held, self.vocabulary, max_bytes),
-        }
-        results = {}
-        for kind, (algorithm, start) in both.items():
-            privacy = getattr(config, kind).privacy
-            results[kind] = studies.train(
-                config,
-                algorithm._replace(name=f"{kind}_{name}"),
-                populations[kind](),
-                name=f"{kind}_{name}",
-                directory=directory,
-                ledger=ledger,
-                budget=studies.budget_of(privacy),
-                tracking=Tracking(
-                    evaluate_every=config.run.checkpoint_every,
-                    checkpoint_every=config.run.checkpoint_every,
-                    progress=shown,
-                ),
-                start=start,
-            )
-        found = self._drawn(results, ledger.with_name("drawn.json"), shown)
-        record = {
-            "probability": probability,
-            "composed_guarantee": studies.composed_guarantee(
-                [ledger], config.words.privacy.delta, stamp_of(directory)
-            ),
-            "privacy": {
-                kind: studies.restate(result.out, ledger) for kind, result in results.items()
-            },
-            **found,
-        }
-        return jsonable(record)
-
-    def _drawn(
-        self,
-        results: dict[str, Result],
-        path: Path,
-        shown: bool,
-    ) -> dict[str, Any]:
-        """Sentences and words from the finished models; read where it was done, else made."""
-        of = {kind: studies.params_digest(result.params) for kind, result in results.items()}
-        if path.exists():
-            record = files.read_json(path)
-            if record["of"] == of:
-                return record["found"]
+    def generate(self, params: dict[str, Any], *, progress: bool) -> dict[str, Any]:
+        """Generates sentences and words from finished models and says what they are like."""
         settings, root = self.config.drawn, training_root(self.config.run.seed)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
             jax.random.fold_in(root, OOV_SENTENCES), jnp.arange(settings.sentences)
         )
         sentences = sample_tokens(
             cast(Recurrent, self.word_model),
-            results["words"].params,
+            params["words"],
             keys,
             max_tokens=self.config.words.model.sequence_length,
-            progress=shown,
+            progress=progress,
         )
         rates = oov_rates(sentences)
         top = top_words(
             cast(Recurrent, self.character_model),
-            results["characters"].params,
+            params["characters"],
             jax.random.fold_in(root, OOV_WORDS),
             number=settings.top,
             draws=settings.words,
             max_bytes=self.config.characters.model.max_bytes,
-            # The model gives words that are in the vocabulary a share, too: its error.
+            # The model also generates words of the vocabulary: these are its errors.
             excluding=self.vocabulary,
-            progress=shown,
+            progress=progress,
         )
-        found = jsonable(
-            {
-                "oov_by_position": rates.rate_T,
-                "standard_error": rates.standard_error_T(),
-                "oov_overall": rates.overall,
-                "top_words": [
-                    {"word": each.word, "log_probability": each.log_probability}
-                    for each in top.words
-                ],
-                "covered": top.covered,
-            }
-        )
-        text = json.dumps({"of": of, "found": found}, indent=1)
-        files.write_atomically(path, text + "\n")
-        return found
+        return {
+            "oov_by_position": rates.rate_T,
+            "standard_error": rates.standard_error_T(),
+            "oov_overall": rates.overall,
+            "top_words": [
+                {"word": each.word, "log_probability": each.log_probability} for each in top.words
+            ],
+            "covered": top.covered,
+        }
 
 
-def _ledger(directory: Path, world: str) -> Path:
-    return directory / "worlds" / world / "ledger.jsonl"
+class _Progress:
+    """The study in its directory: each part is found there, or made and stored."""
+
+    def __init__(self, study: ConcatenationStudy, workspace: Workspace) -> None:
+        self.study, self.workspace = study, workspace
+        self._check_vocabulary()
+        config_digest = hashlib.sha256(to_yaml(study.config).encode()).hexdigest()[:12]
+        self.artifacts = Artifacts(
+            workspace.directory / "artifacts",
+            run=f"{study.config.system} {config_digest}",
+            private=not workspace.stamp,
+        )
+
+        def start() -> Artifact:
+            return Artifact(arrays=tree_arrays(study.character_start()))
+
+        model, name = study.character_model, "character_start"
+        found = self.artifacts.load_or_compute(name, start)
+        like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
+        self.algorithms = study.algorithms(tree_of(found.arrays, like, name))
+        tokens = "\n".join(study.vocabulary.tokens)
+        vocabulary = hashlib.sha256(tokens.encode()).hexdigest()[:12]
+        self.starts = {
+            "words": vocabulary,
+            "characters": f"{vocabulary} {self.artifacts.sha256(name)}",
+        }
+
+    def _check_vocabulary(self) -> None:
+        """Saves the vocabulary, or refuses to go on with another one."""
+        path = self.workspace.directory / "vocabulary.json"
+        if not path.exists():
+            self.study.vocabulary.save(path)
+        elif Vocabulary.load(path).tokens != self.study.vocabulary.tokens:
+            raise InputError(
+                f"{path}: the study began with this vocabulary, but data.public gives another "
+                "vocabulary now: restore the public corpus"
+            )
+
+    def record(self) -> dict[str, Any]:
+        """Does what is left to do, and returns the public record."""
+        study, config = self.study, self.study.config
+        worlds = {
+            world_name(probability): self._world(probability)
+            for probability in config.bug.probabilities
+        }
+        return {
+            "population": study.clients.name,
+            "unit": study.clients.unit,
+            "vocabulary": {"size": len(study.vocabulary), "source": study.vocabulary.source},
+            "bug": dataclasses.asdict(config.bug),
+            "drawn": dataclasses.asdict(config.drawn),
+            "plans": {name: plan.to_dict() for name, plan in study.plans.items()},
+            "worlds": worlds,
+            # Whoever sees the page has seen the models of all worlds, of the same clients.
+            "all_worlds": self._composed_guarantee(list(worlds)),
+            "at_scale": study_runs.at_scale(config.scaled_up, study.plans),
+        }
+
+    def _world(self, probability: float) -> dict[str, Any]:
+        bug, name = self.study.config.bug, world_name(probability)
+        clients = concatenate_first_words(self.study.clients, probability, bug.seed)
+        ledger = self._ledger(name)
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        results = {kind: self._train(kind, name, clients) for kind in self.algorithms}
+        params = {kind: result.params for kind, result in results.items()}
+
+        def generated() -> Artifact:
+            return Artifact(self.study.generate(params, progress=self.workspace.progress))
+
+        made_from = {kind: _digest(each) for kind, each in params.items()}
+        found = self.artifacts.load_or_compute(f"generated_{name}", generated, made_from)
+        return {
+            "probability": probability,
+            "composed_guarantee": self._composed_guarantee([name]),
+            "privacy": {
+                kind: study_runs.restate(result.out, ledger) for kind, result in results.items()
+            },
+            **found.record,
+        }
+
+    def _train(self, kind: str, world: str, clients: Population) -> Result:
+        config = self.study.config
+        every = config.run.checkpoint_every
+        name = f"{kind}_{world}"
+        return study_runs.train(
+            config,
+            self.algorithms[kind]._replace(name=name),
+            self.study.examples(kind, clients),
+            name=name,
+            directory=self.workspace.directory,
+            ledger=self._ledger(world),
+            budget=study_runs.budget_of(getattr(config, kind).privacy),
+            tracking=Tracking(
+                evaluate_every=every, checkpoint_every=every, shown=self.workspace.progress
+            ),
+            start=self.starts[kind],
+        )
+
+    def _composed_guarantee(self, worlds: list[str]) -> dict[str, Any]:
+        return study_runs.composed_guarantee(
+            [self._ledger(name) for name in worlds],
+            self.study.config.words.privacy.delta,
+            self.workspace.stamp,
+        )
+
+    def _ledger(self, world: str) -> Path:
+        return self.workspace.directory / "worlds" / world / "ledger.jsonl"
+
+
+def _digest(params: Any) -> str:
+    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
