@@ -1,4 +1,4 @@
-"""What a sweep is: one experiment, and the values that some of its fields take in turn."""
+"""What a sweep is: one experiment, and the values that some fields of its config take."""
 
 import itertools
 import re
@@ -19,11 +19,12 @@ _KEYS = ("base", "metric", "grid", "cases", "x", "line", "over", "gap")
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of the sweep's values, and the config it makes.
+    """One combination of values, and the config that it makes.
 
     Attributes:
-      name: a folder's name that says the values of what varies.
-      values: by field; "case" names the case, where there are cases.
+      name: name of the point's folder, made of the values that differ between points.
+      values: the values by field; the field "case" has the name of the case, if there are cases.
+      config: the config of the point, of any system.
     """
 
     name: str
@@ -35,37 +36,37 @@ class Point:
 class Sweep:
     """A grid over the fields of one config.
 
-    A point is one combination of values; it calibrates its own noise to the epsilon in its config,
-    and has a directory and a ledger of its own. Points that differ in `over` alone are
+    A point is one combination of values. It calibrates its noise to the epsilon in its own config,
+    and has a directory and a ledger of its own. Points that differ only in the field `over` are
     repetitions: table and plot show their mean and its standard error.
 
-    In the file:
+    The file of a sweep:
 
         base: popri_small.yaml            # a config, relative to the sweep's file
-        metric: accuracy                  # compared: a name in the points' results
-        grid:                             # field, as on the command line -> its values
+        metric: accuracy                  # what is compared: a name in the points' results
+        grid:                             # the values of each field, named as on the command line
           training.clients_per_round: [500, 1000, 2000]
           run.seed: [0, 1, 2]
         cases:                            # optional; each is crossed with the grid
           POPri: {method: popri}
           private evolution: {method: private_evolution}
-        x: training.clients_per_round     # optional: the plot's horizontal axis
-        line: case                        # optional: a line for each of its values
-        over: run.seed                    # optional: what repetitions differ in
+        x: training.clients_per_round     # optional: the field on the plot's horizontal axis
+        line: case                        # optional: the field with one line for each value
+        over: run.seed                    # optional: the field in which repetitions differ
         gap: {from: public, to: DP-FedAvg}  # optional: two of the cases, see below
 
-    With `gap`, every point says how much it closes of the gap between the two cases: in per cent,
-    (its metric - that of `from`) / (that of `to` - that of `from`), both at the point's own other
-    values, its repetition among them. So the standard error is that of the ratio. Source: POPri
-    (Hou et al. 2025), Table 1.
+    With `gap`, each point states how much of the gap between two cases it closes, in per cent:
+    (its metric - that of `from`) / (that of `to` - that of `from`), where all other values, the
+    repetition among them, are those of the point. Therefore the standard error is that of the
+    ratio. Source: POPri (Hou et al. 2025), Table 1.
 
     Attributes:
       title: the file's name without its suffix.
       metric, over: see above.
-      points: all of them, checked.
-      x: None where no field of the grid has numbers.
-      line: None where nothing else varies.
-      gap: the names of the cases `from` and `to`.
+      points: all points, whose configs are valid.
+      x: field on the horizontal axis; None where no field of the grid has numbers.
+      line: field with a line for each value; None where nothing else varies.
+      gap: names of the cases `from` and `to`, or None.
     """
 
     title: str
@@ -78,7 +79,7 @@ class Sweep:
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """The fields that have more than one value, but not what repetitions differ in."""
+        """The fields that have more than one value, without the one that repetitions differ in."""
         names = self.points[0].values
         return tuple(
             name
@@ -88,22 +89,22 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Reads a sweep's YAML file and makes the config of every point.
+    """Reads the YAML file of a sweep and makes the config of every point.
 
     Raises:
-      InputError: the file or its base cannot be read, a field does not exist, a value is refused
-        at some point; the sentence names file, point, field and value.
+      InputError: the file or its base cannot be read, a field does not exist, or a value is
+        refused at some point. The message names file, point, field and value.
     """
     path = Path(path)
     mapping, where = read_mapping(path), str(path)
     if not isinstance(mapping, Mapping):
-        raise InputError(f"{where}: a sweep must be a mapping of keys")
+        raise InputError(f"{where}: a sweep must be a mapping of keys, found {mapping!r}")
     for key in mapping:
         if key not in _KEYS:
-            raise InputError(f"{where}: there is no key {key!r}; valid: {', '.join(_KEYS)}")
+            raise InputError(f"{where}: there is no key {key!r}; valid keys: {', '.join(_KEYS)}")
     for key in ("base", "metric"):
         if key not in mapping:
-            raise InputError(f"{where}: {key} is required, found nothing")
+            raise InputError(f"{where}: the key {key} is required, but is missing")
     for key in ("base", "metric", "x", "line", "over"):
         if mapping.get(key) is not None and not isinstance(mapping[key], str):
             raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")
@@ -127,7 +128,7 @@ def load_sweep(path: str | Path) -> Sweep:
         None,
     )
     if x is not None and not (x in grid and _numbers(grid[x])):
-        raise InputError(f"{where}: x = {x!r} must have positive numbers as values")
+        raise InputError(f"{where}: x = {x!r} must be a field of grid with positive numbers")
     line = mapping.get("line") or next((name for name in free if name != x), None)
     gap = _gap(mapping.get("gap"), cases, over, where)
     return Sweep(path.stem, mapping["metric"], over, points, x, line, gap)
@@ -137,12 +138,14 @@ def _grid(grid: Any, where: str) -> dict[str, list[Any]]:
     if grid is None:
         return {}
     if not isinstance(grid, Mapping):
-        raise InputError(f"{where}: grid must be a mapping of fields to lists, found {grid!r}")
+        raise InputError(
+            f"{where}: grid must be a mapping of fields to lists of values, found {grid!r}"
+        )
     for name, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}: grid.{name} must be a list of values, found {values!r}")
         if len({repr(value) for value in values}) != len(values):
-            raise InputError(f"{where}: grid.{name} has a value twice: {values!r}")
+            raise InputError(f"{where}: grid.{name} must not have a value twice, found {values!r}")
     return {str(name): values for name, values in grid.items()}
 
 
@@ -150,7 +153,9 @@ def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
     if cases is None:
         return {}
     if not isinstance(cases, Mapping) or not cases:
-        raise InputError(f"{where}: cases must be a mapping of names, found {cases!r}")
+        raise InputError(
+            f"{where}: cases must be a mapping of names to fields, at least one, found {cases!r}"
+        )
     for name, fields in cases.items():
         if not isinstance(name, str) or not isinstance(fields, Mapping):
             raise InputError(
@@ -168,7 +173,9 @@ def _gap(
     if not isinstance(gap, Mapping) or set(gap) != {"from", "to"}:
         raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, found {gap!r}")
     if not cases or over == CASE:
-        raise InputError(f"{where}: gap needs cases, and another field than 'case' as over")
+        raise InputError(
+            f"{where}: gap needs cases to compare, and over must be another field than 'case'"
+        )
     for end in ("from", "to"):
         checks.one_of(f"{where}: gap.{end}", gap[end], tuple(cases))
     if gap["from"] == gap["to"]:
@@ -187,18 +194,21 @@ def _points(
         values: dict[str, Any] = {} if case is None else {CASE: case}
         for name, value in zip(grid, combination, strict=True):
             if name in fields:
-                raise InputError(f"{where}: {name} is in grid and in the case {case!r}")
+                raise InputError(
+                    f"{where}: {name} must be in grid or in a case, found it in grid and in the "
+                    f"case {case!r}"
+                )
             fields[name] = values[name] = value
-        told = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
+        at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
         mapping = base
         for name, value in fields.items():
-            mapping = _set(mapping, str(name).split("."), value, f"{where}: at {told}: {name}")
-        config = from_mapping(mapping, f"{where}: at {told}")
+            mapping = _set(mapping, str(name).split("."), value, f"{where}: at {at}: {name}")
+        config = from_mapping(mapping, f"{where}: at {at}")
         privacy = getattr(config, "privacy", None)
         if privacy is not None and privacy.ledger is not None:
             raise InputError(
-                f"{where}: at {told}: privacy.ledger must be absent in a sweep, where every point "
-                "has a ledger of its own"
+                f"{where}: at {at}: privacy.ledger must be absent in a sweep, because every "
+                "point has a ledger of its own"
             )
         parts = [
             f"{name.rsplit('.', 1)[-1]}={value}" for name, value in values.items() if name in varied
@@ -206,16 +216,19 @@ def _points(
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
         points.append(Point(name, values, config))
         if len(points) > MOST_POINTS:
-            raise InputError(f"{where}: a sweep has at most {MOST_POINTS} points")
+            raise InputError(f"{where}: a sweep must have at most {MOST_POINTS} points, found more")
     if len({point.name for point in points}) != len(points):
-        raise InputError(f"{where}: two points of the sweep would have the same name")
+        raise InputError(
+            f"{where}: the points of a sweep must have different names, found two with one name: "
+            "names are made of values in which only letters, digits and . = , + - count"
+        )
     return tuple(points)
 
 
 def _set(mapping: Any, path: list[str], value: Any, where: str) -> dict[str, Any]:
-    """A copy of `mapping` with one field set; null removes it, so that its default holds."""
+    """A copy of `mapping` with one field set; null removes the field, so that its default holds."""
     if not isinstance(mapping, Mapping):
-        raise InputError(f"{where}: {path[0]!r} is in no section of the base config")
+        raise InputError(f"{where}: the base config has no section with the field {path[0]!r}")
     changed = dict(mapping)
     if len(path) > 1:
         changed[path[0]] = _set(changed.get(path[0], {}), path[1:], value, where)

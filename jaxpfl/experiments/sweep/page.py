@@ -1,7 +1,7 @@
-"""A sweep's `report.html`: one figure, the table, what a round costs, texts side by side.
+"""The `report.html` of a sweep: a figure, the table, the cost of a round, texts side by side.
 
-The figure is the metric against the axis, a line for each value; where there is no axis, bars of
-the gap closed, or of the metric.
+The figure shows the metric against the axis, with a line for each value. Where there is no axis it
+shows bars of the gap closed, or of the metric.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _COLUMNS = 4
 
 
 def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> Path:
-    """Draws the plot and writes the page; returns its path."""
+    """Draws the figure and writes the page; returns the page's path."""
     rows = record["rows"]
     stamped = not all(point["private"] for point in record["points"])
     if sweep.x is not None:
@@ -33,16 +33,16 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         title=f"Sweep: {sweep.title}",
         lead=f"{sweep.metric} at {len(sweep.points)} points"
         + (f", repeated over {sweep.over}" if any(row["runs"] > 1 for row in rows) else ""),
-        stamp="Some points are NOT PRIVATE: see the table of points" if stamped else "",
+        stamp="Some points are NOT PRIVATE; the table of points states which" if stamped else "",
         privacy=record["note"],
         privacy_notes=[record["note"]] if stamped else [],
         facts=_facts(sweep, rows),
         sections=[
             Section("Figure", figures=[("sweep", "", figure)], wide=True),
-            Section("Table", _gap_told(sweep, rows), table=_table(sweep, rows)),
+            Section("Table", _gap_text(sweep, rows), table=_table(sweep, rows)),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
-            Section("Points", "Each with its own ledger.", table=_points(record)),
+            Section("Points", "Each point has a ledger of its own.", table=_points(record)),
         ],
         runs=[],
     )
@@ -90,7 +90,7 @@ def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
 
 
 def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
-    """The gap closed, and its standard error where it has one and is not so by definition."""
+    """The gap closed and its standard error, except for the two cases that define the gap."""
     if row["gap"] is None:
         return ""
     if row[CASE] in (sweep.gap or ()):
@@ -100,7 +100,7 @@ def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
 
 
 def _facts(sweep: Sweep, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """How many points, and how wide the gap is where there is but one."""
+    """The number of points, and the ends of the gap where all points have the same one."""
     facts = [(str(len(sweep.points)), "points")]
     ends = sweep.gap or ()
     found = [row for end in ends for row in rows if row[CASE] == end]
@@ -112,14 +112,14 @@ def _facts(sweep: Sweep, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return facts
 
 
-def _gap_told(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
-    """What the gap is, and where there is none."""
+def _gap_text(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
+    """What the gap is, and at which values there is none."""
     if sweep.gap is None:
         return ""
     (start, end), over = sweep.gap, _short(sweep.over)
     repeated = any(row["error"] is not None for row in rows)
     each = f", {over} by {over}; mean and standard error" if repeated else ""
-    told = (
+    text = (
         f"Gap closed: how far {sweep.metric} comes from that of “{start}” (0 %) to that of "
         f"“{end}” (100 %){each}."
     )
@@ -128,12 +128,12 @@ def _gap_told(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
     if without:
         where = " at " + "; ".join(_label(others, row) for row in without) if others else ""
         some = f" at some {over}" if repeated else ""
-        told += f" It is not shown{where}: the two came to the same {sweep.metric}{some}."
-    return told
+        text += f" It is not shown{where}: both cases have the same {sweep.metric}{some}."
+    return text
 
 
 def _costs(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
-    """What a client receives and sends, by case where the case says it all."""
+    """What a client receives and sends, by case where all points of a case agree."""
     points = [point for point in points if "cost" in point]
     found: dict[str, list[dict[str, Any]]] = {}
     for names in ((CASE,) if CASE in sweep.points[0].values else (), sweep.varied):
@@ -151,7 +151,7 @@ def _costs(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
 
 
 def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
-    """The first texts of each combination's first repetition; as many columns as can be read."""
+    """The first texts of each combination's first repetition, in tables of a readable width."""
     names = sweep.varied
     firsts: dict[str, dict[str, Any]] = {}
     for point in points:
@@ -169,7 +169,7 @@ def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
     at = f", at the first {_short(sweep.over)}" if sweep.over in points[0] else ""
     heading = "Synthetic texts, side by side", f"The first texts of each corpus{at}."
     sections, tables = [], -(-len(columns) // _COLUMNS)
-    # Of nearly equal widths: no last table of one column.
+    # Tables of nearly equal widths, so that the last one does not have a single column.
     bounds = [index * len(columns) // tables for index in range(tables + 1)]
     for start, end in pairwise(bounds):
         part = tuple(columns)[start:end]
@@ -188,7 +188,7 @@ def _points(record: dict[str, Any]) -> Table:
 
 
 def _by_axis(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
-    """The metric against the axis; the mean of what else varies is never taken: more lines."""
+    """The metric against the axis, with a line for each combination of what else varies."""
     axis = sweep.x
     assert axis is not None
     panel = axes(f"{sweep.metric} against {_short(axis)}", width=7.2, height=4.2)
@@ -237,13 +237,13 @@ def _bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
 
 
 def _compared(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows whose gap says something: not the two cases that are its ends."""
+    """The rows with a gap, without the two cases that define it."""
     ends = sweep.gap
     return [row for row in rows if ends and row["gap"] is not None and row[CASE] not in ends]
 
 
 def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
-    """The gap closed in one bar for each row but the gap's ends."""
+    """The gap closed, with one bar for each row except for the two cases that define the gap."""
     assert sweep.gap is not None
     start, end = (
         _stamped(case, all(row["private"] for row in rows if row[CASE] == case))
@@ -267,7 +267,7 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
             ha="right" if left else "left", fontsize=9, color=INK,
         )  # fmt: skip
     panel.axvline(0, color=INK, linewidth=0.8)
-    # Room for the numbers beside the bars.
+    # Leaves room for the numbers beside the bars.
     panel.margins(x=0.14)
     labels = [_stamped(_label(sweep.varied, row), row["private"]) for row in rows]
     panel.set_yticks(places, labels, fontsize=8)
@@ -277,7 +277,7 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
 
 
 def _label(names: Iterable[str], values: Mapping[str, Any]) -> str:
-    """The values of some fields, in words."""
+    """The values of some fields as text."""
     return ", ".join(_valued(name, values[name]) for name in names) or "all"
 
 
