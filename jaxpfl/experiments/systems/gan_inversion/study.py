@@ -39,7 +39,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.build import (
     build_cohort,
     build_optimizer,
@@ -350,7 +350,7 @@ class _Progress:
             pictures["public_inverted"] = _as_bytes(inverted(public))
             return Artifact(scores, pictures)
 
-        made_from = {name: _digest(result.params) for name, result in runs.items()}
+        made_from = {name: study_runs.params_digest(result.params) for name, result in runs.items()}
         found = self.artifacts.load_or_compute(IMAGES, drawn, made_from)
         return {name: dict(scores) for name, scores in found.record.items()}
 
@@ -415,7 +415,3 @@ def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:
     return images if images.dtype == np.uint8 else np.round(255 * images).astype(np.uint8)
-
-
-def _digest(params: Any) -> str:
-    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()

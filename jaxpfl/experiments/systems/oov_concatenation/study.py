@@ -29,7 +29,6 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
@@ -269,7 +268,7 @@ class _Progress:
         def generated() -> Artifact:
             return Artifact(self.study.generate(params, progress=self.workspace.progress))
 
-        made_from = {kind: _digest(each) for kind, each in params.items()}
+        made_from = {kind: study_runs.params_digest(each) for kind, each in params.items()}
         found = self.artifacts.load_or_compute(f"generated_{name}", generated, made_from)
         return {
             "probability": probability,
@@ -307,7 +306,3 @@ class _Progress:
 
     def _ledger(self, world: str) -> Path:
         return self.workspace.directory / "worlds" / world / "ledger.jsonl"
-
-
-def _digest(params: Any) -> str:
-    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()

@@ -1,19 +1,22 @@
 """The study of inverted pixels, on a few digits."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxpfl.data.corruptions import inverted_clients
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.systems.gan_inversion import evaluator as judge_module
+from jaxpfl.experiments.engine.artifacts import Artifacts
+from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.guarantee import guarantee_of
 from jaxpfl.privacy.ledger import Charge, Ledger
+from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
 
 STUDY = """\
@@ -22,14 +25,16 @@ data:
   source: "digits?clients=60&alpha=5&seed=0"
   public: "split:public"
   split: {train: 0.6, valid: 0.0, test: 0.0, public: 0.4}
-gan: {image_shape: [8, 8, 1], width: 0.03125, noise: 8, generator_steps: 2, generator_batch: 8,
-      generator: {name: sgd, learning_rate: 0.05}}
+gan:
+  model: {image_shape: [8, 8, 1], width: 0.03125, noise: 8}
+  generator: {steps: 2, batch: 8}
+  generator_optimizer: {name: sgd, learning_rate: 0.05}
 classifier: {classes: 10, epochs: 12, examples: 400, batch_size: 16, learning_rate: 0.003}
 selection: {by: client, low: 25, high: 75, epsilon: 4.0}
 privacy: {noise_multiplier: 0.3, delta: 1.0e-3, clip_norm: 0.1}
 training: {rounds: 3, clients_per_round: 4, batch_size: 8, max_examples: 16, clients_per_bucket: 8,
            client: {name: sgd, learning_rate: 0.05}, server: {name: sgd, learning_rate: 1.0}}
-look: {every: 2, images: 70}
+preview: {every: 2, images: 70}
 scaled_up: {factor: 10, population: 1000000, delta: 1.0e-8}
 run: {checkpoint_every: 2, reproducible_noise: true, devices: 2}
 """
@@ -49,8 +54,13 @@ def straight(config, tmp_path_factory) -> Path:
     return out
 
 
-def _study(config) -> gan_inversion._Study:
-    return gan_inversion.prepare(config).__self__
+def _evaluator(config, study, folder):
+    return evaluator_module.image_evaluator(config, study.public, Artifacts(folder, run="test"))
+
+
+def _selected(config, population, side, evaluator, thresholds):
+    settings = config.selection
+    return gan_inversion.selected_examples(population, side, evaluator, settings, thresholds)
 
 
 def test_one_ledger_has_every_release_of_the_study(straight):
@@ -60,8 +70,9 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     # Two histograms and four GANs of three rounds.
     assert len(ledger) == 2 + 4 * 3
     assert record["composed_guarantee"]["epsilon"] == pytest.approx(ledger.spent(1e-3))
-    dearest = max(run["epsilon"] for run in record["runs"].values())
-    assert record["composed_guarantee"]["epsilon"] > dearest
+    assert record["composed_guarantee"]["epsilon"] > max(
+        run["epsilon"] for run in record["runs"].values()
+    )
     for run in record["runs"].values():
         assert 0.0 <= run["inverted_share"] <= 1.0
         assert 1.0 <= run["classifier_score"] <= 10.0
@@ -72,8 +83,8 @@ def test_one_ledger_has_every_release_of_the_study(straight):
         own = [charge for charge in ledger.charges if charge.label == _label(name)]
         behind = _histograms(ledger, ("before", "bug") if name.startswith("bug") else ("before",))
         assert len(own) == 3
-        together = guarantee_of([*own, *behind], 1e-3).epsilon()
-        assert run["epsilon"] == pytest.approx(together)
+        composed = guarantee_of([*own, *behind], 1e-3).epsilon()
+        assert run["epsilon"] == pytest.approx(composed)
         # Also the first GAN's, which was made when the ledger held nothing of the others.
         assert "with everything else on its ledger" in run["privacy"]
         result = json.loads((straight / "runs" / name / "result.json").read_text())
@@ -100,7 +111,10 @@ def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
 
 
 def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
-    study, record = _study(config), json.loads((straight / "result.json").read_text())
+    study, record = (
+        gan_inversion.prepare(config),
+        json.loads((straight / "result.json").read_text()),
+    )
     for run in record["runs"].values():
         wanted = round(config.training.clients_per_round / run["share"])
         assert run["plan"]["clients_per_round"] == min(len(study.private), wanted)
@@ -111,20 +125,20 @@ def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
 def test_the_share_of_who_matches_follows_from_the_released_histogram():
     released = {"histogram": [30.0, -5.0, 10.0, 60.0], "plan": {"edges": [0.0, 0.25, 0.5, 0.75, 1]}}
     thresholds = {"low": 0.5, "high": 0.875}
-    assert gan_inversion._share(released, "low", thresholds) == pytest.approx(0.3)
-    assert gan_inversion._share(released, "high", thresholds) == pytest.approx(0.3)
-    assert gan_inversion._share(released, "low", {"low": 0.0, "high": 1.0}) == 0.05
-    assert gan_inversion._share(released, "low", None) == 1.0
+    assert gan_inversion.matching_share(released, "low", thresholds) == pytest.approx(0.3)
+    assert gan_inversion.matching_share(released, "high", thresholds) == pytest.approx(0.3)
+    assert gan_inversion.matching_share(released, "low", {"low": 0.0, "high": 1.0}) == 0.05
+    assert gan_inversion.matching_share(released, "low", None) == 1.0
 
 
 def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
     """Who matches is told by nothing but which examples are left."""
-    study = _study(config)
-    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
+    study = gan_inversion.prepare(config)
+    evaluator = _evaluator(config, study, tmp_path)
     thresholds = {"low": 0.5, "high": 0.75}
     struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
-    low = study._selected(struck, "low", judge, thresholds)
-    high = study._selected(struck, "high", judge, thresholds)
+    low = _selected(config, struck, "low", evaluator, thresholds)
+    high = _selected(config, struck, "high", evaluator, thresholds)
     for held in (low, high):
         assert len(held) == len(study.private)
         assert held.fingerprint == study.private.fingerprint
@@ -135,60 +149,65 @@ def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
     assert np.mean(inverted[high.sizes() > 0]) < 0.2
 
 
-def test_the_judge_tells_inverted_images_from_normal_ones(config, tmp_path):
-    study = _study(config)
-    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
+def test_the_evaluator_tells_inverted_images_from_normal_ones(config, tmp_path):
+    study = gan_inversion.prepare(config)
+    evaluator = _evaluator(config, study, tmp_path)
     images = np.asarray(study.private.columns["image"])
-    normal, inverted = judge.score(images), judge.score(1.0 - images)
+    normal, inverted = evaluator.score(images), evaluator.score(1.0 - images)
     assert normal["inverted_share"] < 0.02
     assert inverted["inverted_share"] > 0.98
     assert normal["frechet_normal"] < inverted["frechet_normal"]
     assert inverted["frechet_inverted"] < normal["frechet_inverted"]
-    assert judge.accuracy > 0.8
+    assert evaluator.accuracy > 0.8
 
 
 def test_classifier_score_against_its_definition():
     logits = np.random.default_rng(0).normal(size=(50, 4)) * 3
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     divergence = [sum(row * np.log(row / p.mean(axis=0))) for row in p]
-    assert judge_module.classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
+    assert evaluator_module.classifier_score(logits) == pytest.approx(np.exp(np.mean(divergence)))
     # Certain of every class alike: as many as there are classes.
-    assert judge_module.classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
-    assert judge_module.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
+    assert evaluator_module.classifier_score(1000 * np.eye(4)) == pytest.approx(4.0)
+    assert evaluator_module.classifier_score(np.zeros((5, 4))) == pytest.approx(1.0)
 
 
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path, monkeypatch):
-    import os
-
-    out, real, calls = tmp_path / "study", os.replace, 0
-
-    class Crash(Exception):
-        pass
-
-    def crash(*arguments, **options):
-        nonlocal calls
-        calls += 1
-        if calls in (5, 21):
-            raise Crash
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(os, "replace", crash)
+    """Crashes before a durable operation, three times, and goes on from there."""
+    out = tmp_path / "study"
     crashes = 0
-    try:
-        carry_out.run(config, out, progress=False)
-    except Crash:
-        crashes += 1
-    while not (out / "result.json").exists():
+    with durable_operations_that_crash(monkeypatch, at=(5, 13, 29)) as Crash:
         try:
-            carry_out.resume(out, progress=False)
+            carry_out.run(config, out, progress=False)
         except Crash:
             crashes += 1
-    assert crashes == 2
-    names = ["result.json", "ledger.jsonl", "images.npz", "config.yaml"]
+        while not (out / "result.json").exists():
+            try:
+                carry_out.resume(out, progress=False)
+            except Crash:
+                crashes += 1
+    assert crashes == 3
+    names = ["result.json", "ledger.jsonl", "artifacts/images/arrays.npz", "config.yaml"]
     names += [f"runs/{run}/metrics.jsonl" for run in ("bug_low", "bug_high", "fixed_low")]
     for name in names:
         assert same_but_heads(out / name, straight / name), name
     assert not list(out.rglob("*secret*"))
+
+
+def test_a_histogram_is_neither_taken_from_another_plan_nor_without_its_charge(
+    config, straight, tmp_path
+):
+    """TRUST 29: what was released stays charged, and is used with the plan that it was made by."""
+    out = tmp_path / "study"
+    shutil.copytree(straight, out)
+    text = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(text.replace("epsilon: 4.0", "epsilon: 5.0", 1))
+    with pytest.raises(InputError, match="artifacts"):
+        carry_out.resume(out, progress=False)
+    (out / "config.yaml").write_text(text)
+    ledger = out / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:1]))
+    with pytest.raises(CorruptFile, match="ledger"):
+        carry_out.resume(out, progress=False)
 
 
 def test_the_page_shows_the_grids_and_is_drawn_anew(straight):
@@ -210,25 +229,25 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):
     by_example = dataclasses.replace(
         config, selection=dataclasses.replace(config.selection, by="example", at_least=2)
     )
-    study = _study(by_example)
-    judge = judge_module.train_judge(config, study.public, tmp_path)[0]
+    study = gan_inversion.prepare(by_example)
+    evaluator = _evaluator(config, study, tmp_path)
     struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
-    wrong = study._selected(struck, "low", judge, None)
-    right = study._selected(struck, "high", judge, None)
+    wrong = _selected(by_example, struck, "low", evaluator, None)
+    right = _selected(by_example, struck, "high", evaluator, None)
     sizes = wrong.sizes() + right.sizes()
     assert np.all(sizes <= study.private.sizes())
     assert wrong.sizes()[wrong.sizes() > 0].min() >= 2
-    assert study._thresholds({}) is None
+    assert gan_inversion.thresholds_of({}, by_example.selection) is None
 
 
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("noise_multiplier: 0.3", "epsilon: 3.0", "epsilon must be absent in a study"),
+        ("noise_multiplier: 0.3", "epsilon: 3.0", "privacy.epsilon must be absent"),
         ('public: "split:public"', 'public: "docstrings:numpy"', "data.public must be"),
         ("low: 25, high: 75", "low: 80, high: 75", "percentiles with 0 < low <= high < 100"),
         ("epsilon: 4.0}", "at_least: 3}", "selection.epsilon is required"),
-        ("image_shape: [8, 8, 1]", "image_shape: [28, 28, 1]", "image_shape is [28, 28, 1]"),
+        ("image_shape: [8, 8, 1]", "image_shape: [28, 28, 1]", "image_shape"),
         ("population: 1000000", "population: 10", "scaled_up.population is 10"),
     ],
 )

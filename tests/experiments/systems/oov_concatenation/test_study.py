@@ -2,7 +2,7 @@
 
 import html
 import json
-import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenat
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
 from tests.plans import flat_plan
 
@@ -69,7 +70,7 @@ def _public_files(out: Path) -> dict[str, Path]:
 
 
 def study_plan(config_path) -> Plan:
-    return oov_concatenation.prepare(registry.load(config_path)).__self__.plans["words"]
+    return oov_concatenation.prepare(registry.load(config_path)).plans["words"]
 
 
 def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
@@ -109,15 +110,13 @@ def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):
 
 def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight, tmp_path):
     """Its rounds would repeat their noise on other sums."""
-    import shutil
-
     out = tmp_path / "study"
     shutil.copytree(straight, out)
-    note = out / "start" / "characters.json"
-    note.write_text(note.read_text().replace('"sha256": "', '"sha256": "0'))
-    with pytest.raises(CorruptFile, match="fails its SHA-256"):
+    arrays = out / "artifacts" / "character_start" / "arrays.npz"
+    arrays.write_bytes(arrays.read_bytes()[:-1] + b"x")
+    with pytest.raises(CorruptFile, match="character_start.*SHA-256"):
         carry_out.resume(out, progress=False)
-    shutil.rmtree(out / "start")
+    shutil.rmtree(out / "artifacts")
     config = registry.load(config_path, ["--run.seed", "1"])
     (out / "config.yaml").write_text(reader.to_yaml(config))
     with pytest.raises(InputError, match="the run began with another config"):
@@ -147,30 +146,17 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(
     """Crashes before one durable operation after the other, and goes on from there each time."""
     out = tmp_path / "study"
     config = registry.load(config_path)
-    real = os.replace
-    calls = 0
-
-    class Crash(Exception):
-        pass
-
-    def crash(*arguments, **options):
-        nonlocal calls
-        calls += 1
-        if calls in (7, 29, 48):
-            raise Crash
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(os, "replace", crash)
     crashes = 0
-    try:
-        carry_out.run(config, out, progress=False)
-    except Crash:
-        crashes += 1
-    while not (out / "result.json").exists():
+    with durable_operations_that_crash(monkeypatch, at=(7, 29, 48)) as Crash:
         try:
-            carry_out.resume(out, progress=False)
+            carry_out.run(config, out, progress=False)
         except Crash:
             crashes += 1
+        while not (out / "result.json").exists():
+            try:
+                carry_out.resume(out, progress=False)
+            except Crash:
+                crashes += 1
     carry_out.resume(out, progress=False)
     assert crashes == 3
     # TensorBoard's files are named by process and say that a run was resumed.
@@ -221,7 +207,7 @@ def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_pat
 
 def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
     config = registry.load(config_path)
-    study = oov_concatenation.prepare(config).__self__
+    study = oov_concatenation.prepare(config)
     from jaxpfl.data.corruptions import concatenate_first_words
 
     bug = concatenate_first_words(study.clients, 1.0, 0)
@@ -250,17 +236,17 @@ def test_the_same_noise_of_the_mean_on_more_clients():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("study: oov_concatenation -> study: oov", "study must be one of 'gan_inversion'"),
-        ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "must lie in [0, 1]"),
-        ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "must differ"),
-        ("probabilities: [0.0, 1.0] -> probabilities: []", "must be a list"),
+        ("system: oov_concatenation -> system: oov", "system must be one of"),
+        ("probabilities: [0.0, 1.0] -> probabilities: [0.0, 1.5]", "bug.probabilities"),
+        ("probabilities: [0.0, 1.0] -> probabilities: [0.1, 0.10000000001]", "bug.probabilities"),
+        ("probabilities: [0.0, 1.0] -> probabilities: []", "bug.probabilities"),
         ("prefinetune_epochs: 1 -> prefinetune_epochs: -1", "prefinetune_epochs"),
         ("{folder}/public.jsonl -> split:public", "data.split.public must be positive"),
-        ("data: {source -> data: {remove: '(', source", "data.remove must be a regular expression"),
+        ("data: {source -> data: {remove: '(', source", "data.remove"),
         ("drawn: -> dranw:", "the nearest valid name is 'drawn'"),
-        ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "ledger must be absent"),
-        ("noise_multiplier: 0.7 -> epsilon: 5.0", "epsilon must be absent in a study"),
-        ("devices: 2 -> also_without_privacy: true", "is not for studies"),
+        ("noise_multiplier: 0.7 -> ledger: x, noise_multiplier: 0.7", "privacy.ledger"),
+        ("noise_multiplier: 0.7 -> epsilon: 5.0", "privacy.epsilon must be absent"),
+        ("devices: 2 -> also_without_privacy: true", "run.also_without_privacy"),
     ],
 )
 def test_a_bad_study_is_refused_with_the_place(config_path, tmp_path, change, message):
