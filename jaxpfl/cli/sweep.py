@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"{arguments.config}: run.devices must be the same at all points")
     use_devices(sweep.points[0].config)
     from jaxpfl.experiments.sweep.page import table_lines
-    from jaxpfl.experiments.sweep.sweep import SIMULATION, run_sweep
+    from jaxpfl.experiments.sweep.points import SIMULATION, run_sweep
 
     out = arguments.out or Path("runs", arguments.config.stem)
     print(f"sweep directory: {out}", file=sys.stderr)

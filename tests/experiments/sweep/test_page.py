@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from jaxpfl.experiments.sweep import page as sweep_page
-from jaxpfl.experiments.sweep import sweep as sweep_module
+from jaxpfl.experiments.sweep import points as sweep_module
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import table_lines
-from jaxpfl.experiments.sweep.sweep import run_sweep
+from jaxpfl.experiments.sweep.points import run_sweep
 
 BASE = {
     "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
@@ -45,7 +45,7 @@ def finished(tmp_path, monkeypatch):
             told = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
             results[point.name] = {**told, **more}
         monkeypatch.setattr(sweep_module, "_carried_out", lambda point, _: results[point.name])
-        outcome = run_sweep(sweep, tmp_path / "out", shown=False)
+        outcome = run_sweep(sweep, tmp_path / "out", progress=False)
         return sweep, outcome, (outcome.out / "report.html").read_text()
 
     return carried_out
@@ -99,7 +99,7 @@ def test_the_page_says_where_there_is_no_gap(finished):
     values = [0.2, 0.3, 0.5, 0.4, 0.6, 0.5, 0.7, 0.4, 0.3, 0.45, 0.4, 0.1]
     change = {"grid": {"privacy.clip_norm": [0.5, 1.0], "run.seed": [0, 1]}}
     _, outcome, page = finished(change, values)
-    assert "not shown at clip norm 1.0: the two came to the same accuracy at some seed." in page
+    assert "not shown at clip norm 1.0: both cases have the same accuracy at some seed." in page
     (table,) = tables(page, "Table")
     assert [row[-1] for row in table[1:]] == ["0 %", "", "100 %", "", "50.0 ± 25.0 %", ""]
     with open(outcome.out / "table.csv") as file:

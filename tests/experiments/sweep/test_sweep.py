@@ -9,9 +9,9 @@ import yaml
 
 from jaxpfl import cli
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.sweep import sweep as sweep_module
+from jaxpfl.experiments.sweep import points as sweep_module
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.sweep import gap_closed, run_sweep, summary, value_of
+from jaxpfl.experiments.sweep.points import gap_closed, run_sweep, summary, value_of
 from jaxpfl.federated import door, release
 from jaxpfl.privacy.ledger import Ledger
 
@@ -133,7 +133,7 @@ def finished(tmp_path_factory):
     grid = SWEEP | {"grid": {"training.clients_per_round": [5, 10]}}
     (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     sweep = load_sweep(folder / "grid.yaml")
-    return sweep, run_sweep(sweep, folder / "out", shown=False)
+    return sweep, run_sweep(sweep, folder / "out", progress=False)
 
 
 def test_every_point_has_its_own_noise_and_ledger(finished):
@@ -172,7 +172,7 @@ def test_points_share_compiled_code(finished, tmp_path):
     """TRUST: a sweep compiles once; the same sweep again traces nothing of the rounds."""
     sweep, _ = finished
     before = door._accumulate._cache_size()
-    run_sweep(sweep, tmp_path / "again", shown=False)
+    run_sweep(sweep, tmp_path / "again", progress=False)
     assert door._accumulate._cache_size() == before > 0
 
 
@@ -184,7 +184,7 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr("jaxpfl.experiments.carry_out.run", never)
     monkeypatch.setattr("jaxpfl.experiments.carry_out.resume", never)
-    assert run_sweep(sweep, outcome.out, shown=False).rows == outcome.rows
+    assert run_sweep(sweep, outcome.out, progress=False).rows == outcome.rows
 
 
 def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
@@ -200,11 +200,11 @@ def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", crashing)
         with pytest.raises(RuntimeError, match="crash"):
-            run_sweep(sweep, tmp_path / "out", shown=False)
+            run_sweep(sweep, tmp_path / "out", progress=False)
     done = list((tmp_path / "out" / "points").glob("*/point.json"))
     assert len(done) == 1
     written = done[0].stat().st_mtime_ns
-    outcome = run_sweep(sweep, tmp_path / "out", shown=False)
+    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
     assert done[0].stat().st_mtime_ns == written
     for point in sweep.points:
         ledger = Ledger.read(outcome.out / "points" / point.name / "ledger.jsonl")
@@ -215,7 +215,7 @@ def test_another_sweep_in_the_same_directory_is_refused(finished, write):
     _, outcome = finished
     other = load_sweep(write({"grid": {"training.clients_per_round": [6]}}))
     with pytest.raises(InputError, match="holds another sweep"):
-        run_sweep(other, outcome.out, shown=False)
+        run_sweep(other, outcome.out, progress=False)
 
 
 def test_command_line(write, tmp_path, capsys, monkeypatch):

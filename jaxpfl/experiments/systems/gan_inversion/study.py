@@ -323,7 +323,7 @@ class _Progress:
                 evaluate=preview,
                 evaluate_every=config.preview.every,
                 checkpoint_every=config.run.checkpoint_every,
-                shown=self.workspace.progress,
+                progress=self.workspace.progress,
             ),
             start=self.evaluator.digest,
             prior=prior,

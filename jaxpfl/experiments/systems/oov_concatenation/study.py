@@ -292,7 +292,7 @@ class _Progress:
             ledger=self._ledger(world),
             budget=study_runs.budget_of(getattr(config, kind).privacy),
             tracking=Tracking(
-                evaluate_every=every, checkpoint_every=every, shown=self.workspace.progress
+                evaluate_every=every, checkpoint_every=every, progress=self.workspace.progress
             ),
             start=self.starts[kind],
         )

@@ -1,16 +1,17 @@
-"""Carries out a sweep: all points in one process, and one table and one plot at the end.
+"""Carries out all points of a sweep in one process, and then compares them in a table and a plot.
 
-    sweep.yaml             what was asked for: every point, with its config
-    points/NAME/           a run or study like any other, with its own ledger and report
-    table.csv, sweep.json  metric by point; mean and standard error over repetitions, of the metric
-                           and of the gap closed
+    sweep.yaml             what was asked for: every point with its config
+    points/NAME/           a run like any other, with a ledger and a report of its own; its
+                           result.json is the result of the point
+    table.csv, sweep.json  the metric by point; mean and standard error over repetitions, of the
+                           metric and of the gap closed
     report.html, pictures/
 
-Points share their compiled code: it depends on shapes, not on noise. A point that is done is not
-done again, one that was interrupted goes on, to the same bits.
+The points share compiled programs, which depend on shapes and not on noise. A finished point is not
+carried out again. A point that was interrupted is resumed, and ends in the same bits.
 
 A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
-own. Whoever publishes several points has released all of them; the report says so.
+own. Whoever publishes several points has released all of them, and the report says so.
 """
 
 import csv
@@ -25,11 +26,12 @@ from typing import Any
 import yaml
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
+from jaxpfl.experiments.systems.base import CONFIG, RESULT
 from jaxpfl.progress import Progress
 
 POINTS = "points"
@@ -41,25 +43,29 @@ SIMULATION = (
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep came to.
+    """The result of a sweep.
 
     Attributes:
-      out: its directory.
-      rows: one for each combination of values but repetitions: the values, "mean", "error"
-        (standard error of the mean, None for a single one), "runs"; in a sweep with a gap also
-        "gap" and "gap_error", in per cent, None where there is no gap to close.
+      out: directory of the sweep.
+      rows: one row for each combination of values, over all its repetitions. It has the values,
+        "mean", "error" (standard error of the mean; None for a single run) and "runs", and in a
+        sweep with a gap "gap" and "gap_error" in per cent, which are None where there is no gap.
     """
 
     out: Path
     rows: list[dict[str, Any]]
 
 
-def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutcome:
-    """Carries out what is left of `sweep` in `out`.
+def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
+    """Carries out what is left to do of `sweep` in the directory `out`.
+
+    Args:
+      progress: whether a progress bar is shown on stderr.
 
     Raises:
-      InputError: `out` holds another sweep, or a point's result has no such metric.
-      Interrupted: a point was; what is done stays done.
+      InputError: `out` holds another sweep, or the result of a point lacks the metric.
+      CorruptFile: the result of a finished point was altered.
+      Interrupted: SIGINT or SIGTERM was received; the sweep can be started again and goes on.
     """
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
@@ -69,7 +75,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
         with Progress(
             f"sweep {sweep.title}",
             total=len(sweep.points),
-            progress=shown,
+            progress=progress,
             step="point",
         ) as bar:
             for number, point in enumerate(sweep.points, 1):
@@ -83,25 +89,28 @@ def run_sweep(sweep: Sweep, out: str | Path, *, shown: bool = True) -> SweepOutc
 
 
 def _carried_out(point: Point, folder: Path) -> dict[str, Any]:
-    """The point's result: read where it is done, else made."""
-    done = folder / "point.json"
-    if done.exists():
-        return files.read_json(done)
-    if (folder / "config.yaml").exists():
-        outcome = carry_out.resume(folder, progress=False)
-    else:
-        outcome = carry_out.run(point.config, folder, progress=False)
-    result = {name: each for name, each in outcome.record.items() if name != "simulation"}
-    result = jsonable(result)
-    files.write_atomically(done, json.dumps(result) + "\n")
-    return result
+    """The result.json of a point, which is carried out unless it is finished."""
+    result, finished = folder / RESULT, folder / "point.json"
+    if not finished.exists():
+        if (folder / CONFIG).exists():
+            carry_out.resume(folder, progress=False)
+        else:
+            carry_out.run(point.config, folder, progress=False)
+        digest = {"sha256": files.sha256_file(result)}
+        files.write_atomically(finished, json.dumps(digest) + "\n")
+    if files.sha256_file(result) != files.read_json(finished)["sha256"]:
+        raise CorruptFile(
+            f"{result}: was altered after the point was finished: it does not match the SHA-256 in "
+            f"{finished.name}; remove that file to resume the point"
+        )
+    return files.read_json(result)
 
 
 def value_of(result: Mapping[str, Any], metric: str) -> float:
-    """The metric of one point: a name in its "metrics", those of an evaluation included.
+    """The value of a metric in a point's "metrics", which include those of an evaluation.
 
     Raises:
-      InputError: there is no such number; the sentence says which there are.
+      InputError: there is no such number; the message lists those that exist.
     """
     known: dict[str, float] = {}
 
@@ -114,15 +123,18 @@ def value_of(result: Mapping[str, Any], metric: str) -> float:
 
     add(result.get("metrics", {}))
     if metric not in known:
-        raise InputError(f"metric must be one of {', '.join(sorted(known))}, found {metric!r}")
+        raise InputError(
+            f"metric must be a number in the points' results, one of {', '.join(sorted(known))}, "
+            f"found {metric!r}"
+        )
     return known[metric]
 
 
 def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
-    """Mean and standard error over the repetitions of each combination, in the sweep's order.
+    """Returns mean and standard error over the repetitions of each combination of values.
 
     Args:
-      values: the metric of each point.
+      values: the metric of each point, in the order of the points.
     """
     groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for index, point in enumerate(sweep.points):
@@ -142,9 +154,9 @@ def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
 
 
 def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
-    """How much of the sweep's gap each point closes, in per cent: 0 is `from`, 100 is `to`.
+    """How much of the gap each point closes, in per cent: `from` closes 0 and `to` closes 100.
 
-    None where the two cases came to the same at the point's other values, or a value is infinite.
+    None where both cases have the same metric at the point's other values, or a value is infinite.
     """
     assert sweep.gap is not None
 
@@ -164,7 +176,7 @@ def gap_closed(sweep: Sweep, values: list[float]) -> list[float | None]:
 
 
 def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
-    """The mean and its standard error, None of a single value."""
+    """The mean and its standard error, which is None for a single value."""
     mean = math.fsum(found) / len(found)
     if len(found) == 1:
         return mean, None
@@ -173,7 +185,7 @@ def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
 
 
 def _stamp(sweep: Sweep, rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    """Says of each row whether all its runs were private."""
+    """Adds to each row whether all its runs are private."""
     for row in rows:
         row["private"] = all(
             is_private(result)
@@ -183,12 +195,12 @@ def _stamp(sweep: Sweep, rows: list[dict[str, Any]], results: list[dict[str, Any
 
 
 def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether a point says that it was private, and nothing stamps it otherwise."""
+    """Whether the result of a point states that it is private and has no contrary stamp."""
     return bool(result.get("private", False)) and not result.get("stamp")
 
 
 def _require_same(path: Path, sweep: Sweep) -> None:
-    """Writes what the sweep is, or refuses a directory that holds another."""
+    """Writes what the sweep is, or refuses a directory that holds another sweep."""
     described = {
         "metric": sweep.metric,
         "over": sweep.over,
@@ -197,7 +209,10 @@ def _require_same(path: Path, sweep: Sweep) -> None:
     text = yaml.safe_dump(jsonable(described), sort_keys=False, allow_unicode=True)
     if path.exists():
         if path.read_text(encoding="utf-8") != text:
-            raise InputError(f"{path}: the directory holds another sweep; choose another --out")
+            raise InputError(
+                f"{path}: the directory holds another sweep than the one to carry out; choose "
+                "another --out"
+            )
         return
     files.write_atomically(path, text)
 
