@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.engine.artifacts import tree_arrays
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
@@ -103,25 +103,6 @@ def budget_of(privacy: PrivacyConfig) -> Budget | None:
     if limit is None or privacy.delta is None:
         return None
     return Budget(limit, privacy.delta)
-
-
-def load_or_compute(path: Path, compute: Callable[[], Any], like: Any) -> tuple[Any, str]:
-    """PUBLIC parameters that are computed once: those stored at `path`, and their SHA-256.
-
-    Computed again on another machine they may differ in their last bits, and what a run selects by
-    them with it.
-
-    Args:
-      path: the folder of the artifact.
-      compute: returns them.
-      like: has their structure and shapes.
-
-    Raises:
-      CorruptFile: a file was altered.
-    """
-    store = Artifacts(path.parent, run="public")
-    found = store.load_or_compute(path.name, lambda: Artifact(arrays=tree_arrays(compute())))
-    return tree_of(found.arrays, like, str(path)), store.sha256(path.name)
 
 
 def params_digest(params: Any) -> str:
