@@ -135,7 +135,7 @@ class InversionStudy:
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left to do, and returns the public record."""
-        return _Progress(self, workspace).record()
+        return _Progress(self, workspace).public_record()
 
     def plan(self, share: float) -> Plan:
         """Returns a plan in which `training.clients_per_round` matching clients are expected.
@@ -205,7 +205,7 @@ class _Progress:
             private=not self.workspace.stamp,
         )
 
-    def record(self) -> dict[str, Any]:
+    def public_record(self) -> dict[str, Any]:
         """Does what is left to do, and returns the public record."""
         config = self.config
         before = self._accuracy("before", self.study.private)

@@ -100,7 +100,7 @@ class ConcatenationStudy:
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left to do, and returns the public record."""
-        return _Progress(self, workspace).record()
+        return _Progress(self, workspace).public_record()
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
@@ -237,7 +237,7 @@ class _Progress:
                 "vocabulary now: restore the public corpus"
             )
 
-    def record(self) -> dict[str, Any]:
+    def public_record(self) -> dict[str, Any]:
         """Does what is left to do, and returns the public record."""
         study, config = self.study, self.study.config
         worlds = {
