@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.sweep.config import load_sweep
 from tools import small_runs
@@ -18,7 +19,7 @@ def test_every_config_has_a_small_form(path: Path, tmp_path: Path):
     if "metric" in reader.read_mapping(small):
         assert 1 <= len(load_sweep(small).points) <= 10
     else:
-        reader.load(small)
+        registry.load(small)
     assert "$JAXPFL" not in small.read_text("utf-8")
 
 
