@@ -1,4 +1,4 @@
-"""What an experiment is: frozen dataclasses (`config_file` reads and writes them).
+"""The sections that configs of several systems share: frozen dataclasses (see `reader`).
 
 Every field here is PUBLIC: it is written to the run directory and shown in the report. Client data,
 keys and anything computed from them never become fields.
