@@ -295,7 +295,7 @@ def _run(tree: Path, path: Path, folder: Path, noise: str) -> dict[str, Any]:
 
 def _arrays(folder: Path) -> Iterator[tuple[str, str]]:
     """SHA-256 of every array that was written: final states, public models, pictures' numbers."""
-    for file in sorted(folder.rglob("*.npz")):
+    for file in sorted(path for path in folder.rglob("*.npz") if path.is_file()):
         with np.load(file, allow_pickle=False) as arrays:
             for name in arrays.files:
                 yield f"{file.relative_to(folder).as_posix()}:{name}", _digest(arrays[name])
