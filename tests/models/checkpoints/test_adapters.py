@@ -18,7 +18,7 @@ from jaxpfl.models.layers.quantise import quantise
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
+GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 SETTINGS = LoRA(3, 6.0, ("q", "v", "o", "down"))
 B = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
 

@@ -12,7 +12,7 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 QUERY = "encoder.layer.1.attention.self.query.weight"
 
 
