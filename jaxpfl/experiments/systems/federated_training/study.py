@@ -145,6 +145,7 @@ def _completed(
         **files.read_json(directory / RESULT),
         "tested_on": None if evaluator is None else evaluator.name,
         "table": [],
+        "fred": None,
     }
     if evaluator is not None:
         record["table"] = _table(experiment, stages, result, evaluator, private)
