@@ -54,12 +54,19 @@ class Outcome:
         return {**self.record, "out": str(self.out), "report": str(self.out / REPORT)}
 
 
-def run(config: Any, out: str | Path, *, progress: bool = True) -> Outcome:
+def run(
+    config: Any,
+    out: str | Path,
+    *,
+    progress: bool = True,
+    memory: dict[Any, Any] | None = None,
+) -> Outcome:
     """Carries out a config of any system in the new or empty directory `out`.
 
     Args:
       config: as `registry.load` reads it.
       progress: whether progress is drawn on stderr.
+      memory: what several runs share, see `systems.base.Workspace`; None shares nothing.
 
     Raises:
       InputError: the config cannot be carried out, or `out` holds a run already.
@@ -78,10 +85,12 @@ def run(config: Any, out: str | Path, *, progress: bool = True) -> Outcome:
         # First, so that a directory that cannot be run does not come to look like a run.
         prepared = system.prepare(config)
         files.write_atomically(path, heading(config) + to_yaml(config))
-        return _carried_out(system, prepared, directory, progress)
+        return _carried_out(system, prepared, directory, progress, memory)
 
 
-def resume(out: str | Path, *, progress: bool = True) -> Outcome:
+def resume(
+    out: str | Path, *, progress: bool = True, memory: dict[Any, Any] | None = None
+) -> Outcome:
     """Goes on with the run in `out`, to the same final bits.
 
     Raises:
@@ -92,7 +101,7 @@ def resume(out: str | Path, *, progress: bool = True) -> Outcome:
     config = load(directory / CONFIG)
     system = system_of(config.system)
     with files.exclusive(directory):
-        return _carried_out(system, system.prepare(config), directory, progress)
+        return _carried_out(system, system.prepare(config), directory, progress, memory)
 
 
 def report(out: str | Path) -> Path:
@@ -129,8 +138,15 @@ def _sections(config: Any) -> Iterator[Any]:
             yield from _sections(value)
 
 
-def _carried_out(system: System, prepared: Prepared, directory: Path, progress: bool) -> Outcome:
-    workspace = Workspace(directory, system.name, stamp_of(directory), progress)
+def _carried_out(
+    system: System,
+    prepared: Prepared,
+    directory: Path,
+    progress: bool,
+    memory: dict[Any, Any] | None,
+) -> Outcome:
+    shared = {} if memory is None else memory
+    workspace = Workspace(directory, system.name, stamp_of(directory), progress, shared)
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION

@@ -72,6 +72,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     with files.exclusive(directory):
         _require_same(directory / "sweep.yaml", sweep)
         results = []
+        memory: dict[Any, Any] = {}
         with Progress(
             f"sweep {sweep.title}",
             total=len(sweep.points),
@@ -80,7 +81,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         ) as bar:
             for number, point in enumerate(sweep.points, 1):
                 bar.message(f"point {number} of {len(sweep.points)}: {point.name}")
-                results.append(_carried_out(point, directory / POINTS / point.name))
+                results.append(_carried_out(point, directory / POINTS / point.name, memory))
                 bar.update(number)
         rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
         _stamp(sweep, rows, results)
@@ -88,14 +89,14 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     return SweepOutcome(directory, rows)
 
 
-def _carried_out(point: Point, folder: Path) -> dict[str, Any]:
+def _carried_out(point: Point, folder: Path, memory: dict[Any, Any]) -> dict[str, Any]:
     """The result.json of a point, which is carried out unless it is finished."""
     result, finished = folder / RESULT, folder / "point.json"
     if not finished.exists():
         if (folder / CONFIG).exists():
-            carry_out.resume(folder, progress=False)
+            carry_out.resume(folder, progress=False, memory=memory)
         else:
-            carry_out.run(point.config, folder, progress=False)
+            carry_out.run(point.config, folder, progress=False, memory=memory)
         digest = {"sha256": files.sha256_file(result)}
         files.write_atomically(finished, json.dumps(digest) + "\n")
     if files.sha256_file(result) != files.read_json(finished)["sha256"]:

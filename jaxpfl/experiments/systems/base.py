@@ -9,7 +9,7 @@ alike: the lock, `config.yaml`, the stamp of a run without privacy, and `report.
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,12 +45,15 @@ class Workspace:
       system: name of the system.
       stamp: what everything made of a run without privacy says; "" for a private one.
       progress: whether progress is drawn on stderr.
+      memory: results that the runs of one sweep share, by all that they follow from. It may hold
+        what clients hold: it is PRIVATE, and never written.
     """
 
     directory: Path
     system: str
     stamp: str = ""
     progress: bool = True
+    memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes `result.json` under the system's name and the stamp, and returns all of it.

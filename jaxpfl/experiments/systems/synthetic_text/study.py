@@ -53,7 +53,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.text.embed import Embedder, embed
+from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.spans import in_spans
 
@@ -91,21 +91,6 @@ def _privacy(config: SyntheticTextConfig) -> Any:
     return dataclasses.replace(config.privacy, clip_norm=clip_norm)
 
 
-_EMBEDDED: dict[tuple[str | None, ...], Population] = {}
-"""Clients' embeddings of this process, so that a sweep computes them once. PRIVATE: never saved."""
-
-
-def _embedded(
-    clients: Population, made_by: tuple[str | None, ...], function: Embedder, shown: bool
-) -> Population:
-    # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
-    key = (clients.content, function.name, *made_by)
-    if key not in _EMBEDDED:
-        _EMBEDDED.clear()
-        _EMBEDDED[key] = embed(clients, function, shown=shown)
-    return _EMBEDDED[key]
-
-
 @dataclass(frozen=True)
 class SyntheticText:
     """One study, built: what is made of it follows from the config, the clients and the releases.
@@ -115,6 +100,7 @@ class SyntheticText:
       valid, test: held out and declared public.
       plan: of what the clients send.
       models: the public ones, and the method.
+      memory: of the workspace, PRIVATE: clients' embeddings, which the points of a sweep share.
     """
 
     config: SyntheticTextConfig
@@ -123,11 +109,12 @@ class SyntheticText:
     test: Population = field(repr=False)
     plan: Plan
     models: CorpusWriter
+    memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left to do in the directory."""
         models = CorpusWriter(self.config, workspace.progress)
-        study = dataclasses.replace(self, models=models)
+        study = dataclasses.replace(self, models=models, memory=workspace.memory)
         if self.config.corpus.spans:
             study = study.in_spans()
         return study._carried_out(workspace.directory)
@@ -301,7 +288,7 @@ class SyntheticText:
         return Releases.of_clients(
             directory,
             described,
-            _embedded(few, made_by, loaded_embedder(config.embedder), self.models.progress),
+            self._embedded(few, made_by),
             name=config.method,
             query=scorer.query,
             ledger=Ledger(
@@ -311,6 +298,16 @@ class SyntheticText:
             ),
             reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
         )
+
+    def _embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
+        """The clients with the embeddings of their texts, from the memory where it has them."""
+        function = loaded_embedder(self.config.embedder)
+        # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
+        key = ("embedded", clients.content, function.name, *made_by)
+        if key not in self.memory:
+            self.memory.clear()
+            self.memory[key] = embed(clients, function, shown=self.models.progress)
+        return self.memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
         """The first texts of declared-public clients."""

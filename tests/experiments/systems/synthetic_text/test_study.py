@@ -1,5 +1,6 @@
 """The study of synthetic text: every method end to end, its charges, secrets and crashes."""
 
+import dataclasses
 import importlib
 import json
 import stat
@@ -321,10 +322,8 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
         found = embed(clients, function, shown=shown).columns["embedding"]
         return clients.with_columns({"embedding": np.nextafter(found, np.float32(2))})
 
-    synthetic_text._EMBEDDED.clear()
     monkeypatch.setattr(synthetic_text, "embed", elsewhere)
     record = carry_out.resume(out, progress=False).record
-    synthetic_text._EMBEDDED.clear()
     ledger = Ledger.read(out / "ledger.jsonl")
     assert [charge.round for charge in ledger.charges] == [1, 1, 2]
     assert record["metrics"]["epsilon"] == pytest.approx(ledger.spent(1e-3), rel=1e-6)
@@ -336,7 +335,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     """TRUST 29: one ledger composes all three, and forgetting any of them gives less."""
     path = tmp_path / "shared.jsonl"
     shared = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", "30")
-    study = synthetic_text.built(synthetic_config("popri", *shared))
+    study = synthetic_text.prepare(synthetic_config("popri", *shared))
     fred = FredPlan.calibrated(epsilon=2.0, delta=1e-3, unit="client", max_examples=4)
     embedded = embed(study.clients, embedder("hashed:32"), shown=False)
     with Ledger(path, study.clients) as ledger:
@@ -492,14 +491,14 @@ def test_unknown_keys_and_corpora_are_named(synthetic_config, tmp_path):
 
 
 def test_another_removal_is_another_embedding(synthetic_config, monkeypatch):
-    """Clients' vectors are shared by the runs of a process only where the texts are the same."""
-    function = embedder("hashed:32")
-    found = []
+    """Clients' vectors are shared by the runs of a sweep only where the texts are the same."""
+    found, memory = [], {}
     for remove in (None, "ka", None):
         changes = () if remove is None else ("--data.remove", remove)
-        study = synthetic_text.built(synthetic_config("popri", *changes))
+        study = synthetic_text.prepare(synthetic_config("popri", *changes))
         made_by = (study.config.data.remove,)
-        held = synthetic_text._embedded(study.clients, made_by, function, False)
+        study = dataclasses.replace(study, memory=memory)
+        held = study._embedded(study.clients, made_by)
         found.append(held.columns["embedding"])
     assert not np.array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
@@ -515,7 +514,7 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
         counts.append(record["metrics"]["count"])
     # Texts of six words or so are more than eight tokens.
     assert counts[0] > 1.5 * counts[1]
-    whole = synthetic_text.built(config)
+    whole = synthetic_text.prepare(config)
     cut, tokeniser = whole.in_spans(), whole.models.public.tokeniser
     held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
     lengths = [len(row) for row in tokeniser.encode(["\n".join(texts) for texts in held])]
@@ -525,12 +524,14 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
 
 
 def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
-    """In one process, as in a sweep: what is remembered is never that of other settings."""
+    """In one memory, as in a sweep: what is remembered is never that of other settings."""
+    memory = {}
     for number, (limit, spans) in enumerate([(1, "False"), (2, "False"), (2, "True"), (1, "True")]):
         changes = ("--training.max_examples", str(limit), "--corpus.spans", spans)
-        study = synthetic_text.built(synthetic_config("popri", *changes))
+        study = synthetic_text.prepare(synthetic_config("popri", *changes))
         if study.config.corpus.spans:
             study = study.in_spans()
+        study = dataclasses.replace(study, memory=memory)
         scorer = study.models.scorer(study.plan)
         with study._releases(tmp_path / str(number), scorer) as releases:
             assert releases.releaser is not None
@@ -543,5 +544,5 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
 
 
 def test_votes_have_the_cap_as_their_clip_norm(synthetic_config):
-    assert synthetic_text.built(synthetic_config("private_evolution")).plan.clip_norm == 2.0
-    assert synthetic_text.built(synthetic_config("popri")).plan.clip_norm == 1.0
+    assert synthetic_text.prepare(synthetic_config("private_evolution")).plan.clip_norm == 2.0
+    assert synthetic_text.prepare(synthetic_config("popri")).plan.clip_norm == 1.0
