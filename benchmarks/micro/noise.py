@@ -43,8 +43,10 @@ def main(config: Config) -> list[dict]:
         return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))
 
     def one_vector(key):
-        drawn_P = place(mechanisms.standard_normal(key, (parameters,)), "clients")
-        return jax.tree.leaves(mechanisms.cut(place(drawn_P), like))
+        # As the release does: rounded up, so that all devices get as much.
+        padded = -(-parameters // 128) * 128
+        drawn_W = place(mechanisms.standard_normal(key, (padded,)), "clients")
+        return jax.tree.leaves(mechanisms.cut(place(drawn_W), like))
 
     def leaf_by_leaf(key):
         keys_L = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(leaves)))
