@@ -219,7 +219,7 @@ def test_another_sweep_in_the_same_directory_is_refused(finished, write):
 
 
 def test_command_line(write, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sweep_module, "_carried_out", lambda point, folder: {
+    monkeypatch.setattr(sweep_module, "_carried_out", lambda point, *_: {
         "metrics": {"accuracy": point.config.training.clients_per_round / 10},
         "private": True, "privacy": "(epsilon = 8)",
     })  # fmt: skip
