@@ -53,11 +53,10 @@ def model_of(config: Config):
     import jax
     import jax.numpy as jnp
 
-    from jaxpfl.models.decoder.config import DecoderConfig, llama3_8b
+    from jaxpfl.models.decoder import lora
+    from jaxpfl.models.decoder.config import DecoderConfig, LoRA, llama3_8b
     from jaxpfl.models.decoder.network import Decoder
-    from jaxpfl.models.layers import lora
-    from jaxpfl.models.layers.lora import LoRA
-    from jaxpfl.models.layers.quantise import quantise
+    from jaxpfl.models.decoder.quantise import quantise
 
     if config.shape == "llama3_8b":
         sizes = llama3_8b()

@@ -30,9 +30,9 @@ from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release import Release
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot

@@ -12,9 +12,9 @@ from jaxpfl.models.cnn import CNN as CNN
 from jaxpfl.models.cnn import classifier_cnn as classifier_cnn
 from jaxpfl.models.cnn import emnist_cnn as emnist_cnn
 from jaxpfl.models.decoder.config import DecoderConfig as DecoderConfig
+from jaxpfl.models.decoder.config import LoRA as LoRA
 from jaxpfl.models.decoder.network import Decoder as Decoder
 from jaxpfl.models.encoder.config import EncoderConfig as EncoderConfig
 from jaxpfl.models.encoder.network import Encoder as Encoder
 from jaxpfl.models.gan import GAN as GAN
 from jaxpfl.models.gan import sample_images as sample_images
-from jaxpfl.models.layers.lora import LoRA as LoRA

@@ -21,9 +21,8 @@ from jaxpfl.algorithms import (
 from jaxpfl.algorithms.federated_metrics import with_metrics
 from jaxpfl.data import Population, from_clients
 from jaxpfl.models import GAN
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.decoding import Decoding

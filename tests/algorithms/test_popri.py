@@ -18,10 +18,9 @@ from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.participation import FixedSize
 from jaxpfl.text.embed import embed, embedder

@@ -15,12 +15,12 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS, Tensors
+from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.quantise import quantise
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.models.base import Metrics, Model, Params
-from jaxpfl.models.layers import lora
+from jaxpfl.models.decoder import lora
 
 
 class TrainState(NamedTuple):

@@ -36,7 +36,7 @@ from jaxpfl.experiments.central.step import (
 )
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.models.base import Metrics, Model, Params, summarise
-from jaxpfl.models.layers import lora
+from jaxpfl.models.decoder import lora
 from jaxpfl.progress import Progress
 
 Columns = Mapping[str, np.ndarray]

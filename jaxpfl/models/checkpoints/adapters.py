@@ -26,8 +26,9 @@ from jaxpfl.models.checkpoints.safetensors_files import (
     write_file,
     write_json,
 )
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -61,7 +62,7 @@ def save(folder: str | Path, model: Decoder, params: Params) -> None:
     the new, or a folder without adapter_config.json, which is not read.
 
     Args:
-      model, params: with adapters, see `jaxpfl.models.layers.lora.attach`.
+      model, params: with adapters, see `jaxpfl.models.decoder.lora.attach`.
 
     Raises:
       InputError: the model has no adapters, or one is not finite.
@@ -140,7 +141,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
     return dataclasses.replace(model, lora=settings), joined
 
 
-def _settings(path: Path, model: Decoder) -> lora.LoRA:
+def _settings(path: Path, model: Decoder) -> LoRA:
     values = read_json(path)
     if not isinstance(values, dict):
         raise CorruptFile(f"{path} must hold a JSON object")
@@ -163,8 +164,8 @@ def _settings(path: Path, model: Decoder) -> lora.LoRA:
             )
         targets += found
     try:
-        ordered = tuple(name for name in lora.PROJECTIONS if name in targets)
-        return lora.LoRA(values.get("r"), values.get("lora_alpha"), ordered)  # pyright: ignore
+        ordered = tuple(name for name in PROJECTIONS if name in targets)
+        return LoRA(values.get("r"), values.get("lora_alpha"), ordered)  # pyright: ignore
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

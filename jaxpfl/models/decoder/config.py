@@ -9,6 +9,10 @@ from jaxpfl.errors import InputError
 MODEL_TYPES = ("gpt2", "llama")
 ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
+"""The linear maps of a layer: attention, and the feed-forward block ("gate" in Llama alone)."""
+
+
 _GPT2_NAMES = {
     "vocab_size": "vocab_size",
     "n_embd": "hidden_size",
@@ -72,6 +76,36 @@ class RopeScaling:
                 f"rope_scaling.low_freq_factor must be below high_freq_factor = "
                 f"{self.high_freq_factor}, found {self.low_freq_factor}"
             )
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which linear maps have adapters, and of what rank.
+
+    The defaults are those of POPri (Hou et al. 2025, appendix): rank 4 and alpha 8, on all
+    projections of attention and feed-forward block.
+
+    Raises:
+      InputError: a rank that is not a positive whole number, an unknown or repeated target.
+    """
+
+    rank: int = 4
+    alpha: float = 8.0
+    targets: tuple[str, ...] = PROJECTIONS
+
+    def __post_init__(self):
+        positive_int("rank", self.rank)
+        positive("alpha", self.alpha)
+        if not self.targets or len(set(self.targets)) != len(self.targets):
+            raise InputError(f"targets must be different names, at least one: {self.targets!r}")
+        for target in self.targets:
+            if target not in PROJECTIONS:
+                choices = ", ".join(repr(name) for name in PROJECTIONS)
+                raise InputError(f"targets must be among {choices}, found {target!r}")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
 
 
 @dataclass(frozen=True)

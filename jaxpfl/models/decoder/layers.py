@@ -14,8 +14,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from jaxpfl.models.decoder.config import DecoderConfig
-from jaxpfl.models.layers.lora import LoRA
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
@@ -33,7 +32,7 @@ MASKED = -1e30
 class Linear(nnx.Module):
     """x W (+ bias) (+ alpha / rank (x A) B, the adapter of Hu et al. 2021).
 
-    With `int8`, W is stored as whole numbers and one scale per output (`models.layers.quantise`).
+    With `int8`, W is stored as whole numbers and one scale per output (`models.decoder.quantise`).
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
 from jaxpfl.models.decoder.layers import (
     ACTIVATIONS,
     Linear,
@@ -38,7 +38,6 @@ from jaxpfl.models.decoder.layers import (
     rotary_frequencies,
     rotate,
 )
-from jaxpfl.models.layers.lora import PROJECTIONS, LoRA
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -104,8 +103,8 @@ class Decoder:
 
     The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
     {part: {leaf [layers, ...]}}, "norm", "head": {"kernel" [H, V]} (untied)}, with kernels
-    [inputs, outputs]. See `jaxpfl.models.layers.lora` for adapters and
-    `jaxpfl.models.layers.quantise` for int8.
+    [inputs, outputs]. See `jaxpfl.models.decoder.lora` for adapters and
+    `jaxpfl.models.decoder.quantise` for int8.
 
     Attributes:
       config: sizes and settings.

@@ -1,6 +1,5 @@
-"""What an embedder is, how one is named, and how a population is embedded."""
+"""What an embedder is, and how a population is embedded."""
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -11,18 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 
 # Examples handed to an embedder at a time: enough to sort by length, few enough to hold.
 _CHUNK = 16_384
-
-_NAMES = ("hashed", "minilm", "encoder", "sentence-transformers", "doodlenet")
-_EXPECTED = (
-    "hashed, hashed:DIMENSION, minilm, encoder:FOLDER-OR-HUB-NAME, sentence-transformers:NAME or "
-    "doodlenet:FOLDER"
-)
 
 
 class Embedder(Protocol):
@@ -53,43 +45,6 @@ class Embedder(Protocol):
             array [n, height, width, channels].
         """
         ...
-
-
-def embedder(name: str) -> Embedder:
-    """The embedder of a name.
-
-        hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
-        minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
-        encoder:FOLDER-OR-HUB-NAME     a BERT, ALBERT or RoBERTa, its tokenizer (`embed.encoder`)
-        sentence-transformers:NAME     through that library, if installed
-        doodlenet:FOLDER               drawings of 28 x 28 pixels (`embed.images`)
-
-    Raises:
-      InputError: no such embedder, or what it needs is not there.
-    """
-    if not isinstance(name, str):
-        raise InputError(f"an embedder's name must be a string, found {type(name).__name__}")
-    kind, colon, rest = name.partition(":")
-    # Imported late: each kind brings libraries of its own.
-    if kind == "hashed" and (not colon or rest):
-        from jaxpfl.text.embed.hashed import HashedNgrams
-
-        return HashedNgrams(_dimension(name, rest)) if colon else HashedNgrams()
-    if name == "minilm" or (kind == "encoder" and rest):
-        from jaxpfl.text.embed.encoder import SentenceEncoder
-
-        return SentenceEncoder.load(rest or name)
-    if kind == "sentence-transformers" and rest:
-        from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
-
-        return SentenceTransformersEmbedder(rest)
-    if kind == "doodlenet" and rest:
-        from jaxpfl.text.embed.images import DoodleNet
-
-        return DoodleNet.load(rest)
-    near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
-    raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")
 
 
 def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> Population:
@@ -191,12 +146,3 @@ def _progress(label: str, total: int, shown: bool) -> Iterator[Callable[[int], N
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as bar:
         task = bar.add_task(escape(label), total=total)
         yield lambda done: bar.advance(task, done)
-
-
-def _dimension(name: str, written: str) -> int:
-    try:
-        return checks.positive_int(f"embedder {name!r}: dimension", int(written))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None

@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.checks import non_negative, one_of, positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.layers import lora
+from jaxpfl.models.decoder import lora
 from jaxpfl.text.preference.log_probabilities import (
     LogProbabilities,
     check_fits,

@@ -13,10 +13,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central import training as central
 from jaxpfl.experiments.central.adamw import Training, decayed
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.progress import Progress
 
 SETTINGS = Training(epochs=3, batch_size=8, learning_rate=0.03, warmup_steps=4, weight_decay=0.1)

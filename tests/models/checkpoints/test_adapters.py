@@ -12,9 +12,9 @@ import pytest
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import adapters as adapter_files
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
-from jaxpfl.models.layers.quantise import quantise
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import LoRA
+from jaxpfl.models.decoder.quantise import quantise
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 

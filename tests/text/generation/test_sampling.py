@@ -10,11 +10,10 @@ from jax.sharding import AxisType
 from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
 from jaxpfl.models.checkpoints import llama2c
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
-from jaxpfl.models.layers.quantise import quantise
+from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.text.generation import prefill
 from jaxpfl.text.generation import sampling as sampling_module
 from jaxpfl.text.generation.decoding import Decoding

@@ -11,10 +11,9 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.decoder.config import DecoderConfig
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
 from jaxpfl.text.preference import log_probabilities as module
 from jaxpfl.text.preference import optimisation as preference
 from jaxpfl.text.preference.optimisation import (

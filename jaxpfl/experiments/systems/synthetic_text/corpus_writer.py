@@ -34,7 +34,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     SyntheticTextConfig,
 )
 from jaxpfl.models.base import Params
-from jaxpfl.models.layers import lora
+from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts

@@ -14,59 +14,23 @@ ones. The base may be bfloat16 or int8; adapters are float32.
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxpfl.checks import positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-
-if TYPE_CHECKING:
-    from jaxpfl.models.decoder.network import Decoder
-
-PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-"""The linear maps of a layer: attention, and the feed-forward block ("gate" in Llama alone)."""
+from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
+from jaxpfl.models.decoder.network import Decoder
 
 _LEAVES = ("a", "b")
 
 
-@dataclass(frozen=True)
-class LoRA:
-    """Which linear maps have adapters, and of what rank.
-
-    The defaults are those of POPri (Hou et al. 2025, appendix): rank 4 and alpha 8, on all
-    projections of attention and feed-forward block.
-
-    Raises:
-      InputError: a rank that is not a positive whole number, an unknown or repeated target.
-    """
-
-    rank: int = 4
-    alpha: float = 8.0
-    targets: tuple[str, ...] = PROJECTIONS
-
-    def __post_init__(self):
-        positive_int("rank", self.rank)
-        positive("alpha", self.alpha)
-        if not self.targets or len(set(self.targets)) != len(self.targets):
-            raise InputError(f"targets must be different names, at least one: {self.targets!r}")
-        for target in self.targets:
-            if target not in PROJECTIONS:
-                choices = ", ".join(repr(name) for name in PROJECTIONS)
-                raise InputError(f"targets must be among {choices}, found {target!r}")
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
-
 def attach(
-    model: "Decoder", params: Params, lora: LoRA, key: Array
-) -> tuple["Decoder", dict[str, Any]]:
+    model: Decoder, params: Params, lora: LoRA, key: Array
+) -> tuple[Decoder, dict[str, Any]]:
     """The model with adapters, and its parameters: the same base arrays, and new adapters.
 
     Args:
@@ -120,12 +84,12 @@ def join(adapters: Params, base: Params) -> dict[str, Any]:
     return dict(base) | {"layers": layers}
 
 
-def detach(model: "Decoder", params: Params) -> tuple["Decoder", dict[str, Any]]:
+def detach(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     """The model without its adapters: the base, in the same arrays."""
     return dataclasses.replace(model, lora=None), split(params)[1]
 
 
-def merge(model: "Decoder", params: Params) -> tuple["Decoder", dict[str, Any]]:
+def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     """The model with W + alpha / rank A B in place of every adapted W, computed in float32.
 
     The merged weights have the dtype of the base; rounding to bfloat16 can swallow small adapters.

@@ -10,11 +10,10 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.models import count_parameters
-from jaxpfl.models.decoder.config import llama3_8b
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import LoRA, llama3_8b
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers import lora
-from jaxpfl.models.layers.lora import LoRA
-from jaxpfl.models.layers.quantise import quantise
+from jaxpfl.models.decoder.quantise import quantise
 from tests.models.decoder.test_network import BOTH, GPT2, LLAMA, TOKENS, drawn
 
 MASK = np.ones(3, bool)

@@ -15,8 +15,8 @@ from jax import Array
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
+from jaxpfl.models.decoder.config import PROJECTIONS
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.models.layers.lora import PROJECTIONS
 
 
 def quantise(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
