@@ -43,7 +43,9 @@ EXPERIMENTS: dict[str, set[str]] = {
     "systems": SHARED,
     SYSTEM: SHARED | {"systems"},
     "registry": SHARED | {"systems"},
+    # What a user calls from Python, without a config file.
     "run": SHARED,
+    "choose": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
 }
