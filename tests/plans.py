@@ -24,3 +24,38 @@ def flat_plan(
         participation=participation.of(sampling, population, clients_per_round),
         **others,
     )
+
+
+def flat_calibrated(
+    *,
+    population: Any,
+    clients_per_round: Any,
+    clip_norm: Any,
+    sampling: Any = "poisson",
+    clipping: Any = "flat",
+    adaptive_clip: AdaptiveClip | None = None,
+    **others: Any,
+) -> Plan:
+    """`Plan.calibrated` with these parts; `others` are its other arguments."""
+    return Plan.calibrated(
+        clip=Clip(clip_norm, clipping, adaptive_clip),
+        participation=participation.of(sampling, population, clients_per_round),
+        **others,
+    )
+
+
+def flat_without_privacy(
+    *,
+    population: Any,
+    clients_per_round: Any,
+    clip_norm: Any = 1e6,
+    sampling: Any = "poisson",
+    clipping: Any = "flat",
+    **others: Any,
+) -> Plan:
+    """`Plan.without_privacy` with these parts; `others` are its other arguments."""
+    return Plan.without_privacy(
+        clip=Clip(clip_norm, clipping),
+        participation=participation.of(sampling, population, clients_per_round),
+        **others,
+    )

@@ -54,8 +54,10 @@ from jaxpfl.federated.scores import (
     score_space,
     unit_rows,
 )
+from jaxpfl.privacy.clip import Clip
 from jaxpfl.privacy.clipping import clip_contribution
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
+from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
 
@@ -128,7 +130,7 @@ class Server:
 
     def __init__(self, study: SyntheticTextConfig, method: str) -> None:
         plan = Plan.without_privacy(
-            population=1, clients_per_round=1, rounds=study.training.rounds, clip_norm=1.0
+            rounds=study.training.rounds, clip=Clip(1.0), participation=Poisson(1, 1)
         )
         config = dataclasses.replace(study, method=method)
         kind = "per_prompt" if method == "popri" else "nn_histogram"

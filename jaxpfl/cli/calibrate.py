@@ -33,27 +33,25 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
     # The cost of a round does not depend on the clip norm: noise is relative to it.
-    clip_norm = 1.0
-    sampling = arguments.sampling or "poisson"
+    clip = Clip(1.0)
+    sampled = participation.of(
+        arguments.sampling or "poisson", arguments.population, arguments.clients_per_round
+    )
     if arguments.epsilon is not None:
         plan = Plan.calibrated(
             epsilon=arguments.epsilon,
             delta=arguments.delta,
-            population=arguments.population,
-            clients_per_round=arguments.clients_per_round,
             rounds=arguments.rounds,
-            clip_norm=clip_norm,
-            sampling=sampling,
+            clip=clip,
+            participation=sampled,
             accountant=arguments.accountant,
         )
     else:
         plan = Plan(
             rounds=arguments.rounds,
-            clip=Clip(clip_norm),
+            clip=clip,
             noise=Noise(arguments.noise_multiplier),
-            participation=participation.of(
-                sampling, arguments.population, arguments.clients_per_round
-            ),
+            participation=sampled,
             delta=arguments.delta,
             accountant=arguments.accountant,
         )

@@ -13,7 +13,6 @@ from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget
-from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def run(
@@ -24,10 +23,8 @@ def run(
     out: str | Path,
     seed: int = 0,
     evaluation: Evaluator | None = None,
-    vocabulary: Vocabulary | None = None,
     budget: Budget | None = None,
-    evaluate_every: int = 10,
-    checkpoint_every: int = 10,
+    every: int = 10,
     reproducible_noise: bool = False,
     resume: bool = False,
 ) -> Result:
@@ -42,10 +39,8 @@ def run(
       seed: of the start of the state. Noise, cohorts and shuffles never follow it.
       evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
         jaxpfl.DeclaredPublic(held_out))`; None evaluates nothing.
-      vocabulary: turns what the evaluated language model draws back into sentences; None draws
-        none.
       budget: hard limit of the whole ledger.
-      evaluate_every, checkpoint_every: in rounds.
+      every: rounds between two evaluations, and between two checkpoints.
       reproducible_noise: draws the noise from `seed`: for tests, NOT private.
       resume: continues the run in `out`; the arguments must be those it began with.
 
@@ -58,10 +53,9 @@ def run(
     from jaxpfl.experiments.report.run_page import write_run_page
 
     _require_tokens(algorithm, clients)
-    if vocabulary is not None and evaluation is None:
-        raise InputError("vocabulary needs an evaluation: sentences are drawn from its model")
-    sentences = None
+    sentences, vocabulary = None, None
     if evaluation is not None:
+        vocabulary = evaluation.vocabulary
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
         if vocabulary is not None:
             sentences = sentences_of(evaluation.model, vocabulary, seed=seed)
@@ -78,11 +72,11 @@ def run(
             budget=budget,
             tracking=Tracking(
                 evaluate=evaluation,
-                evaluate_every=evaluate_every,
+                evaluate_every=every,
                 sentences=sentences,
-                checkpoint_every=checkpoint_every,
+                checkpoint_every=every,
             ),
-            setting=Setting({"evaluate_every": evaluate_every}, seed, reproducible_noise),
+            setting=Setting({"every": every}, seed, reproducible_noise),
             resume=resume,
         )
         try:

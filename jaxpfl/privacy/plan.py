@@ -118,16 +118,12 @@ class Plan:
         *,
         epsilon: float,
         delta: float,
-        population: int,
-        clients_per_round: int,
         rounds: int,
-        clip_norm: float,
-        sampling: Sampling = "poisson",
-        clipping: Clipping = "flat",
-        adaptive_clip: AdaptiveClip | None = None,
+        clip: Clip,
+        participation: Participation,
+        correlation: Correlation = "independent",
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
-        noise: Correlation = "independent",
         prior_releases: dp_accounting.DpEvent | None = None,
     ) -> Self:
         """Returns the plan with the least noise whose epsilon is at most `epsilon`.
@@ -145,11 +141,14 @@ class Plan:
             `prior_releases` are of another kind.
         """
         target = checks.positive("epsilon", epsilon)
+        if not isinstance(clip, Clip):
+            raise InputError(f"clip must be a Clip, found {clip!r}")
         trial = cls(
             rounds=rounds,
-            clip=Clip(clip_norm, clipping),
-            noise=Noise(1.0, noise),
-            participation=participation.of(sampling, population, clients_per_round),
+            # An adaptive clip asks for a least noise, which is found below.
+            clip=dataclasses.replace(clip, adaptive=None),
+            noise=Noise(1.0, correlation),
+            participation=participation,
             delta=delta,
             accountant=accountant,
             allow_large_delta=allow_large_delta,
@@ -159,14 +158,13 @@ class Plan:
             trial._check_prior_releases(prior_releases, target)
 
         def composed_guarantee(z: float) -> Guarantee:
-            alone = dataclasses.replace(trial, noise=Noise(z, noise)).guarantee()
+            alone = dataclasses.replace(trial, noise=Noise(z, correlation)).guarantee()
             return dataclasses.replace(
                 alone, event=dp_accounting.ComposedDpEvent([*prior, alone.event])
             )
 
         z = gaussian.smallest_multiplier(composed_guarantee, target)
-        clip = Clip(clip_norm, clipping, adaptive_clip)
-        return dataclasses.replace(trial, noise=Noise(z, noise), clip=clip)
+        return dataclasses.replace(trial, noise=Noise(z, correlation), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         gaussian.require_gaussians(prior)
@@ -186,20 +184,21 @@ class Plan:
     def without_privacy(
         cls,
         *,
-        population: int,
-        clients_per_round: int,
         rounds: int,
-        clip_norm: float = 1e6,
-        sampling: Sampling = "poisson",
-        clipping: Clipping = "flat",
+        participation: Participation,
+        clip: Clip | None = None,
         unit: Unit = "client",
     ) -> Self:
-        """Returns a plan with no noise and no guarantee; everything it makes says so."""
+        """Returns a plan with no noise and no guarantee; everything it makes says so.
+
+        Args:
+          clip: None for one that is too large to change a contribution.
+        """
         return cls(
             rounds=rounds,
-            clip=Clip(clip_norm, clipping),
+            clip=Clip(1e6) if clip is None else clip,
             noise=None,
-            participation=participation.of(sampling, population, clients_per_round),
+            participation=participation,
             delta=0.0,
             unit=unit,
         )

@@ -22,7 +22,7 @@ def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(s
             clients,
             ledger=tmp_path / name / "ledger.jsonl",
             out=tmp_path / name,
-            checkpoint_every=1,
+            every=1,
             # So that two runs can be compared.
             reproducible_noise=True,
             **settings,

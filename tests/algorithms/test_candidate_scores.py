@@ -12,7 +12,7 @@ from jaxpfl.federated import Execution, client_mesh, identity
 from jaxpfl.privacy import Budget, Ledger, Plan
 from tests.algorithms.asking import OTHER, asked, asking
 from tests.data.populations import SECRET
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 DIM = 5
 LINEAR = ["cosine", "zscore", "per_prompt"]
@@ -48,7 +48,7 @@ def plan(population: int = 40, **changes) -> Plan:
 
 def silent(population: int = 40, **changes) -> Plan:
     settings = dict(population=population, clients_per_round=population, rounds=20, clip_norm=1.0)
-    return Plan.without_privacy(**{**settings, **changes})
+    return flat_without_privacy(**{**settings, **changes})
 
 
 def released(chosen, embeddings, folder, clients_=None, *, round=1, **settings) -> np.ndarray:

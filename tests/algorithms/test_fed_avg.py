@@ -13,7 +13,7 @@ from jaxpfl.privacy import AdaptiveClip
 from tests.algorithms.asking import OTHER, asked
 from tests.algorithms.systems import Linear
 from tests.federated.test_local_training import DIM
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 SIZES = (1, 7, 4, 0, 12, 3)
 CLIP = 0.5
@@ -35,7 +35,7 @@ def population(changed: float = 0.0):
 
 def exact(**changes):
     settings = dict(population=len(SIZES), clients_per_round=len(SIZES), rounds=3, clip_norm=CLIP)
-    return jp.Plan.without_privacy(**{**settings, **changes})
+    return flat_without_privacy(**{**settings, **changes})
 
 
 def noisy(**changes):

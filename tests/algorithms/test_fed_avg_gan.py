@@ -18,7 +18,7 @@ from jaxpfl.federated.door import _accumulate
 from jaxpfl.models import GAN
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import SAME, asked, asking
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 SIZES = (3, 4, 3, 0, 4, 4)
 CLIP = 0.02
@@ -55,7 +55,7 @@ def population():
 def plan_of(noise=0.0, **changes):
     settings = dict(population=len(SIZES), clients_per_round=len(SIZES), rounds=4, clip_norm=CLIP)
     if not noise:
-        return jp.Plan.without_privacy(**{**settings, **changes})
+        return flat_without_privacy(**{**settings, **changes})
     settings = {**settings, "clients_per_round": 3, "accountant": "rdp", **changes}
     return flat_plan(noise_multiplier=noise, delta=1e-3, **settings)
 

@@ -31,7 +31,7 @@ from jaxpfl.text.preference.ranking import preferences
 from jaxpfl.text.preference.responses import last_tokens
 from jaxpfl.text.tokenisers.base import packed, utf8_bytes
 from tests.algorithms.asking import asked, asking
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 # Its name in the package is the algorithm's.
 module = importlib.import_module("jaxpfl.algorithms.popri")
@@ -559,7 +559,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
 def test_scores_that_are_all_alike_are_finite(hashed, tmp_path):
     """SPEC C.3: std = 0 gives NaN. Responses that are all one text score zero and noise."""
     clients = near_clients(hashed)
-    plan = Plan.without_privacy(population=40, clients_per_round=40, rounds=1, clip_norm=1.0)
+    plan = flat_without_privacy(population=40, clients_per_round=40, rounds=1, clip_norm=1.0)
     alike = np.broadcast_to(hashed(["ab ba ab"])[0], (3, 4, 32))
     scores = np.ones(12)
     with np.errstate(invalid="ignore"):

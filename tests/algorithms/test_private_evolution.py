@@ -9,10 +9,9 @@ from jaxpfl.algorithms.private_evolution import select, selected_texts
 from jaxpfl.algorithms.stored_rounds import Hooks, PublicDraws
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Plan
 from jaxpfl.text.embed import embed, embedder
 from tests.algorithms.asking import asked
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 LETTERS = "abyz"
 
@@ -47,7 +46,7 @@ class Votes:
     def __init__(self, *votes):
         self.votes, self.seen = list(votes), []
         rounds = max(1, len(votes))
-        self.plan = Plan.without_privacy(
+        self.plan = flat_without_privacy(
             population=1, clients_per_round=1, rounds=rounds, clip_norm=1.0
         )
         self.query = Scorer(self.plan, kind="nn_histogram").query
@@ -244,7 +243,7 @@ def test_texts_like_the_clients_win_and_lose_with_the_sign_flipped(hashed, tmp_p
 
 def test_a_client_moves_the_votes_by_at_most_the_cap_and_reaches_it(hashed, tmp_path):
     """TRUST 16: neighbouring clients under votes without noise; the plan's clip norm is the cap."""
-    plan = Plan.without_privacy(population=8, clients_per_round=8, rounds=1, clip_norm=3.0)
+    plan = flat_without_privacy(population=8, clients_per_round=8, rounds=1, clip_norm=3.0)
     shown = np.asarray(hashed([*NEAR, *FAR]))[:, None]
 
     def votes(texts_of_last, name):

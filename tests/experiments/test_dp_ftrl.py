@@ -96,7 +96,7 @@ def begun(clients, tmp_path, monkeypatch):
                 ledger=tmp_path / "parts.jsonl",
                 out=tmp_path / "parts",
                 reproducible_noise=True,
-                checkpoint_every=2,
+                every=2,
                 resume=resume,
             )
 
@@ -146,7 +146,7 @@ def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeyp
         ledger=tmp_path / "whole.jsonl",
         out=tmp_path / "whole",
         reproducible_noise=True,
-        checkpoint_every=2,
+        every=2,
     )
     jax.tree.map(np.testing.assert_array_equal, whole.params, again.params)
     assert Ledger.read(tmp_path / "parts.jsonl").charges == (

@@ -8,7 +8,7 @@ from jaxpfl.data.cohort import Bucket, CohortSpec
 from jaxpfl.federated import Execution, Query, Secret
 from jaxpfl.federated.door import Door, Keys, Summed
 from jaxpfl.privacy import Plan
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 DIM = 5
 
@@ -57,7 +57,7 @@ def plan(**changes) -> Plan:
 def no_noise(**changes) -> Plan:
     """A plan without privacy, so that sums can be compared exactly."""
     settings = dict(population=10_000, clients_per_round=100, rounds=10, clip_norm=1.0)
-    return Plan.without_privacy(**{**settings, **changes})
+    return flat_without_privacy(**{**settings, **changes})
 
 
 def keys(round: int = 0, seed: int = 0) -> Keys:

@@ -10,9 +10,8 @@ from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
-from jaxpfl.privacy import Plan
 from tests.federated.cohorts import door, through
-from tests.plans import flat_plan
+from tests.plans import flat_plan, flat_without_privacy
 
 CLIP = 0.7
 DIM = 6
@@ -32,7 +31,7 @@ def through_the_door(
     fn = ClientMoment(moment, CLIP, average=average, isometric=isometric)
     units = max(len(population), population.num_examples)
     bounded = unit == "example" or average
-    plan = Plan.without_privacy(
+    plan = flat_without_privacy(
         population=units,
         clients_per_round=units,
         rounds=1,
@@ -200,7 +199,7 @@ def test_no_bound_is_relied_on_that_is_not_stated():
 def test_with_the_unit_client_the_door_clips_whatever_the_function_states():
     """A bound by example is no excuse: a client of 12 examples is clipped to c."""
     population = clients_of([np.ones((12, DIM))])
-    plan = Plan.without_privacy(population=1, clients_per_round=1, rounds=1, clip_norm=CLIP)
+    plan = flat_without_privacy(population=1, clients_per_round=1, rounds=1, clip_norm=CLIP)
     spec = CohortSpec(12, 12, clients_per_bucket=2)
     total = summed(ClientMoment("sum", CLIP), plan, population, (DIM,), spec, CENTRE)
     assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-5)

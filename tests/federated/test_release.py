@@ -15,6 +15,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
+from tests.plans import flat_without_privacy
 
 CLIENTS = 24
 # As many coordinates as a standard deviation needs to be known to one per cent.
@@ -208,7 +209,7 @@ def who_takes_part(asked, secret, path) -> frozenset[int]:
 
 def test_a_cohort_is_a_secret_draw_of_the_identity(tmp_path):
     """Amplification by sampling needs independent cohorts wherever a round is charged anew."""
-    public = Plan.without_privacy(population=CLIENTS, clients_per_round=12, rounds=6)
+    public = flat_without_privacy(population=CLIENTS, clients_per_round=12, rounds=6)
     asked, secret = query(of=public), Secret.reproducible(3)
     cohorts = [
         who_takes_part(asked, secret, tmp_path / "a"),

@@ -9,7 +9,7 @@ from dp_accounting import pld, rdp
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Plan, accounting, confirmation, events
-from tests.plans import flat_plan
+from tests.plans import flat_calibrated, flat_plan
 
 # POPri (Table 3): T = 20, delta = 3e-6, Poisson, add or remove one. N, n, then for epsilon 7 and
 # 1: the published sigma, its RDP epsilon, its PLD epsilon, and the sigma that PLD needs.
@@ -69,7 +69,7 @@ def test_published_noise_has_the_published_epsilon(
 )
 def test_calibration_finds_the_tight_noise(population, clients, target, _sigma, _rdp, _pld, tight):
     """TRUST 14: SPEC D.1, within its own tolerance of 0.1 percent, and never above target."""
-    found = Plan.calibrated(
+    found = flat_calibrated(
         epsilon=target,
         delta=3e-6,
         population=population,
@@ -272,7 +272,7 @@ def test_very_little_noise_is_accounted_for_in_bounded_memory():
 @pytest.mark.parametrize("target", [1e-3, 0.05, 30.0])
 def test_calibration_reaches_far_targets(target):
     """TRUST 14"""
-    found = Plan.calibrated(
+    found = flat_calibrated(
         epsilon=target, delta=1e-4, population=1000, clients_per_round=1000, rounds=5, clip_norm=1
     )
     assert found.epsilon() <= target

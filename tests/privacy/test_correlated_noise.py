@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import AdaptiveClip, Plan, confirmation, correlated_noise
+from jaxpfl.privacy import AdaptiveClip, confirmation, correlated_noise
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import training_root
 from tests.federated.cohorts import door, through
-from tests.plans import flat_plan
+from tests.plans import flat_calibrated, flat_plan, flat_without_privacy
 
 FIELDS = dict(
     population=50,
@@ -176,13 +176,13 @@ def test_cost_is_one_gaussian_an_epoch(noise):
 @CORRELATED
 def test_calibrated_to_an_epsilon(noise):
     target = {k: v for k, v in FIELDS.items() if k != "noise_multiplier"}
-    plan = Plan.calibrated(epsilon=3.0, noise=noise, **target)
+    plan = flat_calibrated(epsilon=3.0, correlation=noise, **target)
     assert 2.99 < plan.epsilon() <= 3.0 and plan.confirmed_epsilon() <= 3.0
-    alone = Plan.calibrated(epsilon=3.0, **target)
+    alone = flat_calibrated(epsilon=3.0, **target)
     assert plan.noise_multiplier == alone.noise_multiplier
     prior = dp_accounting.GaussianDpEvent(3.0)
-    assert Plan.calibrated(
-        epsilon=3.0, noise=noise, prior_releases=prior, **target
+    assert flat_calibrated(
+        epsilon=3.0, correlation=noise, prior_releases=prior, **target
     ).noise_multiplier > 1.05 * (plan.noise_multiplier)
 
 
@@ -242,7 +242,7 @@ def test_adaptive_clipping_is_refused():
 
 
 def test_without_privacy_there_is_no_noise():
-    plan = Plan.without_privacy(population=50, clients_per_round=7, rounds=3, sampling="cyclic")
+    plan = flat_without_privacy(population=50, clients_per_round=7, rounds=3, sampling="cyclic")
     like = jax.ShapeDtypeStruct((3,), jnp.float32)
     opened = door(lambda broadcast, examples, key: broadcast, plan, like)
     np.testing.assert_array_equal(through(opened, jnp.zeros(3), []).value, np.zeros(3))

@@ -21,7 +21,7 @@ from jaxpfl.privacy import (
     confirmation,
     events,
 )
-from tests.plans import flat_plan
+from tests.plans import flat_calibrated, flat_plan, flat_without_privacy
 
 FIELDS = dict(
     population=1000,
@@ -56,7 +56,7 @@ def test_a_number_that_is_not_positive_is_refused_by_name(field, value):
 def test_a_target_epsilon_that_is_not_positive_is_refused(value):
     """TRUST 9"""
     with pytest.raises(InputError, match="epsilon"):
-        Plan.calibrated(epsilon=value, **TARGET)
+        flat_calibrated(epsilon=value, **TARGET)
 
 
 @pytest.mark.parametrize("field", ["population", "clients_per_round", "rounds"])
@@ -119,7 +119,7 @@ def test_a_part_of_another_kind_is_refused_with_what_was_found(field):
 
 def test_a_plan_without_privacy_says_so_everywhere():
     """TRUST 11: an explicit constructor; epsilon is infinite under either accountant."""
-    plan = Plan.without_privacy(population=1000, clients_per_round=100, rounds=10, clip_norm=0.5)
+    plan = flat_without_privacy(population=1000, clients_per_round=100, rounds=10, clip_norm=0.5)
     assert not plan.private
     assert plan.epsilon() == plan.epsilon(accountant="rdp") == plan.confirmed_epsilon() == math.inf
     assert plan.epsilon_curve([1, 5]) == [math.inf, math.inf]
@@ -263,7 +263,7 @@ def test_a_plan_survives_json(options):
     plan = flat_plan(**FIELDS | {"rounds": np.int64(10), "delta": np.float64(1e-5)}, **options)
     text = json.dumps(plan.to_dict(), allow_nan=False)
     assert Plan.from_dict(json.loads(text)) == plan
-    bare = Plan.without_privacy(population=10, clients_per_round=5, rounds=2)
+    bare = flat_without_privacy(population=10, clients_per_round=5, rounds=2)
     assert Plan.from_dict(json.loads(json.dumps(bare.to_dict()))) == bare
 
 
@@ -279,12 +279,12 @@ CALIBRATIONS = [
 @pytest.mark.parametrize("options", CALIBRATIONS, ids=str)
 def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(options):
     """TRUST 14: recomputed on the final z; 1% less noise would exceed the target."""
-    plan = Plan.calibrated(epsilon=2.0, **TARGET | options)
+    plan = flat_calibrated(epsilon=2.0, **TARGET | options)
     assert plan.epsilon() <= 2.0
     assert plan.confirmed_epsilon() <= 2.0
     less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier))
     assert less.epsilon() > 2.0
-    assert Plan.calibrated(epsilon=2.0, **TARGET | options) == plan
+    assert flat_calibrated(epsilon=2.0, **TARGET | options) == plan
 
 
 def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch):
@@ -292,7 +292,7 @@ def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch)
     real = Guarantee.confirmed_epsilon
     monkeypatch.setattr(Guarantee, "confirmed_epsilon", lambda self: 1.01 * real(self))
     with pytest.raises(InputError, match="the accountants disagree"):
-        Plan.calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
+        flat_calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
 
 
 def test_a_first_accountant_that_finds_too_little_is_caught(monkeypatch):
@@ -300,12 +300,12 @@ def test_a_first_accountant_that_finds_too_little_is_caught(monkeypatch):
     real = accounting._epsilon
     monkeypatch.setattr(accounting, "_epsilon", lambda *arguments: 0.9 * real(*arguments))
     with pytest.raises(InputError, match="the accountants disagree"):
-        Plan.calibrated(epsilon=2.0, **TARGET)
+        flat_calibrated(epsilon=2.0, **TARGET)
 
 
 def test_calibration_keeps_every_option():
     adaptive = AdaptiveClip(target_quantile=0.7)
-    plan = Plan.calibrated(
+    plan = flat_calibrated(
         epsilon=2.0, adaptive_clip=adaptive, accountant="rdp", clipping="flat", **TARGET
     )
     assert plan.adaptive_clip == adaptive
@@ -322,7 +322,7 @@ def test_calibration_refuses_what_the_plan_refuses():
         {"rounds": 0},
     ):
         with pytest.raises(InputError):
-            Plan.calibrated(epsilon=2.0, **TARGET | options)
+            flat_calibrated(epsilon=2.0, **TARGET | options)
 
 
 def test_calibration_after_other_releases_meets_the_total():
@@ -330,8 +330,8 @@ def test_calibration_after_other_releases_meets_the_total():
     both = dp_accounting.ComposedDpEvent(
         [dp_accounting.GaussianDpEvent(9.0), dp_accounting.GaussianDpEvent(12.0)]
     )
-    plan = Plan.calibrated(epsilon=2.0, prior_releases=both, **TARGET)
-    alone = Plan.calibrated(epsilon=2.0, **TARGET)
+    plan = flat_calibrated(epsilon=2.0, prior_releases=both, **TARGET)
+    alone = flat_calibrated(epsilon=2.0, **TARGET)
     assert plan.noise_multiplier > alone.noise_multiplier
     assert plan.epsilon() < 2.0
     together = dp_accounting.ComposedDpEvent([both, plan.event()])
@@ -352,7 +352,7 @@ def test_calibration_after_other_releases_meets_the_total():
 
 def test_calibration_after_other_releases_with_everyone_is_exact():
     everyone = TARGET | {"clients_per_round": TARGET["population"]}
-    plan = Plan.calibrated(
+    plan = flat_calibrated(
         epsilon=1.0, prior_releases=dp_accounting.GaussianDpEvent(10.0), **everyone
     )
     mu = math.hypot(math.sqrt(plan.rounds) / plan.noise_multiplier, 0.1)
@@ -362,11 +362,11 @@ def test_calibration_after_other_releases_with_everyone_is_exact():
 def test_releases_that_a_plan_cannot_come_after_are_refused():
     sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     with pytest.raises(InputError, match="Gaussian releases on everyone"):
-        Plan.calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
+        flat_calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
     with pytest.raises(InputError, match="prior releases alone cost"):
-        Plan.calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
+        flat_calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
     with pytest.raises(InputError, match="poisson"):
-        Plan.calibrated(
+        flat_calibrated(
             epsilon=2.0,
             prior_releases=dp_accounting.GaussianDpEvent(9.0),
             sampling="fixed",

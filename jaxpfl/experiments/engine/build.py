@@ -118,27 +118,25 @@ def build_plan(
         return plan_without_privacy(privacy, training, population)
     assert privacy.delta is not None
     adaptive = AdaptiveClip(privacy.target_quantile) if privacy.adaptive else None
+    clip = Clip(privacy.clip_norm, privacy.clipping, adaptive)
+    sampled = participation.of(privacy.sampling, population, training.clients_per_round)
     if privacy.epsilon is not None:
         return Plan.calibrated(
             epsilon=privacy.epsilon,
             delta=privacy.delta,
-            population=population,
-            clients_per_round=training.clients_per_round,
             rounds=training.rounds,
-            clip_norm=privacy.clip_norm,
-            sampling=privacy.sampling,
-            clipping=privacy.clipping,
-            adaptive_clip=adaptive,
+            clip=clip,
+            participation=sampled,
             accountant=privacy.accountant,
-            noise=privacy.noise,
+            correlation=privacy.noise,
             prior_releases=prior_releases,
         )
     assert privacy.noise_multiplier is not None
     return Plan(
         rounds=training.rounds,
-        clip=Clip(privacy.clip_norm, privacy.clipping, adaptive),
+        clip=clip,
         noise=Noise(privacy.noise_multiplier, privacy.noise),
-        participation=participation.of(privacy.sampling, population, training.clients_per_round),
+        participation=sampled,
         delta=privacy.delta,
         accountant=privacy.accountant,
     )
@@ -146,12 +144,9 @@ def build_plan(
 
 def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, population: int) -> Plan:
     return Plan.without_privacy(
-        population=population,
-        clients_per_round=training.clients_per_round,
         rounds=training.rounds,
-        clip_norm=privacy.clip_norm,
-        sampling=privacy.sampling,
-        clipping=privacy.clipping,
+        clip=Clip(privacy.clip_norm, privacy.clipping),
+        participation=participation.of(privacy.sampling, population, training.clients_per_round),
     )
 
 

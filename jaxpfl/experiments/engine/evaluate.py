@@ -15,6 +15,7 @@ from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Evaluator:
       public: the clients, wrapped in the statement that they are public.
       max_examples: of more examples, this many are drawn, the same ones in every run.
       batch_size: examples per dispatch; the last batch is padded and masked.
+      vocabulary: of a language model: a run draws sentences from the model at each evaluation, and
+        the vocabulary turns their token ids into words. None draws none.
 
     Attributes:
       name: what it evaluates on, in words, to be shown beside every figure.
@@ -94,6 +97,7 @@ class Evaluator:
         *,
         max_examples: int = 2_000,
         batch_size: int = 128,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
@@ -102,6 +106,7 @@ class Evaluator:
                 "the ledger is not charged for"
             )
         self.model = model
+        self.vocabulary = vocabulary
         self.name = public.described
         self._max_examples = checks.positive_int("max_examples", max_examples)
         self._batch_size = checks.positive_int("batch_size", batch_size)
