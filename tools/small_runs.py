@@ -60,6 +60,7 @@ SMALL: dict[str, Any] = {
     "embedder": "hashed:16",
     "examples": 80,
     "trials": 2,
+    "other_candidates": True,
     "max_candidate_examples": 200,
     "prefinetune_epochs": 1,
     # Generative adversarial networks.
