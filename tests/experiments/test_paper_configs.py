@@ -42,7 +42,7 @@ def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatc
         [
             "--data.source", "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist",
             "--data.split.train", "0.5", "--data.split.public", "0.5", "--data.split-seed", "0",
-            "--gan.width", "0.03125", "--gan.generator-steps", "1", "--look.images", "64",
+            "--gan.model.width", "0.03125", "--gan.generator.steps", "1", "--preview.images", "64",
             "--training.rounds", "1", "--training.clients-per-round", "1",
             "--training.batch-size", "4", "--training.max-examples", "8",
             "--classifier.epochs", "1", "--run.reproducible-noise", "True",
@@ -74,7 +74,7 @@ def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
               for kind in ("words", "characters")
               for name, number in (("rounds", "1"), ("clients-per-round", "2"))
               for value in (None, number)),
-            "--bug.probabilities", "0.0", "1.0",
+            "--bug.probabilities", "[0.0, 1.0]",
             "--drawn.sentences", "64", "--drawn.words", "64", "--drawn.top", "3",
         ],
     )  # fmt: skip
