@@ -77,7 +77,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         size = path.stat().st_size
         raise CorruptFile(f"{path}: is not a JSON file; it has {size} bytes") from error
 

@@ -6,11 +6,12 @@ nothing is printed, where it is switched off.
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 _SECONDS_BETWEEN_LINES = 10.0
+_T = TypeVar("_T")
 
 
 class Progress:
@@ -106,6 +107,14 @@ class Progress:
         if self._clients is not None:
             found.append(f"{speed * self._clients:.0f} clients/s")
         return found
+
+
+def track(items: Sequence[_T], label: str, *, progress: bool) -> Iterator[_T]:
+    """The items, one after the other, with a bar that counts those which are done."""
+    with Progress(label, total=len(items), progress=progress) as bar:
+        for done, item in enumerate(items, start=1):
+            yield item
+            bar.update(done)
 
 
 def _rich_bar(console: Any) -> Any:

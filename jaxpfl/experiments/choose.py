@@ -96,7 +96,7 @@ def choose(
             units = len(clients) if plan.unit == "client" else clients.num_examples
             algorithm = fred(plan, units=units, dimension=function.dimension)
             require_affordable(algorithm, ledgers["private"], run="")
-        embedded = embed(clients, function, shown=shown)
+        embedded = embed(clients, function, progress=shown)
         statement = ""
         if plan is not None:
             secret = Secret()

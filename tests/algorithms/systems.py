@@ -148,7 +148,7 @@ def untrained() -> LanguageModel:
 def writers() -> Population:
     """Clients of two texts, embedded."""
     held = {f"client {k}": {"text": [TEXTS[k % 2], TEXTS[(k + 1) % 2]]} for k in range(CLIENTS)}
-    return embed(from_clients(held), embedder("hashed:32"), shown=False)
+    return embed(from_clients(held), embedder("hashed:32"), progress=False)
 
 
 def popri() -> tuple[Algorithm, Population]:

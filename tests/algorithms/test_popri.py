@@ -436,7 +436,7 @@ def hashed():
 def near_clients(function, count=40):
     """Clients who write "ab" and "ba" alone."""
     held = {f"client {k}": {"text": [NEAR[k % 4], NEAR[(k + 1) % 4]]} for k in range(count)}
-    return embed(from_clients(held), function, shown=False)
+    return embed(from_clients(held), function, progress=False)
 
 
 def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flipped(

@@ -192,7 +192,7 @@ FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
 
 def clients(function, count=40, texts=NEAR):
     held = {f"client {k}": {"text": [texts[k % 4], texts[(k + 1) % 4]]} for k in range(count)}
-    return embed(from_clients(held), function, shown=False)
+    return embed(from_clients(held), function, progress=False)
 
 
 class Swap:
@@ -249,7 +249,7 @@ def test_a_client_moves_the_votes_by_at_most_the_cap_and_reaches_it(hashed, tmp_
     def votes(texts_of_last, name):
         held = {f"client {k}": {"text": [NEAR[k % 4]]} for k in range(7)}
         held["last"] = {"text": texts_of_last}
-        population = embed(from_clients(held), hashed, shown=False)
+        population = embed(from_clients(held), hashed, progress=False)
         chosen = Scorer(plan, kind="nn_histogram", max_texts=3)
         found = asked(candidate_scores(shown, chosen), population, tmp_path, ledger=f"{name}.jsonl")
         return found.state.sum_KxJ[:, 0]

@@ -7,7 +7,6 @@ is removed in any case; its stream must be whole.
 
 import contextlib
 import errno
-import hashlib
 import lzma
 import os
 import shutil
@@ -16,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_UNPACKED_BYTES = 2**38
@@ -124,8 +124,7 @@ def _check_table(path: Path, connection: sqlite3.Connection, table: str, columns
 
 
 def _check_sha256(path: Path, expected: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = files.sha256_file(path)
     if found != expected.lower():
         raise CorruptFile(f"{path} has the SHA-256 {found}, expected {expected}")
 

@@ -104,7 +104,7 @@ class PublicModels:
             files.write_atomically(path, _learned(self.texts(), self.vocab_size))
         library = pretrained.require("tokenizers", "text")
         tokenizer = library.Tokenizer.from_file(str(path))
-        name = f"tokeniser {pretrained.sha256(path)[:12]}"
+        name = f"tokeniser {files.sha256_file(path)[:12]}"
         return FastTokeniser(tokenizer, name=name, end_of_text=0, ends=(0,))
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hugging_face_names import LLAMA_PROJECTIONS
-from jaxpfl.models.checkpoints.model_files import read_json
+from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.safetensors_files import (
     Described,
     Tensors,
@@ -142,9 +142,7 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
 
 
 def _settings(path: Path, model: Decoder) -> LoRA:
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise CorruptFile(f"{path} must hold a JSON object")
+    values = read_object(path)
     if values.get("peft_type") != "LORA":
         raise InputError(f"{path}: peft_type must be 'LORA', found {values.get('peft_type')!r}")
     for field, allowed in _OFF.items():

@@ -3,8 +3,9 @@
 import importlib.util
 from pathlib import Path
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.models.checkpoints.model_files import sha256
+from jaxpfl.models.checkpoints.model_files import expect_file
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -47,7 +48,7 @@ def resolve(name: str | Path) -> Path:
             f"and the Hugging Face hub did not give it ({reason})"
         )
     if is_minilm:
-        found = sha256(folder / WEIGHTS)
+        found = files.sha256_file(expect_file(folder / WEIGHTS))
         if found != MINILM_SHA256:
             raise CorruptFile(
                 f"{folder / WEIGHTS} is not MiniLM's: its SHA-256 must be {MINILM_SHA256}, "

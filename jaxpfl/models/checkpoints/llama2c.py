@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import Params
+from jaxpfl.models.checkpoints.model_files import expect_file
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 
@@ -35,9 +36,7 @@ def load(path: str | Path) -> tuple[Decoder, Params]:
         no model, or a tensor is not finite.
       CorruptFile: its length is not what its header calls for.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
+    path = expect_file(Path(path))
     with path.open("rb") as file:
         header = np.frombuffer(file.read(_HEADER), "<i4")
     if len(header) < len(_FIELDS):

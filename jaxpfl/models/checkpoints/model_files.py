@@ -1,16 +1,19 @@
-"""Reading files of published models: JSON, digests, and libraries that may be missing."""
+"""Reading the small files of published models, and importing libraries that may be missing."""
 
-import hashlib
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports a library of an optional extra, or says how to get it."""
+    """Imports a library of an optional extra.
+
+    Raises:
+      InputError: the library cannot be imported; the message names the extra that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -20,25 +23,46 @@ def require(module: str, extra: str) -> Any:
         ) from error
 
 
-def read_json(path: str | Path) -> Any:
-    """The value in a JSON file.
+def expect_file(path: Path) -> Path:
+    """Returns `path`, which must be a file.
 
     Raises:
       InputError: there is no such file.
-      CorruptFile: it is not JSON in UTF-8.
     """
-    path = Path(path)
     if not path.is_file():
         raise InputError(f"there is no file {path}")
+    return path
+
+
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Reads the object in a JSON file.
+
+    Args:
+      optional: whether the file may be missing; the object is then empty.
+
+    Raises:
+      InputError: there is no such file.
+      CorruptFile: the file does not hold a JSON object in UTF-8.
+    """
+    if optional and not path.is_file():
+        return {}
+    values = files.read_json(expect_file(path))
+    if not isinstance(values, dict):
+        raise CorruptFile(f"{path} must hold a JSON object, found {type(values).__name__}")
+    return values
+
+
+def read_tokenizer(path: Path) -> Any:
+    """Reads a tokenizer.json with Hugging Face's library `tokenizers`.
+
+    Raises:
+      InputError: there is no such file, or the library is not installed.
+      CorruptFile: the library cannot read the file.
+    """
+    tokenizers = require("tokenizers", "text")
+    expect_file(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is not a JSON file: {error}") from error
-
-
-def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {path}")
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return tokenizers.Tokenizer.from_file(str(path))
+    # The library raises no exception of its own.
+    except Exception as error:
+        raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error

@@ -18,14 +18,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxpfl.checks import one_of, positive_int
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks, naming
-from jaxpfl.models.checkpoints.model_files import read_json as read_json
+from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.model_files import require as require
-from jaxpfl.models.checkpoints.model_files import sha256 as sha256
 from jaxpfl.models.checkpoints.safetensors_files import (
     Described,
     Tensors,
@@ -87,9 +86,7 @@ def load(
 
 def read_config(path: str | Path) -> Encoder | Decoder:
     """The model that a config.json describes, an encoder without a head; errors as `load`."""
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise CorruptFile(f"{path} must hold a JSON object")
+    values = read_object(Path(path))
     try:
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         if model_type in transformer_config.MODEL_TYPES:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.files import fsync_directory, sync, write_atomically
-from jaxpfl.models.checkpoints.model_files import read_json, require
+from jaxpfl.files import fsync_directory, read_json, sync, write_atomically
+from jaxpfl.models.checkpoints.model_files import require
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -1,17 +1,14 @@
 """What an embedder is, and how a population is embedded."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.progress import Progress
 
 # Examples handed to an embedder at a time: enough to sort by length, few enough to hold.
 _CHUNK = 16_384
@@ -47,7 +44,7 @@ class Embedder(Protocol):
         ...
 
 
-def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> Population:
+def embed(population: Population, embedder: Embedder, *, progress: bool = False) -> Population:
     """The same clients with the column "embedding", float32 [examples, d], and no other.
 
     Texts that occur more than once are embedded once. The fingerprint stays the population's:
@@ -56,20 +53,21 @@ def embed(population: Population, embedder: Embedder, *, shown: bool = True) -> 
     Args:
       population: has the column that the embedder reads.
       embedder: see `embedder`.
-      shown: draw a progress bar on a terminal's standard error.
+      progress: whether a progress bar is shown on stderr, in per cent: the number of examples
+        is private.
 
     Raises:
       InputError: the column is missing or of another kind, or the embedder returned another shape
         than it declares.
     """
     vectors_NxD = np.empty((population.num_examples, embedder.dimension), np.float32)
-    for rows, found in embedded(population, embedder, shown=shown):
+    for rows, found in embedded(population, embedder, progress=progress):
         vectors_NxD[rows] = found
     return population.with_columns({"embedding": vectors_NxD})
 
 
 def embedded(
-    population: Population, embedder: Embedder, *, shown: bool = True
+    population: Population, embedder: Embedder, *, progress: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
 
@@ -88,7 +86,8 @@ def embedded(
     column = population.columns[embedder.column]
     if embedder.column == "text" and isinstance(column, np.ndarray):
         raise InputError(f"population {population.name!r}: column 'text' must hold text")
-    with _progress(f"embedding with {embedder.name}", len(column), shown) as advance:
+    done, label = 0, f"embedding with {embedder.name}"
+    with Progress(label, total=100, progress=progress, step="percent") as bar:
         for rows, examples, position_of_row in _chunks(column):
             found = np.asarray(embedder(examples))
             if found.shape != (len(examples), embedder.dimension):
@@ -100,7 +99,8 @@ def embedded(
             for start in range(0, len(rows), _CHUNK):
                 piece = slice(start, start + _CHUNK)
                 yield rows[piece], found[position_of_row[piece]]
-            advance(len(rows))
+            done += len(rows)
+            bar.update(100 * done // len(column))
 
 
 def as_texts(examples: Any) -> list[str]:
@@ -135,14 +135,3 @@ def _chunks(column: Any) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
     cuts = np.searchsorted(text_of_row[rows], starts)
     for start, here in zip(starts, np.split(rows, cuts)[1:], strict=True):
         yield here, different.slice(start, _CHUNK).to_pylist(), text_of_row[here] - start
-
-
-@contextmanager
-def _progress(label: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal's stderr, in per cent: how many examples there are is not public."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=28), TaskProgressColumn())
-    hidden = not shown or not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as bar:
-        task = bar.add_task(escape(label), total=total)
-        yield lambda done: bar.advance(task, done)

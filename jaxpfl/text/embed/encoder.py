@@ -4,9 +4,9 @@ A folder in the form of sentence-transformers (Reimers and Gurevych 2019) says w
 tokenizer.json, the encoder, the mean over a text's tokens (or its first token), and perhaps the
 scaling to unit length. Without modules.json it is the mean, not scaled, as that library does.
 
-Texts are sorted by length and padded to the next rung of a ladder; the batches of a rung all have
-one shape. A text's vector so depends on its own length alone, not on what it is batched with, and
-few shapes are compiled.
+Texts are sorted by length and padded to one of a few lengths; all batches of one padded length have
+one shape. The vector of a text therefore depends on the text alone, not on what it is batched with,
+and few shapes are compiled.
 """
 
 import hashlib
@@ -23,18 +23,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxpfl import files
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.model_files import read_object, read_tokenizer, require
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
 
 POOLINGS = ("mean", "cls")
 
-# Fine where most sentences are, so that little is padding; coarse elsewhere, as each rung that
-# occurs is compiled once.
-_LADDER = np.array(
+# Close to each other where most sentences are, so that little is padding; far apart elsewhere,
+# because each length that occurs is compiled.
+_PADDED_LENGTHS = np.array(
     [*range(6, 16, 2), *range(16, 32, 4), 32, 40, 48, 64, 80, 96]
     + [*range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 )
@@ -104,28 +106,24 @@ class SentenceEncoder:
             what is not computed here.
           CorruptFile: a file is broken.
         """
-        tokenizers = pretrained.require("tokenizers", "text")
+        tokenizers = require("tokenizers", "text")
         folder = pretrained.resolve(name)
         base, pooling, normalise = _stages(folder)
-        settings = _optional_json(base / "sentence_bert_config.json")
+        settings = read_object(base / "sentence_bert_config.json", optional=True)
         model, params = pretrained.load(base)
         if not isinstance(model, Encoder) or model.causal:
             raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
         path = base / "tokenizer.json"
-        if not path.is_file():
-            raise InputError(f"there is no file {path}")
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        # The library raises nothing more special.
-        except Exception as error:
-            raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error
+        tokenizer = read_tokenizer(path)
         if settings.get("do_lower_case"):
             lower = [tokenizers.normalizers.Lowercase()]
             before = [tokenizer.normalizer] if tokenizer.normalizer else []
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
         length = settings.get("max_seq_length")
         if length is None:
-            length = _optional_json(base / "tokenizer_config.json").get("model_max_length")
+            length = read_object(base / "tokenizer_config.json", optional=True).get(
+                "model_max_length"
+            )
         if length is None:
             length = model.config.positions
         encoder = cls(
@@ -138,8 +136,8 @@ class SentenceEncoder:
             name=str(name),
         )
         identity = [
-            *(pretrained.sha256(file) for file in pretrained.weight_files(base)),
-            pretrained.sha256(path),
+            *(files.sha256_file(file) for file in pretrained.weight_files(base)),
+            files.sha256_file(path),
             *(asdict(model.config), encoder.max_length, pooling, normalise),
             bool(settings.get("do_lower_case")),
         ]
@@ -155,15 +153,15 @@ class SentenceEncoder:
         encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
-        ladder = _ladder(self.max_length)
-        rung_N = ladder[np.searchsorted(ladder, lengths_N)]
+        possible = _padded_lengths(self.max_length)
+        padded_length_N = possible[np.searchsorted(possible, lengths_N)]
         pending = []
-        for rung in np.unique(rung_N)[::-1].tolist():
-            rows = np.flatnonzero(rung_N == rung)
-            batch = max(1, self._tokens // rung)
+        for padded_length in np.unique(padded_length_N)[::-1].tolist():
+            rows = np.flatnonzero(padded_length_N == padded_length)
+            batch = max(1, self._tokens // padded_length)
             for start in range(0, len(rows), batch):
                 here = rows[start : start + batch]
-                tokens_BxL = np.zeros((batch, rung), np.int32)
+                tokens_BxL = np.zeros((batch, padded_length), np.int32)
                 for i, row in enumerate(here.tolist()):
                     tokens_BxL[i, : lengths_N[row]] = ids[row]
                 lengths_B = np.zeros(batch, np.int32)
@@ -213,9 +211,9 @@ def _vectors(
     return vectors_BxD
 
 
-def _ladder(limit: int) -> np.ndarray:
-    """The lengths that texts are padded to, rising, up to `limit` itself."""
-    return np.append(_LADDER[_LADDER < limit], limit)
+def _padded_lengths(limit: int) -> np.ndarray:
+    """The lengths that texts are padded to, in increasing order; the last is `limit`."""
+    return np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:
@@ -227,7 +225,7 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
     path = folder / "modules.json"
     if not path.is_file():
         return folder, "mean", False
-    modules = pretrained.read_json(path)
+    modules = files.read_json(path)
     try:
         kinds = [str(module["type"]).split(".")[-1] for module in modules]
         places = [_inside(folder, str(module["path"])) for module in modules]
@@ -238,7 +236,7 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
             f"{path}: the stages must be Transformer, Pooling and perhaps Normalize, "
             f"found {', '.join(kinds)}"
         )
-    config = _optional_json(places[1] / "config.json")
+    config = read_object(places[1] / "config.json", optional=True)
     mode = config.get("pooling_mode")
     if mode is None:
         names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
@@ -266,12 +264,3 @@ def _inside(folder: Path, place: str) -> Path:
 def _whole(length: Any) -> Any:
     """JSON may hold 1e30 for "no limit"."""
     return int(length) if isinstance(length, float) and 0 < length < math.inf else length
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    values = pretrained.read_json(path)
-    if not isinstance(values, dict):
-        raise CorruptFile(f"{path} must hold a JSON object")
-    return values

@@ -24,6 +24,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.progress import track
 from jaxpfl.text.generation.continuous_batching import Slots
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.prefill import (
@@ -36,7 +37,6 @@ from jaxpfl.text.generation.prefill import (
     prefill_batches,
     run_prefill_batch,
 )
-from jaxpfl.text.generation.sentences import steps
 from jaxpfl.text.generation.stop import stop_table
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 
@@ -122,8 +122,7 @@ def sample(
     ]
     state: Slots | None = None
     logs: list[tuple[Array, Array]] = []
-    for i in steps(range(len(batches)), "Generating", progress):
-        padded_length, batch, is_last = batches[i]
+    for padded_length, batch, is_last in track(batches, "generating", progress=progress):
         room = padded_length + decoding.max_new_tokens
         if state is None:
             state = idle_slots(program, slots or _slots(model, room, devices), room, devices)

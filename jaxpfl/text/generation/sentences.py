@@ -1,6 +1,5 @@
 """Sequences drawn from a recurrent language model, on the device, by ancestral sampling."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from jax import Array
 from jaxpfl.checks import positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
+from jaxpfl.progress import track
 from jaxpfl.text.generation import continuous_batching as slots
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
 
@@ -82,7 +82,7 @@ def sample_tokens(
     A fixed number of sequences runs at a time, see `jaxpfl.text.generation.continuous_batching`.
 
     Args:
-      progress: show a bar on stderr.
+      progress: whether a progress bar is shown on stderr.
     """
     positive_int("max_tokens", max_tokens)
     positive("temperature", temperature)
@@ -90,7 +90,7 @@ def sample_tokens(
     banned_V = jnp.asarray(ids.banned(model.vocab_size))
     scale = np.float32(temperature)
     tokens_NxT = np.full((number, max_tokens), PAD, np.int32)
-    for start in steps(range(0, number, _REQUESTS), "Sampling", progress):
+    for start in track(range(0, number, _REQUESTS), "sampling", progress=progress):
         # Repeating requests to fill the array keeps one compiled program for any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
         count = min(number - start, _REQUESTS)
@@ -149,17 +149,6 @@ def slots_of(model: Recurrent) -> int:
     """How many sequences run at a time: a function of the model, so that its program is one."""
     fitting = max(_LOGITS // model.vocab_size, 64)
     return min(1 << (fitting.bit_length() - 1), 1024)
-
-
-def steps(starts: range, label: str, shown: bool) -> Iterator[int]:
-    """The starts, with a bar on stderr if it is to be shown."""
-    if not shown:
-        yield from starts
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(starts, description=label, console=Console(stderr=True), transient=True)
 
 
 def request_keys(key: Array, number: int) -> Array:

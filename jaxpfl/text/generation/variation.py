@@ -23,6 +23,7 @@ from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_in
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.model_files import read_object, read_tokenizer
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -181,13 +182,10 @@ def _kind(model: object) -> str:
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
     """The mask token, and those around a text, by tokenizer.json and its settings."""
-    tokenizer = pretrained.require("tokenizers", "text").Tokenizer.from_file(
-        str(folder / "tokenizer.json")
-    )
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    path = folder / "tokenizer_config.json"
-    named = pretrained.read_json(path).get("mask_token") if path.is_file() else None
+    named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
     masks = _MASKS if named is None else (named,)
     ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]

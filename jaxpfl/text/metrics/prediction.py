@@ -20,7 +20,8 @@ from jax.sharding import Mesh
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Metrics, Model, Params, summarise
-from jaxpfl.text.preference.log_probabilities import dealt, filled, placed, shown_steps
+from jaxpfl.progress import track
+from jaxpfl.text.preference.log_probabilities import dealt, filled, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import byte_characters
 
@@ -40,7 +41,7 @@ def evaluate(
       tokens_NxL: int32 ids, -1 = padding on the right.
       batch_size: rows on the accelerator at a time.
       mesh: axis "data": each batch is dealt over its devices, see `preference.tune`.
-      progress: show a bar on stderr.
+      progress: whether a progress bar is shown on stderr.
 
     Returns:
       "accuracy" (top-1, 0 .. 1), "loss" (nats per target), "perplexity" (exp of it) and "count" of
@@ -58,7 +59,7 @@ def evaluate(
         raise InputError("tokens: there are no texts to evaluate on")
     params = placed(params, mesh)
     totals: dict[str, float] = {}
-    for start in shown_steps(range(0, len(tokens_NxL), batch_size), "Evaluating", progress):
+    for start in track(range(0, len(tokens_NxL), batch_size), "evaluating", progress=progress):
         chosen = np.arange(start, min(start + batch_size, len(tokens_NxL)))
         rows, real_B = filled(chosen, batch_size, mesh)
         tokens_BxL, real_B = dealt((tokens_NxL[rows], real_B), mesh)

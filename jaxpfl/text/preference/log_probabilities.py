@@ -1,7 +1,6 @@
 """Log-probabilities of responses, after prompts that are read once for both of a pair."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.progress import track
 from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
-
-if TYPE_CHECKING:
-    from jaxpfl.models.decoder.network import Decoder
 
 _LOGITS_AT_ONCE = 2**26
 """Logits in memory at a time; in float32 they take a quarter of a GiB."""
@@ -24,7 +22,7 @@ LogProbabilities = tuple[Array, Array]
 
 
 def log_probabilities(
-    model: "Decoder",
+    model: Decoder,
     params: Params,
     pairs: Pairs,
     *,
@@ -39,7 +37,7 @@ def log_probabilities(
       microbatch_size: pairs on the accelerator at a time.
       multiple: rows are padded to a multiple of this many tokens.
       mesh: axis "data": the pairs are dealt over its devices.
-      progress: whether a progress bar is drawn on stderr.
+      progress: whether a progress bar is shown on stderr.
 
     Raises:
       InputError: a pair has more tokens than the model has positions, or an id that is not in the
@@ -51,7 +49,7 @@ def log_probabilities(
     order = np.argsort(-width_N, kind="stable")
     found_Nx2 = np.zeros((len(pairs), 2), np.float32)
     starts = range(0, len(pairs), microbatch_size)
-    for start in shown_steps(starts, "Reference", progress):
+    for start in track(starts, "log-probabilities", progress=progress):
         chosen = order[start : start + microbatch_size]
         indices, _ = filled(chosen, microbatch_size, mesh)
         read = dealt(rows(pairs[indices], int(np.max(width_N[chosen])), response), mesh)
@@ -59,7 +57,7 @@ def log_probabilities(
     return jnp.asarray(found_Nx2[:, 0]), jnp.asarray(found_Nx2[:, 1])
 
 
-def sums(model: "Decoder", params: Params, read: Rows) -> Array:
+def sums(model: Decoder, params: Params, read: Rows) -> Array:
     """Log-probabilities of both responses, float32 [B, 2]; differentiable in the parameters."""
     hidden_BxRxH = model.hidden(params, read.tokens_BxR, read.positions_BxR, read.branch_BxR)
     batch = hidden_BxRxH.shape[0]
@@ -127,7 +125,7 @@ def placed(params: Params, mesh: Mesh | None) -> Params:
     return jax.tree.map(place, params)
 
 
-def check_fits(model: "Decoder", pairs: Pairs) -> None:
+def check_fits(model: Decoder, pairs: Pairs) -> None:
     tokens_Nx3 = lengths(pairs)
     longest_N = tokens_Nx3[:, 0] + np.max(tokens_Nx3[:, 1:], axis=1)
     row = int(np.argmax(longest_N))
@@ -144,14 +142,3 @@ def check_fits(model: "Decoder", pairs: Pairs) -> None:
                 f"{name}: row {row} holds id {np.max(array[row])}, expected ids in 0 .. "
                 f"{model.vocab_size - 1}, the model's vocabulary"
             )
-
-
-def shown_steps(starts: range, label: str, shown: bool) -> Iterator[int]:
-    """The starts, with a bar on stderr if it is to be shown."""
-    if not shown:
-        yield from starts
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(starts, description=label, console=Console(stderr=True), transient=True)

@@ -16,7 +16,7 @@ log-probabilities are computed once.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +29,20 @@ from jaxpfl.checks import non_negative, one_of, positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.progress import track
 from jaxpfl.text.preference.log_probabilities import (
     LogProbabilities,
     check_fits,
     dealt,
     filled,
     placed,
-    shown_steps,
     sums,
 )
 from jaxpfl.text.preference.log_probabilities import log_probabilities as log_probabilities
 from jaxpfl.text.preference.pairs import Pairs as Pairs
 from jaxpfl.text.preference.pairs import Rows, lengths, padded_lengths, rows
 from jaxpfl.text.preference.pairs import pairs_of as pairs_of
-
-if TYPE_CHECKING:
-    from jaxpfl.models.decoder.network import Decoder
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Tuned:
 
 
 def tune(
-    model: "Decoder",
+    model: Decoder,
     params: Params,
     pairs: Pairs,
     settings: PreferenceSettings = PreferenceSettings(),
@@ -157,7 +155,7 @@ def tune(
       reference: log-probabilities by the model without adapters; None computes them.
       mesh: axis "data": each microbatch is dealt over its devices. Parameters that lie on the mesh
         stay as they lie; others are put on all of its devices.
-      progress: whether a progress bar is drawn on stderr.
+      progress: whether a progress bar is shown on stderr.
 
     Raises:
       InputError: the model has no adapters, or as `log_probabilities` raises it.
@@ -201,8 +199,7 @@ def tune(
         for batch in _batches(len(pairs), settings.batch_size, seed, epoch)
     ]
     history, shapes, places, tokens = [], set(), 0, 0
-    for step in shown_steps(range(steps), "Tuning", progress):
-        batch = batches[step]
+    for batch in track(batches, "tuning", progress=progress):
         batch = batch[np.argsort(-width_N[batch], kind="stable")]
         total = None
         for start in range(0, len(batch), size):
@@ -243,7 +240,7 @@ def evaluate(
 
 @partial(jax.jit, static_argnames=("model", "loss", "tau"))
 def _gradients(
-    model: "Decoder",
+    model: Decoder,
     loss: str,
     tau: float,
     adapters: Params,

@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.hub import resolve
+from jaxpfl.models.checkpoints.model_files import expect_file, read_object, read_tokenizer, require
 from jaxpfl.text.tokenisers.base import ByteJoining, clean
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -122,12 +123,10 @@ def gpt2(folder: str | Path) -> FastTokeniser:
       InputError: a file is missing, or the vocabulary has no "<|endoftext|>".
       CorruptFile: a file is broken.
     """
-    tokenizers = pretrained.require("tokenizers", "text")
+    tokenizers = require("tokenizers", "text")
     vocabulary_path, merges_path = Path(folder) / "encoder.json", Path(folder) / "vocab.bpe"
-    ids = pretrained.read_json(vocabulary_path)
-    if not isinstance(ids, dict) or sorted(ids.values(), key=str) != sorted(
-        range(len(ids)), key=str
-    ):
+    ids = read_object(vocabulary_path)
+    if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
         raise CorruptFile(f"{vocabulary_path} must give each token its own id, 0 .. {len(ids) - 1}")
     if _GPT2_END not in ids:
         raise InputError(f"{vocabulary_path}: token {_GPT2_END!r} is missing")
@@ -140,10 +139,8 @@ def gpt2(folder: str | Path) -> FastTokeniser:
 
 
 def _merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = expect_file(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise CorruptFile(f"{path} is not UTF-8 text: {error.reason}") from error
     merges = []
@@ -170,17 +167,9 @@ def hugging_face(name: str | Path) -> FastTokeniser:
       InputError: a file is missing, or names a token that the vocabulary does not have.
       CorruptFile: a file is broken.
     """
-    tokenizers = pretrained.require("tokenizers", "text")
-    folder = pretrained.resolve(name)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    # The library raises nothing more special.
-    except Exception as error:
-        raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error
-    settings = _settings(folder / "tokenizer_config.json")
+    folder = resolve(name)
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
 
     def named(role: str) -> int | None:
         token = settings.get(role)
@@ -197,7 +186,7 @@ def hugging_face(name: str | Path) -> FastTokeniser:
 
     end, ends = named("eos_token"), []
     for file in ("generation_config.json", "config.json"):
-        ids = _settings(folder / file).get("eos_token_id")
+        ids = read_object(folder / file, optional=True).get("eos_token_id")
         ids = ids if isinstance(ids, list) else [ids]
         for token in ids:
             if token is None:
@@ -219,12 +208,3 @@ def hugging_face(name: str | Path) -> FastTokeniser:
         ends=ends,
         start=start,
     )
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    values = pretrained.read_json(path)
-    if not isinstance(values, dict):
-        raise CorruptFile(f"{path} must hold a JSON object")
-    return values

@@ -10,6 +10,7 @@ import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
@@ -136,8 +137,8 @@ def test_a_configuration_is_refused_naming_its_file(folder, text, error, message
     assert "config.json" in str(caught.value)
 
 
-def test_read_json_reads_utf_8(tmp_path):
+def test_a_json_object_is_utf_8(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"a": "\u00e9"}, ensure_ascii=False), "utf-8")
-    assert pretrained.read_json(tmp_path / "a.json") == {"a": "\u00e9"}
+    assert read_object(tmp_path / "a.json") == {"a": "\u00e9"}
     with pytest.raises(InputError, match="there is no file"):
-        pretrained.read_json(tmp_path / "b.json")
+        read_object(tmp_path / "b.json")

@@ -68,9 +68,11 @@ def test_population_without_examples():
     assert embedded.columns["embedding"].shape == (0, 8)
 
 
-def test_nothing_is_written_where_there_is_no_terminal(capfd):
+def test_progress_is_shown_where_it_is_asked_for_and_in_per_cent(capfd):
     embed(from_clients(CLIENTS), Lengths())
     assert capfd.readouterr() == ("", "")
+    embed(from_clients(CLIENTS), Lengths(), progress=True)
+    assert "percent 100/100" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jaxpfl.text.embed.encoder import SentenceEncoder
 pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-LADDER = module._LADDER
+PADDED_LENGTHS = module._PADDED_LENGTHS
 TINY = ("tiny_bert", "tiny_albert")
 
 
@@ -27,9 +27,9 @@ def tiny(request) -> SentenceEncoder:
 
 
 @pytest.fixture(autouse=True)
-def few_rungs(monkeypatch):
-    """Each rung is compiled; three show all that more would."""
-    monkeypatch.setattr(module, "_LADDER", np.array([12, 30]))
+def few_padded_lengths(monkeypatch):
+    """Each padded length is compiled; three show all that more would."""
+    monkeypatch.setattr(module, "_PADDED_LENGTHS", np.array([12, 30]))
 
 
 @pytest.fixture
@@ -81,25 +81,25 @@ def test_a_vector_does_not_depend_on_the_other_texts_or_their_order(tiny):
 def test_a_vector_does_not_depend_on_padding_or_batch_size(tiny, monkeypatch):
     texts = _texts(40)
     expected = tiny(texts)
-    monkeypatch.setattr(module, "_LADDER", np.array([39]))
+    monkeypatch.setattr(module, "_PADDED_LENGTHS", np.array([39]))
     monkeypatch.setattr(module, "_TOKENS_ON_CPU", 120)
     name = GOLDEN / ("tiny_bert" if tiny.normalise else "tiny_albert")
     np.testing.assert_allclose(SentenceEncoder.load(name)(texts), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("limit", [3, 6, 7, 64, 100, 2_000])
-def test_rungs_hold_their_lengths_and_are_few(limit):
-    ladder = module._ladder(limit)
+def test_padded_lengths_hold_the_lengths_and_are_few(limit):
+    possible = module._padded_lengths(limit)
     lengths = np.arange(1, limit + 1)
-    rungs = ladder[np.searchsorted(ladder, lengths)]
-    assert (rungs >= lengths).all() and rungs.max() == limit
-    assert len(ladder) <= 30 and (np.diff(ladder) > 0).all()
+    padded = possible[np.searchsorted(possible, lengths)]
+    assert (padded >= lengths).all() and padded.max() == limit
+    assert len(possible) <= 30 and (np.diff(possible) > 0).all()
 
 
-def test_published_ladder_wastes_little():
+def test_the_padded_lengths_waste_little():
     lengths = np.arange(8, 1_024)
-    rungs = LADDER[np.searchsorted(LADDER, lengths)]
-    assert (rungs < 1.34 * lengths).all() and (rungs / lengths).mean() < 1.1
+    padded = PADDED_LENGTHS[np.searchsorted(PADDED_LENGTHS, lengths)]
+    assert (padded < 1.34 * lengths).all() and (padded / lengths).mean() < 1.1
 
 
 def test_what_is_longer_than_the_model_reads_is_cut_and_few_shapes_are_compiled(tiny):

@@ -135,7 +135,7 @@ def _fred(
         if found is None:
             algorithm = fred(plan, units=len(experiment.sources), dimension=function.dimension)
             require_affordable(algorithm, ledger, run)
-            embedded = embed(experiment.sources, function, shown=shown)
+            embedded = embed(experiment.sources, function, progress=shown)
             found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
             _save_moments(found, released, run)
         head = ledger.head

@@ -306,7 +306,7 @@ class SyntheticText:
         key = ("embedded", clients.content, function.name, *made_by)
         if key not in self.memory:
             self.memory.clear()
-            self.memory[key] = embed(clients, function, shown=self.models.progress)
+            self.memory[key] = embed(clients, function, progress=self.models.progress)
         return self.memory[key]
 
     def _held_out(self, part: Population) -> list[str]:

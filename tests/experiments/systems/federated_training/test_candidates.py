@@ -98,7 +98,7 @@ def test_moments_of_a_mixture_are_those_of_its_parts(pipeline_config, candidates
     expected = gaussian_moments.mixture([found["near"], found["far"]], [0.3, 0.7])
     np.testing.assert_allclose(found["mostly far"].mean_D, expected.mean_D)
     np.testing.assert_allclose(found["mostly far"].covariance_DxD, expected.covariance_DxD)
-    sample = embed(candidates.sample("near", "text", 100, 0), embedder("hashed:8"), shown=False)
+    sample = embed(candidates.sample("near", "text", 100, 0), embedder("hashed:8"), progress=False)
     alone = gaussian_moments.moments(sample.columns["embedding"], 0.8)
     np.testing.assert_allclose(found["near"].mean_D, alone.mean_D, rtol=1e-6)
 

@@ -318,8 +318,8 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
         stored("round_1_scores")(patched)
         carry_out.run(config, out, progress=False)
 
-    def elsewhere(clients, function, *, shown):
-        found = embed(clients, function, shown=shown).columns["embedding"]
+    def elsewhere(clients, function, *, progress):
+        found = embed(clients, function, progress=progress).columns["embedding"]
         return clients.with_columns({"embedding": np.nextafter(found, np.float32(2))})
 
     monkeypatch.setattr(synthetic_text, "embed", elsewhere)
@@ -337,7 +337,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     shared = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", "30")
     study = synthetic_text.prepare(synthetic_config("popri", *shared))
     fred = FredPlan.calibrated(epsilon=2.0, delta=1e-3, unit="client", max_examples=4)
-    embedded = embed(study.clients, embedder("hashed:32"), shown=False)
+    embedded = embed(study.clients, embedder("hashed:32"), progress=False)
     with Ledger(path, study.clients) as ledger:
         private_moments(embedded, fred, ledger=ledger, secret=Secret(), run="fred")
     scores = carry_out.run(synthetic_config("popri", *shared), tmp_path / "popri", progress=False)
