@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.run import Result, run
     from jaxpfl.federated.one_release import OneRelease, release
     from jaxpfl.federated.query import Execution, Query
-    from jaxpfl.privacy.clip import AdaptiveClip, Clip
+    from jaxpfl.privacy.clipping import AdaptiveClip, Clip
     from jaxpfl.privacy.gaussian import Noise
     from jaxpfl.privacy.ledger import Budget, Ledger
     from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
@@ -62,10 +62,10 @@ __all__ = [
 
 _MODULES = {"algorithms", "data", "federated", "models", "privacy", "text"}
 _HOMES = {
-    "AdaptiveClip": "privacy.clip",
+    "AdaptiveClip": "privacy.clipping",
     "Budget": "privacy.ledger",
     "BudgetExhausted": "errors",
-    "Clip": "privacy.clip",
+    "Clip": "privacy.clipping",
     "CohortSpec": "data.cohort",
     "CorruptFile": "errors",
     "Cyclic": "privacy.participation",

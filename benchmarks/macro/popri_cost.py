@@ -54,8 +54,7 @@ from jaxpfl.federated.scores import (
     score_space,
     unit_rows,
 )
-from jaxpfl.privacy.clip import Clip
-from jaxpfl.privacy.clipping import clip_contribution
+from jaxpfl.privacy.clipping import Clip, clip_factors
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
@@ -249,7 +248,9 @@ class ClientStep:
 
         @jax.jit
         def step(broadcast: Any, examples: Examples, key: jax.Array) -> Any:
-            return clip_contribution(self.function(broadcast, examples, key), "flat", bound)[0]
+            found = self.function(broadcast, examples, key)
+            factors, _, counts = clip_factors(found, "flat", bound)
+            return jax.tree.map(lambda x, by: jnp.where(counts, x * by, 0.0), found, factors)
 
         held = jax.device_put((self.broadcast, self.examples), jax.devices()[0])
         key = jax.random.key(0)

@@ -115,12 +115,8 @@ class PackingStats:
     @property
     def padding_waste(self) -> float:
         """The fraction of the slots that are run that hold no example; 0 if none is run."""
-        return _empty_fraction(self.examples, self.run_slots)
-
-    @property
-    def memory_waste(self) -> float:
-        """The fraction of the slots in memory that hold no example; 0 if nothing was packed."""
-        return _empty_fraction(self.examples, self.slots)
+        total = sum(self.run_slots.values())
+        return 1.0 - sum(self.examples.values()) / total if total else 0.0
 
     def add(self, bucket: Bucket) -> None:
         """Counts one bucket."""
@@ -132,11 +128,6 @@ class PackingStats:
             (self.slots, bucket.mask.size),
         ):
             totals[rung] = totals.get(rung, 0) + count
-
-
-def _empty_fraction(full: dict[int, int], slots: dict[int, int]) -> float:
-    total = sum(slots.values())
-    return 1.0 - sum(full.values()) / total if total else 0.0
 
 
 class Cohort:
@@ -165,10 +156,6 @@ class Cohort:
         for bucket in self._pack():
             stats.add(bucket)
             yield bucket
-
-    def materialise(self) -> tuple[Bucket, ...]:
-        """All buckets at once: memory for the whole cohort."""
-        return tuple(self)
 
 
 def pack(

@@ -12,8 +12,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.client import ClientFn
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Releaser
-from jaxpfl.privacy.guarantee import guarantee_of
-from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
 

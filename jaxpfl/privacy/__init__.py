@@ -2,7 +2,6 @@
 
 plan           the one object that fixes clipping, noise, participation, accounting; start here
 participation  who takes part in a round, and what a Gaussian of that round costs; draws cohorts
-clip           what bounds a contribution, as a plan states it
 gaussian       the mechanism behind every plan, and the noise that an epsilon needs
 guarantee      what a composition of releases costs: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget
@@ -13,16 +12,16 @@ accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
 published      epsilons as papers print them, and why they do not hold
 events         the kinds of release, and their form in a file
-clipping       scales contributions down to the bound
+clipping       what bounds a contribution: a plan states it, and the door scales it down
 mechanisms     draws the noise
 secret         what a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """
 
-from jaxpfl.privacy.clip import AdaptiveClip, Clip
+from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
-from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
-from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
 from jaxpfl.privacy.plan import Plan
 

@@ -24,10 +24,14 @@ Restricting S costs nothing; a second pass over scaled values, or products with 
 sum of squares, take 13 to 25 % more time for the whole clip on a CPU (1.2 M parameters).
 """
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
 
 PyTree = Any
 Clipping = Literal["flat", "per_layer"]
@@ -36,6 +40,84 @@ Clipping = Literal["flat", "per_layer"]
 # largest it would be exact too, as far as norms reach; no contribution needs that.
 SMALLEST_CLIP_NORM = 1e-12
 LARGEST_CLIP_NORM = 1e12
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip:
+    """Adaptive quantile clipping (Andrew et al. 2021, Algorithm 1).
+
+    A client adds b_i - 1/2, where b_i says whether its update's norm is within the clip norm. The
+    values get the multiplier z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of z, so that values and
+    quantile together cost what z alone would (Theorem 1).
+
+    Attributes:
+      target_quantile: the share of clients whose update should be within the clip norm.
+      learning_rate: of the geometric update.
+      indicator_noise: sigma_b, the noise's standard deviation on the sum of (b_i - 1/2), in
+        clients; None = 0.05 times the planned clients per round.
+    """
+
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+    indicator_noise: float | None = None
+
+    def __post_init__(self):
+        checks.open_fraction("target_quantile", self.target_quantile)
+        checks.positive("adaptive learning_rate", self.learning_rate)
+        if self.indicator_noise is not None:
+            checks.positive("indicator_noise", self.indicator_noise)
+
+    def indicator_noise_std(self, clients_per_round: int) -> float:
+        """Returns sigma_b, in clients."""
+        given = self.indicator_noise
+        return 0.05 * clients_per_round if given is None else given
+
+    def check_noise(self, multiplier: float, clients_per_round: int) -> None:
+        """Refuses a z for which no z_D exists."""
+        std = self.indicator_noise_std(clients_per_round)
+        if not 2 * std > multiplier:
+            raise InputError(
+                f"indicator_noise = {std:g} is too small for noise_multiplier = {multiplier:g}: "
+                "the quantile alone would cost more than the plan; it must exceed half the noise "
+                "multiplier"
+            )
+
+    def value_multiplier(self, multiplier: float, clients_per_round: int) -> float:
+        """Returns z_D for the z of the plan."""
+        return (multiplier**-2 - (2 * self.indicator_noise_std(clients_per_round)) ** -2) ** -0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """What bounds a client's contribution (see above).
+
+    Attributes:
+      norm: S, the L2 bound (the first round's, under adaptive clipping).
+      kind: "flat" or "per_layer".
+      adaptive: None for a constant norm.
+    """
+
+    norm: float
+    kind: Clipping = "flat"
+    adaptive: AdaptiveClip | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", checks.positive("clip_norm", self.norm))
+        if not SMALLEST_CLIP_NORM <= self.norm <= LARGEST_CLIP_NORM:
+            raise InputError(
+                f"clip_norm must lie in [1e-12, 1e12], found {self.norm:g}: the square of a "
+                "norm outside that range does not fit float32"
+            )
+        checks.one_of("clipping", self.kind, ("flat", "per_layer"))
+        if self.adaptive is None:
+            return
+        if not isinstance(self.adaptive, AdaptiveClip):
+            raise InputError(f"adaptive_clip must be an AdaptiveClip, found {self.adaptive!r}")
+        if self.kind == "per_layer":
+            raise InputError(
+                "adaptive_clip follows a quantile of the whole update's norm, so it needs "
+                "clipping = 'flat', found 'per_layer'"
+            )
 
 
 def clip_factors(
@@ -68,24 +150,6 @@ def clip_factors(
     else:
         raise ValueError(f"clipping must be 'flat' or 'per_layer', found {clipping!r}")
     return jax.tree.unflatten(structure, factors), jnp.where(finite, norm, jnp.inf), finite
-
-
-def clip_contribution(
-    contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
-) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Clips one client's contribution; arguments as for `clip_factors`.
-
-    Returns:
-      The clipped contribution (float32), its norm BEFORE clipping (float32 scalar, infinite
-      where the contribution was refused; private) and whether it counts (bool scalar).
-    """
-    factors, norm, finite = clip_factors(contribution, clipping, clip_norm)
-    clipped = jax.tree.map(
-        lambda leaf, factor: jnp.where(finite, leaf.astype(jnp.float32) * factor, 0.0),
-        contribution,
-        factors,
-    )
-    return clipped, norm, finite
 
 
 def _square_sum(leaf: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import dp_accounting
 
@@ -18,9 +18,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, confirmation, events
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.events import Adjacency
-
-if TYPE_CHECKING:
-    from jaxpfl.privacy.ledger import Charge
 
 Unit = Literal["client", "example"]
 
@@ -177,12 +174,3 @@ class Guarantee:
         if self.accountant == "pld" and releases and exact:
             return "exact Gaussian"
         return self.accountant.upper()
-
-
-def guarantee_of(charges: Iterable["Charge"], delta: float, unit: Unit = "client") -> Guarantee:
-    """Returns what these charges of a ledger cost together: of a run, or of several.
-
-    Raises:
-      InputError: as `Guarantee.of_events`.
-    """
-    return Guarantee.of_events((charge.event for charge in charges), delta, unit)

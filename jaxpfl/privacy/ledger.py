@@ -30,6 +30,7 @@ What is guaranteed, and against what:
 import dataclasses
 import math
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,10 +43,10 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
-from jaxpfl.privacy.plan import Unit
+from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.sources import Clients, SameClientsWarning, Secret, check_sketch, open_secret
 
-__all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning"]
+__all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning", "guarantee_of"]
 
 FORMAT = "jaxpfl ledger 2"
 
@@ -367,6 +368,15 @@ class Ledger:
         self._account.add(charge.event)
         self.charges.append(charge)
         self._by_identity[charge.identity] = charge
+
+
+def guarantee_of(charges: Iterable[Charge], delta: float, unit: Unit = "client") -> Guarantee:
+    """Returns what these charges of a ledger cost together: of a run, or of several.
+
+    Raises:
+      InputError: as `Guarantee.of_events`.
+    """
+    return Guarantee.of_events((charge.event for charge in charges), delta, unit)
 
 
 def _check_text(name: str, value: object) -> None:

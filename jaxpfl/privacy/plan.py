@@ -19,8 +19,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
-from jaxpfl.privacy.clip import AdaptiveClip, Clip
-from jaxpfl.privacy.clipping import Clipping
+from jaxpfl.privacy.clipping import AdaptiveClip, Clip, Clipping
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Correlation, Noise
 from jaxpfl.privacy.guarantee import Guarantee, Unit
@@ -223,11 +222,6 @@ class Plan:
         return self.participation.sampling
 
     @property
-    def sampling_rate(self) -> float:
-        """q = n / N."""
-        return self.participation.sampling_rate
-
-    @property
     def rounds_per_epoch(self) -> int:
         """R = floor(N / n)."""
         return self.participation.rounds_per_epoch
@@ -339,10 +333,6 @@ class Plan:
     def confirmed_epsilon(self) -> float:
         """Returns the second accountant's epsilon of all rounds."""
         return self.guarantee().confirmed_epsilon()
-
-    def epsilon_curve(self, rounds: list[int]) -> list[float]:
-        """Returns epsilon after each of the given numbers of rounds."""
-        return [self.epsilon(count) for count in rounds]
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""

@@ -23,7 +23,7 @@ from dp_accounting import rdp
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.accounting import RDP_ORDERS
-from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import FixedSize, Poisson
 from jaxpfl.privacy.plan import Plan

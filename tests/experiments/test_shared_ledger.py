@@ -6,8 +6,7 @@ import re
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.privacy.guarantee import guarantee_of
-from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from tests.experiments.conftest import NEAR, write_lines
 
 CONFIG = """\

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpfl.federated import next_clip_norm
 from jaxpfl.privacy import AdaptiveClip, Plan
-from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_contribution
+from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (
     DIM,
     SHAPE,
@@ -87,8 +87,8 @@ def test_thousands_of_rounds_stay_where_the_clip_is_exact(below):
     assert path[-1] == path[-2] == pytest.approx(limit, rel=1e-6)
     for scale in (1e6, 2.0, 1e-3):
         update = np.full(50, scale * limit / 50**0.5, np.float32)
-        clipped, _, counts = clip_contribution({"x": update}, "flat", clip_norm)
-        norm = np.linalg.norm(np.asarray(clipped["x"], np.float64))
+        factors, _, counts = clip_factors({"x": update}, "flat", clip_norm)
+        norm = np.linalg.norm(np.asarray(update * factors["x"], np.float64))
         assert bool(counts)
         assert norm == pytest.approx(min(scale, 1) * limit, rel=1e-6)
     # A plan that begins where this one ended is accepted, and it finds back.

@@ -71,7 +71,7 @@ def test_a_cohort_larger_than_the_population_is_refused():
     """TRUST 12: q > 1."""
     with pytest.raises(InputError, match="1001 exceeds the population of 1000"):
         flat_plan(**FIELDS | {"clients_per_round": 1001})
-    assert flat_plan(**FIELDS | {"clients_per_round": 1000}).sampling_rate == 1
+    assert flat_plan(**FIELDS | {"clients_per_round": 1000}).participation.sampling_rate == 1
 
 
 @pytest.mark.parametrize("delta", [1e-3, 2e-3, 0.45])
@@ -122,7 +122,7 @@ def test_a_plan_without_privacy_says_so_everywhere():
     plan = flat_without_privacy(population=1000, clients_per_round=100, rounds=10, clip_norm=0.5)
     assert not plan.private
     assert plan.epsilon() == plan.epsilon(accountant="rdp") == plan.confirmed_epsilon() == math.inf
-    assert plan.epsilon_curve([1, 5]) == [math.inf, math.inf]
+    assert plan.epsilon(1) == math.inf
     assert plan.statement().startswith("NOT PRIVATE")
     assert plan.to_dict()["private"] is False
     assert isinstance(plan.charge_event(), dp_accounting.NonPrivateDpEvent)
@@ -153,7 +153,7 @@ def test_one_object_makes_sampler_noise_and_event():
     for plan in (poisson, fixed):
         assert plan.value_noise_std(0.5) == 2.0 * 0.5
         assert plan.event() == dp_accounting.SelfComposedDpEvent(plan.charge_event(), 10)
-    derived = {"adjacency", "sampling_rate", "denominator", "chosen_accountant", "private"}
+    derived = {"adjacency", "denominator", "chosen_accountant", "private"}
     assert not derived & {field.name for field in dataclasses.fields(Plan)}
 
 
@@ -250,7 +250,7 @@ def test_the_statement_names_epsilon_delta_unit_adjacency_and_accountant():
 
 def test_epsilon_grows_with_rounds_from_zero():
     plan = flat_plan(**FIELDS)
-    curve = plan.epsilon_curve([0, 1, 3, 10, 30])
+    curve = [plan.epsilon(rounds) for rounds in (0, 1, 3, 10, 30)]
     assert curve[0] == 0
     assert all(np.diff(curve) > 0)
     assert curve[3] == plan.epsilon()
@@ -338,7 +338,7 @@ def test_calibration_after_other_releases_meets_the_total():
     total = accounting.epsilon(together, TARGET["delta"], "pld", "add_or_remove_one")
     assert 2.0 * (1 - 1e-3) < total <= 2.0
     mu = math.sqrt(1 / 81 + 1 / 144)
-    rate = plan.sampling_rate
+    rate = plan.participation.sampling_rate
     ours = confirmation.poisson_epsilon(
         plan.noise_multiplier, rate, plan.rounds, plan.delta, reach=5.0, gaussian_mu=mu
     )

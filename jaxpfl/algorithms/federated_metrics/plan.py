@@ -9,7 +9,7 @@ import dp_accounting
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import gaussian
-from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan

@@ -23,7 +23,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.federated.moments import ClientMoment, Moment
 from jaxpfl.privacy import gaussian
-from jaxpfl.privacy.clip import Clip
+from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee, Unit

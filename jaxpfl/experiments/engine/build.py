@@ -29,7 +29,7 @@ from jaxpfl.federated.query import Execution
 from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
 from jaxpfl.models.base import Model
 from jaxpfl.privacy import participation
-from jaxpfl.privacy.clip import AdaptiveClip, Clip
+from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary

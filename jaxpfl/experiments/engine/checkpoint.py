@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
@@ -165,12 +164,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except Exception as failed:
@@ -231,20 +225,3 @@ class Checkpoints:
 
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"
-
-
-def stored_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The leaves of a checkpoint by name, on the host; its files are verified."""
-    import orbax.checkpoint as ocp
-
-    verified(path)
-    leaves = files.read_json(path / "record.json")["leaves"]
-    wanted = {
-        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
-        for name, (dtype, shape) in leaves.items()
-        if 0 not in shape
-    }
-    with ocp.StandardCheckpointer() as reader:
-        found = reader.restore(path / "state", wanted)
-    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in leaves.items() if n not in wanted}
-    return {**found, **empty}

@@ -22,8 +22,8 @@ from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.report.run_page import write_run_page
-from jaxpfl.privacy.guarantee import Guarantee, guarantee_of
-from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 
 

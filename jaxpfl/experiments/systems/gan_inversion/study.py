@@ -67,7 +67,6 @@ ARTIFACTS = "artifacts"
 IMAGES = "images"
 PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
-RUNS = tuple(f"{phase}_{side}" for phase in PHASES for side in SIDES)
 
 _PAGE_IMAGES = 64
 # The histogram's share of the squared norm of a client's contribution; the mean has the rest.

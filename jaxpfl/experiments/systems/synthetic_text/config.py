@@ -23,7 +23,6 @@ from jaxpfl.experiments.config.sections import (
     TrainingConfig,
 )
 
-METHODS = ("public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri")
 SCORING = ("private_evolution", "pe_sft", "popri")
 """Methods in which clients score texts."""
 EVOLVING = ("private_evolution", "pe_sft")

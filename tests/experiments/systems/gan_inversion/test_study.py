@@ -14,8 +14,7 @@ from jaxpfl.experiments.engine.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion
 from jaxpfl.privacy import Plan
-from jaxpfl.privacy.guarantee import guarantee_of
-from jaxpfl.privacy.ledger import Charge, Ledger
+from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
 

@@ -356,7 +356,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
 
     def poisson(multiplier):
         gaussian = dp_accounting.GaussianDpEvent(multiplier)
-        return dp_accounting.PoissonSampledDpEvent(plan.sampling_rate, gaussian)
+        return dp_accounting.PoissonSampledDpEvent(plan.participation.sampling_rate, gaussian)
 
     events = [
         [fred.event()],
