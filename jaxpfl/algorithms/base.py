@@ -15,7 +15,6 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 
 State = Any
-Metrics = Mapping[str, Any]
 
 
 class Algorithm(NamedTuple):
@@ -35,7 +34,7 @@ class Algorithm(NamedTuple):
 
     name: str
     init: Callable[[jax.Array], State]
-    step: Callable[[State, Release, int], tuple[State, Metrics]]
+    step: Callable[[State, Release, int], tuple[State, Mapping[str, Any]]]
     queries: tuple[Query, ...]
     params: Callable[[State], Any] | None = None
 

@@ -9,8 +9,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.text import char_lm, sample_tokens
-from jaxpfl.text.character import top_words
-from jaxpfl.text.character.top_words import log_probabilities
+from jaxpfl.text.character.top_words import log_probabilities, top_words
 from jaxpfl.text.character.words import CHARACTER_IDS, END, START, SYMBOLS, encode_words
 from jaxpfl.text.generation.sentences import request_keys
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Metrics = Mapping[str, float]
+Scores = Mapping[str, float]
 
 
 def ranking(
-    scores: Sequence[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Metrics]]
+    scores: Sequence[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Scores]]
 ) -> dict[str, Any]:
     """The candidates by FreD, with their models' metrics on declared-public test clients.
 
@@ -46,7 +46,7 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     return float(spearmanr(distances, losses)[0])  # pyright: ignore[reportArgumentType]
 
 
-def score_text(scores: Metrics | None, metric: str) -> str:
+def score_text(scores: Scores | None, metric: str) -> str:
     """A model's loss or perplexity in a table; "" where there is no model."""
     if not scores:
         return ""

@@ -34,7 +34,7 @@ from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import Experiment, build
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.page import page
-from jaxpfl.experiments.systems.federated_training.ranking import Metrics, ranking
+from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
 from jaxpfl.experiments.systems.federated_training.stages import Stages
 from jaxpfl.privacy.ledger import Budget
 from jaxpfl.text.metrics.baselines import unigram_baseline
@@ -155,7 +155,7 @@ def _completed(
     return record
 
 
-def _before(stages: Stages, evaluator: Evaluator | None) -> dict[str, Metrics]:
+def _before(stages: Stages, evaluator: Evaluator | None) -> dict[str, Scores]:
     """Of every prefinetuned candidate: from public text alone, so free of privacy cost."""
     if evaluator is None:
         return {}
