@@ -510,7 +510,7 @@ def test_a_round_that_was_not_accounted_is_refused(generator, hashed, tmp_path, 
 
 def test_cohorts_of_an_epoch_are_no_cohorts_of_scores(hashed):
     """TRUST 13: every release draws its own cohort, so nobody takes part once an epoch."""
-    with pytest.raises(InputError, match="found epochs"):
+    with pytest.raises(InputError, match="found cyclic"):
         Scorer(plan_of(near_clients(hashed), sampling="cyclic"))
 
 

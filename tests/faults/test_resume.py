@@ -528,7 +528,7 @@ def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_pat
         found.append(carry_out.run(config, tmp_path / name, progress=False))
     releases = [_releases(tmp_path / name)[0][1] for name in ("first", "second")]
     assert releases[0] != releases[1]
-    assert all("NOT PRIVATE" not in each.privacy for each in found)
+    assert all("NOT PRIVATE" not in each.record["privacy"] for each in found)
     assert jax.device_count() == 2
 
 

@@ -186,14 +186,17 @@ def test_a_stage_without_the_others_is_refused_where_it_means_nothing(pipeline_c
         registry.load(path)
 
 
-def test_candidates_are_given_in_the_file_and_other_settings_anywhere(pipeline_config):
-    with pytest.raises(InputError, match="only be given in the config file"):
-        registry.load(pipeline_config, ("--fred.candidates", "a", "b"))
+def test_every_setting_can_be_given_on_the_command_line(pipeline_config):
     config = registry.load(
-        pipeline_config, ("--fred.epsilon", "2", "--prefinetune.learning_rates", "0.1", "0.2")
+        pipeline_config,
+        (
+            *("--fred.candidates", '{near: "docstrings:rich", far: "docstrings:numpy"}'),
+            *("--fred.epsilon", "2", "--prefinetune.learning_rates", "[0.1, 0.2]"),
+        ),
     )
     assert config.fred is not None
     assert config.prefinetune is not None
+    assert list(config.fred.candidates) == ["near", "far"]
     assert config.fred.epsilon == 2.0
     assert config.prefinetune.learning_rates == (0.1, 0.2)
     assert registry.from_mapping(reader.to_mapping(config), "again") == config
