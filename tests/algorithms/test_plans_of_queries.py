@@ -44,7 +44,11 @@ def test_each_release_has_the_noise_of_its_multiplier_and_the_bound_of_its_clien
     stds = [z * s for z, s in zip(fred.multipliers, fred.sensitivities, strict=True)][-len(plans) :]
     for moment, plan, std in zip(moments, plans, stds, strict=True):
         assert plan.value_noise_std(plan.clip_norm) == pytest.approx(std, rel=1e-12)
-        assert (plan.unit, plan.population, plan.sampling_rate) == (fred.unit, 5_000, 1)
+        assert (plan.unit, plan.population, plan.participation.sampling_rate) == (
+            fred.unit,
+            5_000,
+            1,
+        )
         function = fred.client_fn(moment)
         bound = function.example_bound
         if fred.unit == "client":
