@@ -112,6 +112,23 @@ def test_import_initialises_no_backend_and_changes_no_jax_setting():
     assert printed == "False True\n"
 
 
+def test_no_config_initialises_a_backend_when_it_is_read():
+    """JAX takes the number of devices, which a config holds, only before its backend is there."""
+    printed = _run(
+        "from pathlib import Path\n"
+        "from jax._src import xla_bridge\n"
+        "from jaxpfl.experiments import registry\n"
+        "from jaxpfl.experiments.config.reader import read_mapping\n"
+        "from jaxpfl.experiments.sweep.config import load_sweep\n"
+        f"for path in Path({str(ROOT)!r}, 'configs').glob('*.yaml'):\n"
+        "    read = load_sweep if 'base' in read_mapping(path) else registry.load\n"
+        "    read(path)\n"
+        "    assert not xla_bridge.backends_are_initialized(), path\n"
+        "print('read')"
+    )
+    assert printed == "read\n"
+
+
 def test_import_prints_nothing_and_every_public_name_exists():
     assert (
         _run("import jaxpfl\nfor name in getattr(jaxpfl, '__all__', []): getattr(jaxpfl, name)")

@@ -1,11 +1,13 @@
-"""Tokeniser and small decoders learned from public corpora, kept by what they follow from.
+"""The tokeniser and the small decoders that are learned from public corpora, in a cache.
 
-    CACHE/tokeniser-HASH/tokenizer.json
-    CACHE/NAME-HASH/config.json, model.safetensors, record.json, training/
+    CACHE/tokeniser-HASH/    the tokeniser
+    CACHE/NAME-HASH/         a pretrained decoder, and the losses of its pretraining
+    CACHE/training/          checkpoints of the pretraining
 
-HASH covers the texts of the corpora and every setting, so that another corpus, size or number of
-epochs is another model, and the same is found again, by any study. Pretraining that was stopped
-goes on where it was.
+HASH covers the texts of the corpora and every setting: another corpus, size or number of epochs
+gives another model, and every study with the same ones finds the same model. What is in the cache
+is verified whenever it is read, see `engine.artifacts`. Interrupted pretraining continues from its
+last checkpoint.
 """
 
 import hashlib
@@ -20,36 +22,38 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxpfl import files
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.models.base import PAD
-from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.base import packed
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 
-END_OF_TEXT = "<|endoftext|>"
-_VALID = 400
+_END_OF_TEXT = "<|endoftext|>"
+# Rows of a corpus that no decoder is trained on, by which the best step of its training is chosen.
+_VALID_ROWS = 400
 
 
 @dataclass(frozen=True)
 class PublicModels:
-    """Public corpora, and what is learned from them.
+    """Public corpora, and the tokeniser and decoders that are learned from them.
 
     Attributes:
-      sources: name -> public source.
-      limit: texts of a corpus that are used, of each document the same share, from its start.
+      sources: the name of each corpus -> its source.
+      limit: the number of texts that are used of each corpus: the same share of every document,
+        from its start.
       vocab_size: of the tokeniser.
-      cache: folder.
-      seed: of starts and orders.
-      progress: show bars on stderr.
+      cache: the folder in which models are stored.
+      seed: of the decoders' first parameters and of the order of their examples.
+      progress: whether progress bars are shown on stderr.
     """
 
     sources: Mapping[str, str]
@@ -61,29 +65,36 @@ class PublicModels:
 
     @cached_property
     def corpora(self) -> dict[str, Population]:
-        """Raises InputError: a source cannot be read, or has no texts."""
+        """The populations of the sources, by the corpus's name.
+
+        Raises:
+          InputError: a source cannot be read, or has no column "text".
+        """
         found = {}
         for name, source in self.sources.items():
             population = open_population(source)
             if "text" not in population.columns:
-                raise InputError(f"corpora.{name} needs a column 'text': {source!r} has none")
+                raise InputError(
+                    f"corpora.{name}: {source!r} must have a column 'text', found "
+                    f"{', '.join(map(repr, population.columns))}"
+                )
             found[name] = population
         return found
 
     def refuse_private(self, clients: Population) -> None:
-        """Refuses corpora that hold these private clients' data; see `public_check`."""
+        """Refuses corpora that contain data of these private clients, see `engine.public_check`."""
         private = PrivateContent(clients)
         for name, corpus in self.corpora.items():
             private.refuse(corpus, f"corpora.{name} = {self.sources[name]!r}")
 
     def documents(self, names: Sequence[str] | None = None) -> list[list[str]]:
-        """The texts of some corpora (default: all), by document, as a corpus's clients are."""
+        """The texts of the named corpora, or of all, grouped by document: a client of a corpus."""
         documents = []
         for name in names or tuple(self.sources):
             population = self.corpora[name]
             column, offsets = population.columns["text"], population.offsets
             share = min(1.0, self.limit / max(1, int(offsets[-1])))
-            # So many are taken by the end of each document: in the end the limit, to rounding.
+            # Texts taken by the end of each document; by the last one, the limit up to rounding.
             taken = np.round(offsets * share).astype(np.int64)
             for start, used in zip(offsets[:-1], np.diff(taken), strict=True):
                 texts = column.slice(int(start), int(used)).to_pylist()
@@ -92,50 +103,61 @@ class PublicModels:
         return [document for document in documents if document]
 
     def texts(self, names: Sequence[str] | None = None) -> list[str]:
+        """The texts of `documents`, without their grouping."""
         return [text for document in self.documents(names) for text in document]
 
     @cached_property
     def tokeniser(self) -> FastTokeniser:
-        """A byte-level BPE learned from all corpora, made once."""
-        folder = self.cache / f"tokeniser-{self._hash(tuple(self.sources), {})}"
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_atomically(path, _learned(self.texts(), self.vocab_size))
-        library = pretrained.require("tokenizers", "text")
-        tokenizer = library.Tokenizer.from_file(str(path))
-        name = f"tokeniser {files.sha256_file(path)[:12]}"
-        return FastTokeniser(tokenizer, name=name, end_of_text=0, ends=(0,))
+        """The byte-level BPE that is learned from all corpora."""
+
+        def learned() -> Artifact:
+            return Artifact({"tokenizer": _learned(self.texts(), self.vocab_size)})
+
+        name = f"tokeniser-{self._hash(tuple(self.sources), {})}"
+        text = self._store.load_or_compute(name, learned).record["tokenizer"]
+        tokenizer = require("tokenizers", "text").Tokenizer.from_str(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return FastTokeniser(tokenizer, name=f"tokeniser {digest[:12]}", end_of_text=0, ends=(0,))
 
     def decoder(self, name: str, settings: DecoderModelConfig, positions: int) -> LanguageModel:
-        """The pretrained decoder of these settings: found in the cache, or made and put there.
+        """The pretrained decoder of these settings; pretrains it if the cache does not hold it.
 
         Args:
-          name: part of the folder's name.
-          positions: tokens of the longest sequence that it is to read.
+          name: the beginning of its name in the cache.
+          positions: the number of tokens of the longest sequence that it will read.
+
+        Raises:
+          InputError: the corpora are too small to pretrain on.
+          CorruptFile: a file of the cache was altered; names the file.
         """
         names = settings.corpora or tuple(self.sources)
         described = {**asdict(settings), "positions": positions, "seed": self.seed}
-        folder = self.cache / f"{name}-{self._hash(names, described)}"
-        if not (folder / "record.json").exists():
-            self._pretrain(folder, settings, names, positions)
-        model, params = pretrained.load(folder)
-        assert isinstance(model, Decoder)
+        stored_as = f"{name}-{self._hash(names, described)}"
+        model = Decoder(settings.network(self.vocab_size, positions))
+
+        def pretrained() -> Artifact:
+            return self._pretrained(model, settings, names, self.cache / "training" / stored_as)
+
+        found = self._store.load_or_compute(stored_as, pretrained)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
 
-    def _pretrain(
-        self, folder: Path, settings: DecoderModelConfig, names: Sequence[str], positions: int
-    ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        model = Decoder(settings.network(self.vocab_size, positions))
+    def _pretrained(
+        self, model: Decoder, settings: DecoderModelConfig, names: Sequence[str], folder: Path
+    ) -> Artifact:
+        """The losses and the parameters of a pretraining with checkpoints in `folder`."""
         documents = self.documents(names)
         rng = np.random.Generator(np.random.Philox(key=self.seed))
         joined = ["\n".join(documents[i]) for i in rng.permutation(len(documents))]
         rows = packed(self.tokeniser.encode(joined), settings.sequence_length, 0)
         rows = rows[rng.permutation(len(rows))]
-        held_out = min(_VALID, len(rows) // 10)
+        held_out = min(_VALID_ROWS, len(rows) // 10)
         if not held_out:
-            raise InputError(f"the corpora {', '.join(names)} are too small to pretrain on")
+            raise InputError(
+                f"the corpora {', '.join(names)} are too small to pretrain on: they fill "
+                f"{len(rows)} rows of {settings.sequence_length} tokens, expected at least 10"
+            )
         found = fit(
             model,
             model.init(jax.random.key(self.seed)),
@@ -144,16 +166,20 @@ class PublicModels:
             seed=self.seed,
             valid={"tokens": rows[:held_out]},
             mesh=data_mesh(settings.pretraining.batch_size),
-            folder=folder / "training",
+            folder=folder,
             progress=self.progress,
         )
-        pretrained.save(folder, model, found.params)
         record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
-        files.write_atomically(folder / "record.json", json.dumps(jsonable(record)) + "\n")
+        return Artifact(record, tree_arrays(found.params))
+
+    @cached_property
+    def _store(self) -> Artifacts:
+        # Names say what each model follows from, so all studies share the models.
+        return Artifacts(self.cache, run="public models")
 
     @cached_property
     def _texts_hashes(self) -> dict[str, str]:
-        """SHA-256 of the texts that are used of each corpus, by document."""
+        """The SHA-256 of the texts that are used of each corpus."""
         found = {}
         for name in self.sources:
             digest = hashlib.sha256()
@@ -164,14 +190,17 @@ class PublicModels:
         return found
 
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
-        """Of the named corpora and of those that the tokeniser is learned from, that is all."""
+        """A hash of the settings, the names, and all corpora: the tokeniser reads every one."""
         described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
         text = json.dumps(jsonable(described), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def data_mesh(batch: int | None = None) -> Mesh | None:
-    """All devices along the axis "data"; None for one, or where they do not divide `batch`."""
+    """A mesh of all devices along the axis "data".
+
+    None where there is one device, or where the number of devices does not divide `batch`.
+    """
     devices = jax.device_count()
     if devices == 1 or (batch is not None and batch % devices):
         return None
@@ -179,14 +208,14 @@ def data_mesh(batch: int | None = None) -> Mesh | None:
 
 
 def _learned(texts: Sequence[str], vocab_size: int) -> str:
-    """A byte-level BPE with end-of-text as token 0, as the text of a tokenizer.json."""
-    library = pretrained.require("tokenizers", "text")
+    """The tokenizer.json of a byte-level BPE of these texts, whose token 0 is end-of-text."""
+    library = require("tokenizers", "text")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[_END_OF_TEXT],
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -194,6 +223,7 @@ def _learned(texts: Sequence[str], vocab_size: int) -> str:
     found = tokenizer.get_vocab_size()
     if found != vocab_size:
         raise InputError(
-            f"vocab_size must be at most {found}, what the corpora give, found {vocab_size}"
+            f"vocab_size must be at most {found}, the most tokens that can be learned from the "
+            f"corpora, found {vocab_size}"
         )
     return tokenizer.to_str()

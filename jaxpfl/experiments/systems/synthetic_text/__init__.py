@@ -1,4 +1,4 @@
-"""Synthetic text: what a downstream model gains from private clients, by method."""
+"""The study of synthetic text: how much private clients improve a downstream model."""
 
 from jaxpfl.experiments.systems.base import LazySystem
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig

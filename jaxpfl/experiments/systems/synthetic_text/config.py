@@ -1,6 +1,6 @@
-"""The config of synthetic text: public models, private clients, and the method between them.
+"""The config of a study of synthetic text: public models, private clients, and a method.
 
-As in `config`, every field is PUBLIC.
+Every field is PUBLIC, as in all configs.
 """
 
 from dataclasses import dataclass, field
@@ -24,22 +24,24 @@ from jaxpfl.experiments.config.sections import (
 )
 
 SCORING = ("private_evolution", "pe_sft", "popri")
-"""Methods in which clients score texts."""
+"""The methods in which clients score texts."""
 EVOLVING = ("private_evolution", "pe_sft")
-"""Methods that make variations of the texts that clients voted for."""
+"""The methods that make variations of the texts that clients voted for."""
+WRITING = ("generator", *SCORING)
+"""The methods that write a synthetic corpus."""
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """The synthetic corpus and what is done with it.
+    """The synthetic corpus, and the training of the downstream model on it.
 
     Attributes:
-      texts: the number of texts that are asked for; empty ones are left out.
+      texts: the number of texts that the generator is asked for; empty ones are left out.
       tokens: the downstream model reads at most this many tokens of a text, in training and in
         evaluation.
       spans: whether a client's texts, joined by newlines, are first cut into successive spans of
-        `tokens` tokens, each of which is then an example, as in LargeFedBench. Synthetic texts go
-        on through newlines too where `popri.format.stop` is "".
+        `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans contain
+        newlines, so synthetic texts must, too: `popri.format.stop` may not be a line's end.
       fine_tuning: of the downstream model on the synthetic corpus.
     """
 
@@ -61,7 +63,7 @@ class PopriConfig(PopriSettings):
 
     Attributes:
       score: see `algorithms.candidate_scores`.
-      samples: names of the corpora that prompts are made of; null: all.
+      samples: the names of the corpora that prompts are made of; null for all.
     """
 
     score: ScoreKind = "per_prompt"
@@ -108,7 +110,7 @@ class EvolutionConfig(EvolutionSettings):
 
 @dataclass(frozen=True)
 class SyntheticTextConfig:
-    """One method that brings private clients' text and a public model together.
+    """One method by which a downstream model learns from private clients' text.
 
     | method            | what clients send        | what trains the downstream model           |
     |-------------------|--------------------------|--------------------------------------------|
@@ -121,8 +123,9 @@ class SyntheticTextConfig:
     | popri             | scores of texts          | texts of the generator, tuned by preference |
 
     Attributes:
-      corpora: name -> public source of texts.
-      corpus_texts: texts of a corpus that are used, the same share of each document.
+      corpora: the name of each public corpus -> its source of texts.
+      corpus_texts: the number of texts that are used of each corpus: the same share of every
+        document.
       vocab_size: of the byte-level BPE that is learned from all corpora.
       training: rounds and cohorts of every method. `max_examples` of a client's texts, the same in
         every round, take part in its scores and votes. Its other fields are of method `fed_avg`.
@@ -162,7 +165,8 @@ class SyntheticTextConfig:
             raise InputError(f"vocab_size must be above 256, found {self.vocab_size}")
         if self.run.also_without_privacy:
             raise InputError(
-                "run.also_without_privacy is not for studies: set privacy.private: false"
+                "run.also_without_privacy must be false for system 'synthetic_text', found true: a "
+                "run without privacy is another run, with privacy.private: false"
             )
         if not self.evaluation.declared_public:
             raise InputError(
@@ -171,18 +175,20 @@ class SyntheticTextConfig:
             )
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
-        needed = ("test",) if self.method in ("public", "fed_avg") else ("test", "valid")
+        needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
             if not getattr(self.data.split, name):
                 raise InputError(
-                    f"data.split.{name} must be positive: method {self.method!r} is measured on "
-                    "these clients, found 0"
+                    f"data.split.{name} must be positive, found 0: method {self.method!r} is "
+                    "measured on these clients"
                 )
         self._check_evolution()
+        self._check_spans()
         for name, source in self.corpora.items():
             if place(source) == place(self.data.source):
                 raise InputError(
-                    f"corpora.{name} is data.source: what private clients hold is no public corpus"
+                    f"corpora.{name} is data.source, expected a public source: what private "
+                    "clients hold is not public"
                 )
         for owner, names in (
             ("generator.corpora", self.generator.corpora),
@@ -209,6 +215,14 @@ class SyntheticTextConfig:
                 "a prompt (popri.format.shots): choose a larger evolution.population"
             )
 
+    def _check_spans(self) -> None:
+        stop = self.popri.format.stop
+        if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
+            raise InputError(
+                f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
+                "contain newlines, and synthetic texts would end at the first one"
+            )
+
     def _check_privacy(self) -> None:
         privacy = self.privacy
         if privacy.sampling == "cyclic" and self.method in SCORING:
@@ -218,7 +232,8 @@ class SyntheticTextConfig:
             )
         if privacy.adaptive and self.method in SCORING:
             raise InputError(
-                f"privacy.adaptive is not for method {self.method!r}: scores have one clip norm"
+                f"privacy.adaptive must be false for method {self.method!r}, found true: all "
+                "scores have one clip norm"
             )
         if privacy.noise != "independent" and self.method != "fed_avg":
             raise InputError(

@@ -1,11 +1,11 @@
-"""The public side of a study of synthetic text: models, and the methods that make a corpus of them.
+"""Writes synthetic corpora: the public models of a study, and the methods that tune them.
 
-No client's data is read here: what clients scored is released to a step or found among the
-artifacts of an earlier attempt, so that a corpus can be written again, and continued, without the
-clients.
+No client's data is read here. The clients' scores are released to a step, or were stored by an
+earlier attempt, so that a corpus can be written again, and continued, without the clients.
 """
 
 import functools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,10 +29,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.experiments.systems.synthetic_text.config import (
-    EVOLVING,
-    SyntheticTextConfig,
-)
+from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan
@@ -43,7 +40,13 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.tokenisers.base import one_per_row
 
+# How often a generator that writes empty texts is asked for private evolution's first texts.
 _ATTEMPTS = 8
+
+
+def json_lines(texts: Sequence[str]) -> str:
+    """The content of a corpus's file: one object {"text": ...} in each line."""
+    return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
 @functools.lru_cache(maxsize=4)
@@ -62,14 +65,14 @@ def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
 def _public_models(
     sources: tuple[tuple[str, str], ...], limit: int, vocab_size: int, cache: Path, progress: bool
 ) -> PublicModels:
-    """Corpora that are read once in a process, which a sweep's points share."""
+    """The public models of these settings; their corpora are read once in a process."""
     return PublicModels(dict(sources), limit, vocab_size, cache, progress=progress)
 
 
 class _LastCallCache:
-    """An embedder with a cache of its last call: each round's texts are embedded twice.
+    """An embedder that caches the vectors of its last call: a round embeds its texts twice.
 
-    The vectors are the same: none depends on the other texts of a call.
+    The vectors do not change: none depends on the other texts of a call.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -87,14 +90,15 @@ class _LastCallCache:
 
 
 Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
-"""`ask(step, state, round)` runs a step with access to clients, as `Releaser.step` does."""
+"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
 
 
 def _ignore(_: Any) -> None:
-    """The callback that does nothing."""
+    """A callback that does nothing."""
 
 
 def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
+    """The algorithm's state after its last round."""
     state = algorithm.init(jax.random.key(0))
     for round in range(1, algorithm.rounds + 1):
         state, _ = ask(algorithm.step, state, round)
@@ -103,10 +107,13 @@ def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
 
 @dataclass(frozen=True)
 class CorpusWriter:
-    """Public models, and what a method makes of them by what clients released.
+    """The public models of a study, and how its method tunes the generator and writes texts.
 
     Attributes:
-      progress: show bars on stderr.
+      progress: whether progress bars are shown on stderr.
+
+    Raises:
+      InputError: the masked language model of the config cannot be loaded.
     """
 
     config: SyntheticTextConfig
@@ -115,7 +122,7 @@ class CorpusWriter:
     def __post_init__(self) -> None:
         evolution = self.config.evolution
         if self.config.method in EVOLVING and evolution.fill_model is not None:
-            # What it needs may be missing: no client is asked before that is known.
+            # Loaded first, so that no client is asked if it is missing.
             loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
 
     @cached_property
@@ -148,7 +155,7 @@ class CorpusWriter:
 
     @cached_property
     def vary(self) -> Vary:
-        """What makes a text into another of the same format and length."""
+        """The function that varies texts; the new ones have the same format and length."""
         evolution, tokens, popri = (
             self.config.evolution,
             self.config.corpus.tokens,
@@ -161,14 +168,14 @@ class CorpusWriter:
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
             filled = [popri.format.response(text) for text in fill(texts, key)]
-            # Its tokens are not the generator's, nor as long.
+            # The masked language model has other tokens than the generator.
             cut = self.generator.shortened(filled, tokens)
             return [new or old for new, old in zip(cut, texts, strict=True)]
 
         return vary
 
     def scorer(self, plan: Plan) -> Scorer:
-        """How clients score; only of methods that ask them."""
+        """How clients score texts in this method, which must be one that asks clients."""
         votes = self.config.method != "popri"
         return Scorer(
             plan,
@@ -184,13 +191,13 @@ class CorpusWriter:
         ask: Ask,
         on_round: Callable[[Any], None] = _ignore,
     ) -> tuple[LanguageModel, list[str]]:
-        """The method's writer, and the texts that its prompts are made of.
+        """The generator as the method tuned it, and the texts that its prompts are made of.
 
         Args:
-          directory: of the run; training is saved there.
-          load_or_compute: the steps that the run has stored.
-          scorer: how clients score; None of methods that ask nobody.
-          ask: runs a step, as `federated.Releaser.step` does; only of methods that ask clients.
+          directory: the run's, where the checkpoints of a training are saved.
+          load_or_compute: finds what an earlier attempt at the run has stored.
+          scorer: how clients score; None for a method that asks no client.
+          ask: runs a step that asks clients.
           on_round: is called with each round's `Written` or `Evolved`.
         """
         config, method = self.config, self.config.method
@@ -198,7 +205,7 @@ class CorpusWriter:
         if method == "generator":
             return self.generator, samples
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
-        assert scorer is not None, "all other methods ask clients"
+        assert scorer is not None, "all other methods that write ask clients"
         if method == "popri":
             algorithm = popri(
                 self.generator,
@@ -221,7 +228,7 @@ class CorpusWriter:
     def texts(
         self, writer: LanguageModel, samples: list[str], number: int, part: int = 0
     ) -> list[str]:
-        """About `number` synthetic texts, none empty; another part has others."""
+        """Writes up to `number` texts, none of them empty; each part has texts of its own."""
         return synthesise(
             writer,
             samples,
@@ -233,14 +240,14 @@ class CorpusWriter:
         )
 
     def rows(self, texts: list[str]) -> np.ndarray:
-        """One text a row of token ids, with end-of-text where it was not cut."""
+        """The token ids of each text in a row, with end-of-text where it was not cut."""
         tokeniser = self.public.tokeniser
         return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
 
     def fitted(
         self, start: LanguageModel, texts: list[str], settings: Training, folder: Path
     ) -> Params:
-        """A model's parameters after training on texts: its adapters, or all where it has none."""
+        """A model's parameters after fine-tuning on texts; adapters, if any, are all it trains."""
         adapters, base = start.params, None
         if start.model.lora is not None:
             adapters, base = lora.split(start.params)
@@ -260,11 +267,12 @@ class CorpusWriter:
     def _evolved(
         self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
     ) -> list[str]:
+        """The texts that private evolution selects in its last round."""
         config, evolution = self.config, self.config.evolution
 
         def first() -> dict[str, np.ndarray]:
             texts: list[str] = []
-            # Empty ones are left out.
+            # Empty texts are left out, so that one attempt may give too few.
             for attempt in range(1, 1 + _ATTEMPTS):
                 number = (evolution.population - len(texts)) * 5 // 4 + 8
                 texts += synthesise(
@@ -279,7 +287,8 @@ class CorpusWriter:
                     return {"texts": np.array(texts[: evolution.population])}
             raise InputError(
                 f"the generator wrote {len(texts)} texts that are not empty, expected "
-                f"evolution.population = {evolution.population}: it needs more pretraining"
+                f"evolution.population = {evolution.population}: it needs more pretraining "
+                "(generator.pretraining)"
             )
 
         algorithm = private_evolution(
@@ -294,7 +303,7 @@ class CorpusWriter:
         return selected_texts(_all_rounds(algorithm, ask))
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
-        """The generator with adapters fine-tuned on texts."""
+        """The generator with adapters that are fine-tuned on texts."""
         config = self.config
         key = jax.random.key(config.run.seed)
         model, params = lora.attach(

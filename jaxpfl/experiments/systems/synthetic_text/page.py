@@ -1,4 +1,4 @@
-"""The page of one run of the study of synthetic text."""
+"""The page of one study of synthetic text, and its lines for a terminal."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from jaxpfl.experiments.report.plots import COLOURS, axes
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """What came out, for a terminal."""
+    """The record of a finished run in lines for a terminal."""
     metrics = record["metrics"]
     return [
         f"method {record['method']}, downstream model on {record['tested_on']}:",
@@ -23,7 +23,7 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
-    """The page of a finished run."""
+    """The page of a finished run, from its record alone."""
     del directory
     metrics, stamp = record["metrics"], record["stamp"]
     gain = 100 * (metrics["accuracy"] - metrics["public_accuracy"])
@@ -50,7 +50,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     if "plane" in record:
         sections.append(
             Section(
-                "Where the texts lie",
+                "Synthetic and real texts",
                 "Embeddings of synthetic texts, and of those of the "
                 f"{record['validated_on']}, on their two principal axes.",
                 figures=[("plane", "", _plane(record["plane"], bool(stamp)))],
@@ -61,7 +61,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         first = history[0]["texts"]
         cells = list(zip(first, last["texts"], strict=False))
         columns = (f"best of round {history[0]['round']}", f"best of round {last['round']}")
-        sections.append(Section("What clients liked best", table=Table(columns, cells)))
+        sections.append(Section("The texts with the best scores", table=Table(columns, cells)))
     if record.get("texts"):
         texts = [(text,) for text in record["texts"]]
         sections.append(Section("From the synthetic corpus", table=Table(("text",), texts)))
@@ -69,12 +69,12 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     facts = [
         (f"{100 * metrics['accuracy']:.2f} %", "next-token accuracy"),
         (f"{gain:+.2f}", "points over the public checkpoint"),
-        (f"{cost['down']:,}", "floats to a client, a round"),
-        (f"{cost['up']:,}", "floats from a client, a round"),
+        (f"{cost['down']:,}", "floats to a client in a round"),
+        (f"{cost['up']:,}", "floats from a client in a round"),
     ]
     return Page(
         title=f"Synthetic text: {record['method']}",
-        lead="A downstream language model, and what private clients' text did for it.",
+        lead="How much a downstream language model improved by private clients' text.",
         stamp=stamp,
         privacy=record["privacy"],
         privacy_notes=[],

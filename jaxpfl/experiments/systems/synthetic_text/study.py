@@ -1,15 +1,17 @@
-"""The study of synthetic text: what a downstream model gains from private clients, by method.
+"""The study of synthetic text: how much private clients improve a downstream model, by method.
 
-    CACHE/                       public models, see `public_models`
-    artifacts/                   what each round wrote and was told, see `engine.artifacts`
-    ledger.jsonl, private/       every release; the secret, until the corpus is written
+    CACHE/                       public models, see `central.public_models`
+    artifacts/                   the texts and the releases of each round, see `engine.artifacts`
+    ledger.jsonl                 every release
+    private/                     the secret, until the corpus is written
     runs/fed_avg/                the rounds of method fed_avg, a run like any other
     corpus.jsonl                 the synthetic corpus
-    fine_tuning/                 the downstream model's training
+    fine_tuning/                 checkpoints of the downstream model's training
 
-The downstream model starts from its public checkpoint, is fine-tuned on what the method made, and
-is scored on test clients, declared public. Source of the comparison: POPri (Hou et al. 2025), Table
-1; each method is charged for what its clients send, on the same clients and under the same plan.
+The downstream model starts from its public checkpoint, is fine-tuned on the synthetic corpus (in
+method fed_avg it is trained by the clients), and is evaluated on test clients that are declared
+public. The comparison is that of POPri (Hou et al. 2025), Table 1: each method is charged for what
+its clients send, on the same clients and under the same plan.
 """
 
 import dataclasses
@@ -46,8 +48,17 @@ from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.systems.base import Workspace, stamp_of
-from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    SCORING,
+    WRITING,
+    SyntheticTextConfig,
+)
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
+    CorpusWriter,
+    json_lines,
+    loaded_embedder,
+)
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.privacy.guarantee import Guarantee
@@ -57,16 +68,25 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.spans import in_spans
 
-_SHOWN = 12
-_FID_TEXTS = 2_000
-_PLANE_TEXTS = 400
+# Texts in the record, of the corpus and of each round.
+_RECORD_TEXTS = 12
+# Texts that a Frechet distance is estimated from, and points in the plot of embeddings.
+_FID_TEXTS, _PLANE_TEXTS = 2_000, 400
 
 
 def prepare(config: SyntheticTextConfig) -> "SyntheticText":
-    """The study of a config: its clients are read, nothing is trained or released yet."""
+    """Reads the clients of a study and refuses what cannot be carried out; releases nothing.
+
+    Raises:
+      InputError: a source cannot be read, the clients have no texts, a corpus contains their data,
+        the privacy cannot be had, or what the method needs is not installed.
+    """
     clients = read_clients(config.data)
     if "text" not in clients.columns:
-        raise InputError("data.source needs a column 'text'")
+        raise InputError(
+            f"data.source: {config.data.source!r} must have a column 'text', found "
+            f"{', '.join(map(repr, clients.columns))}"
+        )
     parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
     parts = {name: cleaned(part, config.data) for name, part in parts.items()}
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
@@ -74,17 +94,17 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
     writer = CorpusWriter(config)
     writer.public.refuse_private(parts["train"])
     study = SyntheticText(config, *held, plan, writer)
-    if study.writes:
-        # What it needs may be missing.
+    if config.method in WRITING:
+        # Its library or its weights may be missing.
         loaded_embedder(config.embedder)
     return study
 
 
 def _privacy(config: SyntheticTextConfig) -> Any:
-    """With the clip norm that the method's contributions have."""
+    """The section `privacy` with the clip norm of what clients send in the method."""
     clip_norm = config.privacy.clip_norm
-    if config.method in ("private_evolution", "pe_sft"):
-        # A client's votes: at most so many, all for one text.
+    if config.method in EVOLVING:
+        # The L2 norm of a client's votes is largest where all are for one text.
         clip_norm = float(config.evolution.max_texts)
     elif config.method == "popri":
         clip_norm = 1.0
@@ -93,14 +113,14 @@ def _privacy(config: SyntheticTextConfig) -> Any:
 
 @dataclass(frozen=True)
 class SyntheticText:
-    """One study, built: what is made of it follows from the config, the clients and the releases.
+    """A study whose clients were read: its result follows from config, clients and releases.
 
     Attributes:
-      clients: who train, PRIVATE.
-      valid, test: held out and declared public.
-      plan: of what the clients send.
-      models: the public ones, and the method.
-      memory: of the workspace, PRIVATE: clients' embeddings, which the points of a sweep share.
+      clients: the training clients, PRIVATE.
+      valid, test: held-out clients, declared public.
+      plan: the privacy plan of what the clients send.
+      models: the public models, and the method that writes a corpus by them.
+      memory: the workspace's, PRIVATE: clients' embeddings, which the points of a sweep share.
     """
 
     config: SyntheticTextConfig
@@ -112,7 +132,7 @@ class SyntheticText:
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
-        """Does what is left to do in the directory."""
+        """Does what is left to do in the directory, and returns the public record."""
         models = CorpusWriter(self.config, workspace.progress)
         study = dataclasses.replace(self, models=models, memory=workspace.memory)
         if self.config.corpus.spans:
@@ -120,7 +140,7 @@ class SyntheticText:
         return study._carried_out(workspace.directory)
 
     def in_spans(self) -> Self:
-        """The same study, whose examples are spans of the texts."""
+        """The same study, in which each example is a span of a client's texts."""
         tokeniser, tokens = self.models.public.tokeniser, self.config.corpus.tokens
         parts = {
             name: in_spans(getattr(self, name), tokeniser, tokens)
@@ -131,20 +151,20 @@ class SyntheticText:
     def _carried_out(self, directory: Path) -> dict[str, Any]:
         began = time.monotonic()
         seconds: dict[str, float] = {}
-        params, told = self._method(directory, seconds)
+        params, details = self._method(directory, seconds)
         tokens = self.models.rows(self._held_out(self.test))
         start = self.models.downstream
         metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
         public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
         seconds["all"] = time.monotonic() - began
-        # They follow from how much the clients hold: not for everyone.
+        # Private: times depend on how much the clients hold.
         files.write_atomically(
             files.private_directory(directory / "private") / "seconds.json",
             json.dumps(seconds) + "\n",
             mode=0o600,
         )
         stamp = stamp_of(directory)
-        guarantee = told.pop("guarantee", None) or self._guarantee(stamp)
+        guarantee = details.pop("guarantee", None) or self._guarantee(stamp)
         return {
             "method": self.config.method,
             "tested_on": f"test clients of {self.config.data.source} (declared public)",
@@ -161,31 +181,26 @@ class SyntheticText:
             },
             "cost": self._cost(),
             "public_models": self._public_models(),
-            **told,
+            **details,
         }
 
     def _public_models(self) -> dict[str, Any]:
-        """What the run started from: names, and the SHA-256 of the parameters."""
+        """The models that the run started from: names, and the SHA-256 of the parameters."""
         found: dict[str, Any] = {
             "tokeniser": {"name": self.models.public.tokeniser.name},
             "downstream": {"sha256": self.models.downstream.digest()},
         }
-        if self.writes:
+        if self.config.method in WRITING:
             found["generator"] = {"sha256": self.models.generator.digest()}
             found["embedder"] = {"name": self.models.function.name}
         return found
 
-    @property
-    def writes(self) -> bool:
-        """Whether the method makes texts."""
-        return self.config.method not in ("public", "fed_avg")
-
     def _sends(self) -> bool:
-        """Whether clients send anything."""
+        """Whether clients send anything in this method."""
         return self.config.method in (*SCORING, "fed_avg")
 
     def _guarantee(self, stamp: str, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
-        """Statement and epsilon of what the run charged; without a ledger: of the plan."""
+        """The statement and the epsilon of what `run` charged, or without a ledger of the plan."""
         if not self._sends():
             return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
         plan = self.plan
@@ -194,30 +209,29 @@ class SyntheticText:
             return {"privacy": statement, "epsilon": None}
         epsilon = plan.epsilon()
         if ledger is not None:
-            own = [charge.event for charge in ledger.charges if charge.run == run]
-            epsilon = Guarantee.of_events(own, plan.delta, plan.unit, plan.accountant).epsilon()
+            events = [charge.event for charge in ledger.charges if charge.run == run]
+            epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
             statement = both_statements(ledger, [run], plan.delta, plan.accountant)
         return {"privacy": stamped(statement, stamp), "epsilon": epsilon}
 
     def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
-        """The downstream model's parameters, and what is shown of how they came about."""
+        """The trained downstream model's parameters, and what the record says of the method."""
         method = self.config.method
         if method == "public":
             return self.models.downstream.params, {}
         if method == "fed_avg":
             return self._fed_avg(directory)
         began = time.monotonic()
-        texts, told = self._texts(directory)
+        texts, details = self._texts(directory)
         seconds["method"] = time.monotonic() - began
-        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
-        files.write_atomically(directory / "corpus.jsonl", "\n".join(lines) + "\n")
+        files.write_atomically(directory / "corpus.jsonl", json_lines(texts))
         params = self.models.fitted(
             self.models.downstream,
             texts,
             self.config.corpus.fine_tuning,
             directory / "fine_tuning",
         )
-        return params, {**told, "corpus": len(texts), "texts": texts[:_SHOWN]}
+        return params, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
     def _fed_avg(self, directory: Path) -> tuple[Params, dict[str, Any]]:
         rows = self.models.rows(self.clients.columns["text"].to_pylist())
@@ -244,7 +258,7 @@ class SyntheticText:
         return result.params, {"guarantee": guarantee if self.plan.private else None}
 
     def _texts(self, directory: Path) -> tuple[list[str], dict[str, Any]]:
-        """The synthetic corpus, made or found."""
+        """The synthetic corpus, and what the record says of how it was written."""
         config, models = self.config, self.models
         history: list[dict[str, Any]] = []
         scorer = models.scorer(self.plan) if config.method in SCORING else None
@@ -256,25 +270,33 @@ class SyntheticText:
             else:
                 history.append(self._selected(found))
 
-        keep = releases.load_or_compute
-
         def corpus() -> dict[str, np.ndarray]:
             found = models.texts(writer, samples, config.corpus.texts)
             if not found:
-                raise InputError("the generator wrote empty texts alone: there is no corpus")
+                raise InputError(
+                    "the generator wrote only empty texts, expected a corpus: it needs more "
+                    "pretraining (generator.pretraining)"
+                )
             return {"texts": np.array(found)}
 
         with releases:
-            writer, samples = models.tuned(directory, keep, scorer, releases.ask, on_round)
-            texts = keep("corpus", corpus)["texts"].tolist()
+            writer, samples = models.tuned(
+                directory, releases.load_or_compute, scorer, releases.ask, on_round
+            )
+            texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
             releases.end()
-        shown = {"history": history, "corpus_fid": self._fid(texts), "plane": self._plane(texts)}
+        details: dict[str, Any] = {
+            "history": history,
+            "corpus_fid": self._fid(texts),
+            "plane": self._plane(texts),
+        }
         if releases.ledger is not None:
-            shown["guarantee"] = self._guarantee(stamp_of(directory), releases.ledger, releases.run)
-        return texts, shown
+            stamp = stamp_of(directory)
+            details["guarantee"] = self._guarantee(stamp, releases.ledger, releases.run)
+        return texts, details
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
-        """Where artifacts are stored, and what asks the clients, if `scorer` does."""
+        """The store of the rounds' artifacts, which asks the clients if there is a `scorer`."""
         config = self.config
         described = json.dumps(jsonable(dataclasses.asdict(config)))
         if scorer is None:
@@ -300,9 +322,12 @@ class SyntheticText:
         )
 
     def _embedded(self, clients: Population, made_by: tuple[str | None, ...]) -> Population:
-        """The clients with the embeddings of their texts, from the memory where it has them."""
+        """The clients with the embeddings of their texts, from `memory` if they are there.
+
+        Args:
+          made_by: how the texts follow from the source, which the population's content may not say.
+        """
         function = loaded_embedder(self.config.embedder)
-        # A population keeps its fingerprint, whatever its texts were made of: `made_by` says.
         key = ("embedded", clients.content, function.name, *made_by)
         if key not in self.memory:
             self.memory.clear()
@@ -310,20 +335,22 @@ class SyntheticText:
         return self.memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
-        """The first texts of declared-public clients."""
+        """The texts of held-out clients that the evaluation uses: the first ones."""
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
     def _selected(self, evolved: Evolved) -> dict[str, Any]:
+        """What the record says of a round of private evolution."""
         return {
             "round": evolved.round,
             "fid": self._fid(evolved.selected),
-            "texts": evolved.selected[:_SHOWN],
+            "texts": evolved.selected[:_RECORD_TEXTS],
         }
 
     def _written(self, written: Written) -> dict[str, Any]:
+        """What the record says of a round of POPri."""
         texts = [text for row in written.responses for text in row]
-        best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_SHOWN]
+        best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_RECORD_TEXTS]
         return {
             "round": written.round,
             "fid": self._fid(texts),
@@ -337,7 +364,7 @@ class SyntheticText:
         }
 
     def _fid(self, texts: list[str]) -> float:
-        """Frechet distance of embeddings to those of the declared-public validation clients."""
+        """The Frechet distance of the texts' embeddings to those of the validation clients."""
         vectors = np.asarray(self.models.function(texts[:_FID_TEXTS]))
         return distance(moments(vectors, math.inf), self._validation_moments)
 
@@ -350,18 +377,18 @@ class SyntheticText:
         return moments(self._validation, math.inf)
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
-        """Synthetic and validation texts on the two principal axes of both together."""
+        """The embeddings of synthetic and validation texts on their two principal axes."""
         both = {"synthetic": np.asarray(self.models.function(texts[:_PLANE_TEXTS]))}
         both["validation"] = self._validation[:_PLANE_TEXTS]
         rows = np.concatenate(list(both.values())).astype(np.float64)
         centre = rows.mean(axis=0)
         _, _, axes = np.linalg.svd(rows - centre, full_matrices=False)
-        # An axis has no direction of its own: its largest entry is made positive.
+        # The sign of an axis is arbitrary: its largest entry is made positive.
         axes = axes[:2] * np.sign(axes[:2][[0, 1], np.abs(axes[:2]).argmax(axis=1)])[:, None]
         return {name: np.round((part - centre) @ axes.T, 4).tolist() for name, part in both.items()}
 
     def _cost(self) -> dict[str, Any]:
-        """Floats that a client receives and sends in a round, as POPri's Table 2 counts them."""
+        """The floats that a client receives and sends in a round, as in POPri's Table 2."""
         config = self.config
         if config.method == "fed_avg":
             size = count_parameters(self.models.downstream.params)
@@ -373,7 +400,7 @@ class SyntheticText:
             candidates = config.popri.prompts * config.popri.responses
             if config.popri.score == "nn_histogram":
                 return {"down": candidates * dimension, "up": candidates}
-            # As `CandidateScores.floats_per_client` has it: neither grows with the candidates.
+            # Linear scores: neither number grows with the candidates.
             return {"down": dimension * (dimension + 1) // 2, "up": dimension}
         return {
             "down": config.evolution.population * dimension,

@@ -1,10 +1,11 @@
-"""The synthetic corpus of a finished study, with a card that says what it cost the clients.
+"""Exports the synthetic corpus of a finished study, with a card of what it cost the clients.
 
-    FILE                one {"text": ...} a line
-    FILE.card.json      epsilon and its terms, the ledger's head, what wrote the texts
+    FILE                one object {"text": ...} in each line
+    FILE.card.json      epsilon and its terms, the head of the ledger, the models that wrote the
+                        texts
 
-More texts than the run made are written by what the run released: post-processing, which costs the
-clients nothing more. No client's data is read here.
+If more texts are wanted than the run wrote, its tuned generator writes them. That is
+post-processing of what was released, which costs no more privacy: no client's data is read here.
 """
 
 import hashlib
@@ -20,52 +21,57 @@ from jaxpfl.experiments.config.reader import load
 from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
 from jaxpfl.experiments.engine.releases import FOLDER, missing
 from jaxpfl.experiments.systems.base import RESULT
-from jaxpfl.experiments.systems.synthetic_text.config import SCORING, SyntheticTextConfig
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    SCORING,
+    WRITING,
+    SyntheticTextConfig,
+)
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, json_lines
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
-# Parts of the corpus that are written before a generator of empty texts is given up.
-_PARTS = 50
+# How often a generator that writes empty texts is asked for more.
+_MOST_PARTS = 50
 
 
 def synthesize(
-    run: str | Path, out: str | Path, *, texts: int | None = None, shown: bool = True
+    run: str | Path, out: str | Path, *, texts: int | None = None, progress: bool = True
 ) -> dict[str, Any]:
-    """Writes the corpus of the finished study in `run` to `out`; returns its card.
+    """Writes the corpus of the finished study in `run` to the file `out`, and returns its card.
 
     Args:
-      out: a new file.
-      texts: so many, the run's first; None: as many as the run made.
-      shown: draw progress bars on stderr.
+      out: must not exist.
+      texts: the number of texts, beginning with the run's own; None for as many as the run wrote.
+      progress: whether progress bars are shown on stderr.
 
     Raises:
-      InputError: no finished study that makes texts, or `out` exists.
+      InputError: `run` holds no finished study that writes texts, or `out` exists.
       CorruptFile: a file of the run was altered, or its ledger was cut off.
     """
     directory, path = Path(run), Path(out)
     card_path = path.with_name(path.name + ".card.json")
     if texts is not None:
         positive_int("texts", texts)
-    for wanted in (path, card_path):
-        if wanted.exists():
-            raise InputError(f"{wanted}: exists already; choose another --out")
+    for new in (path, card_path):
+        if new.exists():
+            raise InputError(f"{new}: exists already; choose another --out")
     config, record = _finished(directory)
     with files.exclusive(directory):
         ledger = _ledger(directory, config)
         manifest = verified(directory / FOLDER / "corpus")
         artifacts = Artifacts(directory / FOLDER, run=manifest.run, ledger=ledger)
-        made = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
-        wanted = len(made) if texts is None else texts
-        found = made[:wanted]
-        if len(found) < wanted:
-            found = _continued(directory, config, record, artifacts, found, wanted, shown)
-    content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in found)
+        corpus = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
+        of_run = len(corpus)
+        if texts is not None and texts > of_run:
+            writer = CorpusWriter(config, progress)
+            corpus += _more_texts(directory, writer, record, artifacts, texts - of_run)
+        corpus = corpus[:texts]
+    content = json_lines(corpus)
     card = {
         "file": path.name,
         "sha256": hashlib.sha256(content.encode()).hexdigest(),
-        "texts": len(found),
-        "written_after_the_run": max(0, len(found) - len(made)),
+        "texts": len(corpus),
+        "written_after_the_run": max(0, len(corpus) - of_run),
         **_cost(record, ledger, manifest),
         "method": record["method"],
         "date": record["date"],
@@ -75,27 +81,33 @@ def synthesize(
         },
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In this order, so that no corpus is ever without its card.
+    # The card comes first, so that a crash leaves no corpus without its card.
     files.write_atomically(card_path, json.dumps(card, indent=1) + "\n")
     files.write_atomically(path, content)
     return card
 
 
 def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
+    """The config and the record of the finished study in a directory."""
     if not (directory / RESULT).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     record = files.read_json(directory / RESULT)
     if record.get("system") != "synthetic_text":
         raise InputError(
-            f"{directory}: is no run of the system 'synthetic_text', found {record.get('system')!r}"
+            f"{directory}: expected a run of system 'synthetic_text', found "
+            f"{record.get('system')!r}"
         )
     config = load(directory / "config.yaml", SyntheticTextConfig)
     if not (directory / FOLDER / "corpus").exists():
-        raise InputError(f"{directory}: method {config.method!r} makes no synthetic texts")
+        raise InputError(
+            f"{directory}: method {config.method!r} writes no synthetic texts, expected a run of "
+            f"one of {', '.join(map(repr, WRITING))}"
+        )
     return config, record
 
 
 def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
+    """The verified ledger that the run charged; None where no client was asked."""
     if config.method not in SCORING:
         return None
     path = config.ledger_path(directory)
@@ -107,7 +119,7 @@ def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
 
 
 def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) -> dict[str, Any]:
-    """What the texts cost the clients, and what all releases on their ledger cost together."""
+    """What the texts cost the clients, and what all releases on their ledger compose to."""
     if ledger is None:
         return {
             "private": True,
@@ -121,8 +133,6 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) 
             "ledger": None,
         }
     plan = Plan.from_dict(record["plan"])
-    # Later releases on a ledger that is shared are not the run's.
-    head = manifest.ledger_head
     return {
         "private": plan.private,
         "stamp": record["stamp"],
@@ -133,54 +143,51 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) 
         "adjacency": plan.adjacency,
         "accountant": plan.chosen_accountant if plan.private else None,
         "ledger": {
-            "head": head,
+            # As it was after the run: others may have charged a shared ledger since.
+            "head": manifest.ledger_head,
             "charges_of_all": len(ledger),
             "epsilon_of_all": ledger.spent(plan.delta) if plan.private else None,
         },
     }
 
 
-def _continued(
+def _more_texts(
     directory: Path,
-    config: SyntheticTextConfig,
+    writer: CorpusWriter,
     record: Mapping[str, Any],
     artifacts: Artifacts,
-    found: list[str],
-    wanted: int,
-    shown: bool,
+    number: int,
 ) -> list[str]:
-    """The texts, and others by the same writer."""
-    writer = CorpusWriter(config, shown)
+    """New texts by the generator that wrote the run's corpus, tuned as it was then."""
     digest = writer.generator.digest()
-    if digest != record["public_models"]["generator"]["sha256"]:
+    expected = record["public_models"]["generator"]["sha256"]
+    if digest != expected:
         raise InputError(
-            f"{config.cache}: the public generator is not the one that the run started from: it "
-            f"has SHA-256 {digest[:12]}..."
+            f"{writer.config.cache}: the public generator must be the one that the run started "
+            f"from, with SHA-256 {expected[:12]}..., found {digest[:12]}..."
         )
     plan = record["plan"]
     model, samples = writer.tuned(
         directory,
-        _only(artifacts),
-        # A method that asks nobody has no plan.
+        lambda name, _: artifacts.load_or_compute(name, missing).arrays,
+        # A method that asks no client has no plan.
         writer.scorer(Plan.from_dict(plan)) if plan else None,
         lambda step, state, round: step(state, missing, round),
     )
-    found = list(found)
-    for part in range(1, 1 + _PARTS):
-        lacking = wanted - len(found)
+    found: list[str] = []
+    for part in range(1, 1 + _MOST_PARTS):
+        lacking = number - len(found)
         found += writer.texts(model, samples, lacking + lacking // 20 + 8, part)
-        if len(found) >= wanted:
-            return found[:wanted]
-    raise InputError(f"the generator writes hardly more than empty texts: {len(found)} were found")
-
-
-def _only(artifacts: Artifacts) -> Any:
-    """Finds what was stored and computes nothing."""
-    return lambda name, compute: artifacts.load_or_compute(name, missing).arrays
+        if len(found) >= number:
+            return found[:number]
+    raise InputError(
+        f"{directory}: the generator writes empty texts almost only: {len(found)} of {number} more "
+        "texts are not empty; ask for fewer --texts"
+    )
 
 
 def described(card: Mapping[str, Any]) -> str:
-    """The card in a few lines, for a terminal."""
+    """The card in a few lines for a terminal."""
     lines = [f"{card['texts']} texts, of which {card['written_after_the_run']} beyond the run's"]
     if card["stamp"]:
         lines.append(card["stamp"])

@@ -411,7 +411,7 @@ def test_without_privacy_everything_says_so(synthetic_config, tmp_path, monkeypa
         ("popri", ("--vocab_size", "256"), "vocab_size must be above 256, found 256"),
         ("popri", ("--generator.heads", "3"), "hidden_size must be a multiple of heads = 3"),
         ("popri", ("--evaluation.declared_public", "False", "--evaluation.every", "0"), "declared"),
-        ("popri", ("--privacy.adaptive", "True"), "scores have one clip norm"),
+        ("popri", ("--privacy.adaptive", "True"), "privacy.adaptive must be false"),
         (
             "popri",
             ("--privacy.sampling", "cyclic"),
@@ -439,6 +439,7 @@ def test_without_privacy_everything_says_so(synthetic_config, tmp_path, monkeypa
             "evolution selects 4 .*popri.format.shots",
         ),
         ("popri", ("--run.also_without_privacy", "True"), "also_without_privacy"),
+        ("popri", ("--corpus.spans", "True"), "popri.format.stop must be '' .* found '.n'"),
     ],
 )
 def test_configs_that_are_refused_say_why(synthetic_config, tmp_path, method, changes, message):
@@ -526,8 +527,9 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
 def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_path):
     """In one memory, as in a sweep: what is remembered is never that of other settings."""
     memory = {}
-    for number, (limit, spans) in enumerate([(1, "False"), (2, "False"), (2, "True"), (1, "True")]):
-        changes = ("--training.max_examples", str(limit), "--corpus.spans", spans)
+    whole, cut = ("--corpus.spans", "False"), ("--corpus.spans", "True", "--popri.format.stop", "")
+    for number, (limit, spans) in enumerate([(1, whole), (2, whole), (2, cut), (1, cut)]):
+        changes = ("--training.max_examples", str(limit), *spans)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
         if study.config.corpus.spans:
             study = study.in_spans()

@@ -70,8 +70,8 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
 
     monkeypatch.setattr(build, "read_clients", private)
     monkeypatch.setattr(Ledger, "charge", private)
-    card = synthesize(run, tmp_path / "more.jsonl", texts=30, shown=False)
-    synthesize(run, tmp_path / "again.jsonl", texts=30, shown=False)
+    card = synthesize(run, tmp_path / "more.jsonl", texts=30, progress=False)
+    synthesize(run, tmp_path / "again.jsonl", texts=30, progress=False)
     own, more = texts_of(run / "corpus.jsonl"), texts_of(tmp_path / "more.jsonl")
     assert len(more) == card["texts"] == 30
     assert card["written_after_the_run"] == 30 - len(own)
@@ -94,20 +94,20 @@ def test_the_writer_is_the_tuned_one(finished, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.CorpusWriter, "texts", texts)
     for method in ("popri", "pe_sft"):
-        synthesize(finished / method, tmp_path / f"{method}.jsonl", texts=20, shown=False)
+        synthesize(finished / method, tmp_path / f"{method}.jsonl", texts=20, progress=False)
     assert all(writer.model.lora is not None for writer in writers)
     assert len({writer.digest() for writer in writers}) == 2
 
 
 def test_fewer_texts_are_the_runs_first(finished, tmp_path):
-    card = synthesize(finished / "popri", tmp_path / "few.jsonl", texts=3, shown=False)
+    card = synthesize(finished / "popri", tmp_path / "few.jsonl", texts=3, progress=False)
     assert texts_of(tmp_path / "few.jsonl") == texts_of(finished / "popri" / "corpus.jsonl")[:3]
     assert (card["texts"], card["written_after_the_run"]) == (3, 0)
 
 
 def test_what_cannot_be_synthesised_is_refused(finished, synthetic_config, tmp_path):
     run, out = finished / "popri", tmp_path / "corpus.jsonl"
-    with pytest.raises(InputError, match="holds no finished study"):
+    with pytest.raises(InputError, match="holds no finished run"):
         synthesize(tmp_path, out)
     with pytest.raises(InputError, match="texts"):
         synthesize(run, out, texts=0)
@@ -117,7 +117,7 @@ def test_what_cannot_be_synthesised_is_refused(finished, synthetic_config, tmp_p
     assert out.read_text() == "mine"
     assert main(["synthesize", str(run), "--out", str(tmp_path / "x"), "--texts", "-1"]) == 2
     carry_out.run(synthetic_config("public"), tmp_path / "public", progress=False)
-    with pytest.raises(InputError, match="method 'public' makes no synthetic texts"):
+    with pytest.raises(InputError, match="method 'public' writes no synthetic texts"):
         synthesize(tmp_path / "public", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -143,7 +143,7 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, monkeypatch, dama
         record["public_models"]["generator"]["sha256"] = "0" * 64
         (run / "result.json").write_text(json.dumps(record))
     with pytest.raises(kind):
-        synthesize(run, tmp_path / "corpus.jsonl", texts=30, shown=False)
+        synthesize(run, tmp_path / "corpus.jsonl", texts=30, progress=False)
     assert not (tmp_path / "corpus.jsonl").exists()
     assert not (tmp_path / "corpus.jsonl.card.json").exists()
 
@@ -156,7 +156,7 @@ def test_a_run_without_privacy_is_stamped(synthetic_config, tmp_path):
     config = from_mapping(mapping, "test")
     assert dataclasses.is_dataclass(config)
     carry_out.run(config, tmp_path / "run", progress=False)
-    card = synthesize(tmp_path / "run", tmp_path / "corpus.jsonl", shown=False)
+    card = synthesize(tmp_path / "run", tmp_path / "corpus.jsonl", progress=False)
     assert not card["private"]
     assert card["stamp"] == NOT_PRIVATE
     assert card["epsilon"] is None
