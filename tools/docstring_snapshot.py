@@ -26,7 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from jaxpfl.data.readers.sentences import split_sentences
+from jaxpfl.data.readers.prose import split_sentences
 
 FOLDER = Path(__file__).parents[1] / "jaxpfl" / "data" / "readers"
 

@@ -11,7 +11,7 @@ the bucket's capacity, the shards and the order of packing change no client's ba
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,33 +101,17 @@ class PackingStats:
     """How full the buckets were. PRIVATE: it tells the sizes of cohort and clients.
 
     Attributes:
-      buckets: rung (number of steps) -> buckets packed; its keys are the shapes that were used.
-      examples: rung -> slots that hold an example.
-      run_slots: rung -> slots of the steps that are run: those up to a client's last example.
-      slots: rung -> slots in memory, of padding steps and padding clients too.
+      examples: slots that hold an example.
+      run_slots: slots of the steps that are run: those up to a client's last example.
     """
 
-    buckets: dict[int, int] = field(default_factory=dict)
-    examples: dict[int, int] = field(default_factory=dict)
-    run_slots: dict[int, int] = field(default_factory=dict)
-    slots: dict[int, int] = field(default_factory=dict)
+    examples: int = 0
+    run_slots: int = 0
 
     @property
     def padding_waste(self) -> float:
         """The fraction of the slots that are run that hold no example; 0 if none is run."""
-        total = sum(self.run_slots.values())
-        return 1.0 - sum(self.examples.values()) / total if total else 0.0
-
-    def add(self, bucket: Bucket) -> None:
-        """Counts one bucket."""
-        _, rung, batch = bucket.mask.shape
-        for totals, count in (
-            (self.buckets, 1),
-            (self.examples, int(bucket.mask.sum())),
-            (self.run_slots, int(bucket.steps.sum()) * batch),
-            (self.slots, bucket.mask.size),
-        ):
-            totals[rung] = totals.get(rung, 0) + count
+        return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
 
 
 class Cohort:
@@ -154,7 +138,8 @@ class Cohort:
     def __iter__(self) -> Iterator[Bucket]:
         stats = self.stats = PackingStats()
         for bucket in self._pack():
-            stats.add(bucket)
+            stats.examples += int(bucket.mask.sum())
+            stats.run_slots += int(bucket.steps.sum()) * self.spec.batch_size
             yield bucket
 
 

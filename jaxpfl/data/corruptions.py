@@ -32,13 +32,11 @@ def inverted_clients(population: Population, probability: float, seed: int) -> n
     return client_uniforms("inverted pixels", seed, population) < probability
 
 
-def invert_pixels(
-    population: Population, probability: float, seed: int, column: str = "image"
-) -> Population:
+def invert_pixels(population: Population, probability: float, seed: int) -> Population:
     """Inverts ALL images of randomly chosen clients: 255 - x for uint8, 1 - x for floats.
 
     Args:
-      population: clients whose `column` holds images [H, W, C], uint8 or floats in 0 .. 1.
+      population: clients whose column "image" holds images [H, W, C], uint8 or floats in 0 .. 1.
       probability: the probability that a client is chosen.
       seed: seed of the choice; see `inverted_clients`.
 
@@ -46,12 +44,12 @@ def invert_pixels(
       InputError: a parameter is out of range, the column is missing, or it holds no such images.
     """
     chosen = np.repeat(inverted_clients(population, probability, seed), population.sizes())
-    if column not in population.columns:
+    if "image" not in population.columns:
         raise InputError(
-            f"invert_pixels needs a column {column!r} of images, found the columns "
+            "invert_pixels needs a column 'image' of images, found the columns "
             f"{', '.join(population.columns)}"
         )
-    images = population.columns[column]
+    images = population.columns["image"]
     is_array = isinstance(images, np.ndarray)
     if (
         not is_array
@@ -59,17 +57,17 @@ def invert_pixels(
         or not (images.dtype == np.uint8 or images.dtype.kind == "f")
     ):
         raise InputError(
-            f"column {column!r} must hold uint8 or float images [H, W, C], found {describe(images)}"
+            f"column 'image' must hold uint8 or float images [H, W, C], found {describe(images)}"
         )
     # NaN passes: the contribution of a client with NaN is later set to zero.
     if images.dtype != np.uint8 and (np.any(images < 0) or np.any(images > 1)):
         raise InputError(
-            f"column {column!r} must hold float images in 0 .. 1, found a value outside of it"
+            "column 'image' must hold float images in 0 .. 1, found a value outside of it"
         )
     inverted = images.copy()
     white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
     np.subtract(white, images, out=inverted, where=chosen[:, None, None, None])
-    return population.with_columns({**population.columns, column: inverted})
+    return population.with_columns({**population.columns, "image": inverted})
 
 
 def concatenated_examples(population: Population, probability: float, seed: int) -> np.ndarray:
@@ -82,13 +80,11 @@ def concatenated_examples(population: Population, probability: float, seed: int)
     return example_uniforms("concatenated words", seed, population) < probability
 
 
-def concatenate_first_words(
-    population: Population, probability: float, seed: int, column: str = "words"
-) -> Population:
+def concatenate_first_words(population: Population, probability: float, seed: int) -> Population:
     """Joins the first two words of randomly chosen sentences into one word with a space in it.
 
     Args:
-      population: clients whose `column` holds sentences, the words of which are separated by
+      population: clients whose column "words" holds sentences, the words of which are separated by
         `columns.WORD_SEPARATOR`.
       probability: the probability that a sentence is chosen.
       seed: seed of the choice; see `concatenated_examples`.
@@ -101,14 +97,14 @@ def concatenate_first_words(
       InputError: a parameter is out of range, or there is no such column of text.
     """
     chosen = concatenated_examples(population, probability, seed)
-    words = population.columns.get(column)
+    words = population.columns.get("words")
     if words is None or isinstance(words, np.ndarray):
         raise InputError(
-            f"concatenate_first_words needs a text column {column!r} of separated words, found the "
+            "concatenate_first_words needs a text column 'words' of separated words, found the "
             f"columns {', '.join(population.columns)}"
         )
     # Called by name: Arrow creates these functions at import, so that type checkers miss them.
     once = pc.ReplaceSubstringOptions(WORD_SEPARATOR, " ", max_replacements=1)
     joined = pc.call_function("replace_substring", [words], once)
     mixed = pc.call_function("if_else", [pa.array(chosen), joined, words])
-    return population.with_columns({**population.columns, column: mixed})
+    return population.with_columns({**population.columns, "words": mixed})

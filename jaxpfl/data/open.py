@@ -81,9 +81,7 @@ def open(source: str | Path | Population) -> Population:
     if reader in ("largefedbench", "huggingface"):
         return _open_hub(reader, path.partition(":")[2], options, source)
     if path == "digits":
-        return read_digits(
-            **_typed(source, options, {"clients": _integer, "alpha": _number, "seed": _integer})
-        )
+        return read_digits(**_typed(source, options, {"clients": int, "alpha": float, "seed": int}))
     return _open_path(Path(_expand(path)), options, source)
 
 
@@ -133,7 +131,7 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
         return _open_arrays(path, options, source)
     if path.name.endswith(_TFF_ENDINGS):
         return _open_tff(path, options, source)
-    kinds: dict[str, Callable] = {"split": str, "min_examples": _integer}
+    kinds: dict[str, Callable] = {"split": str, "min_examples": int}
     if not plain:
         kinds = {"client": str, "text": str, "columns": _names, **kinds}
     typed = _typed(source, options, kinds)
@@ -148,7 +146,7 @@ def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
 def _open_hub(reader: str, name: str, options: dict[str, str], source: str) -> Population:
     named = ("revision", "part", "text", "split")
     named += ("client", "config") if reader == "huggingface" else ()
-    typed = _typed(source, options, {**dict.fromkeys(named, str), "min_examples": _integer})
+    typed = _typed(source, options, {**dict.fromkeys(named, str), "min_examples": int})
     if "revision" not in typed:
         raise InputError(f"source {source!r}: needs an option revision, the commit to read")
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
@@ -160,7 +158,7 @@ def _open_hub(reader: str, name: str, options: dict[str, str], source: str) -> P
 
 
 def _open_arrays(path: Path, options: dict[str, str], source: str) -> Population:
-    kinds = {"client": str, **dict.fromkeys(IMAGE_COLUMNS, str), "min_examples": _integer}
+    kinds = {"client": str, **dict.fromkeys(IMAGE_COLUMNS, str), "min_examples": int}
     typed = _typed(source, options, kinds)
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
     client = typed.pop("client", "client")
@@ -177,7 +175,7 @@ def _open_tff(path: Path, options: dict[str, str], source: str) -> Population:
 
 
 def _tff_options(options: dict[str, str], source: str) -> dict:
-    kinds = {**dict.fromkeys(("dataset", "split", "form", "sha256"), str), "min_examples": _integer}
+    kinds = {**dict.fromkeys(("dataset", "split", "form", "sha256"), str), "min_examples": int}
     typed = _typed(source, options, kinds)
     checks.one_of(f"source {source!r}: dataset", typed.get("dataset"), tuple(SCHEMAS))
     return typed
@@ -239,14 +237,6 @@ def _typed(source: str, options: dict[str, str], kinds: dict[str, Callable]) -> 
                 f"source {source!r}: {name} must be a number, found {value!r}"
             ) from None
     return typed
-
-
-def _integer(value: str) -> int:
-    return int(value)
-
-
-def _number(value: str) -> float:
-    return float(value)
 
 
 def _names(value: str) -> tuple[str, ...]:

@@ -16,15 +16,13 @@ from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.mesh import CLIENTS, client_mesh
 from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.query import Execution, Query, client_mesh
 from jaxpfl.federated.release import Release, Released, Releaser
 from jaxpfl.privacy.secret import Secret
 
 __all__ = [
-    "CLIENTS",
     "BoundedByExample",
     "ClientFn",
     "Compensated",

@@ -34,8 +34,7 @@ from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.client import ClientFn, Examples
-from jaxpfl.federated.mesh import CLIENTS
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import CLIENTS, Query
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
 

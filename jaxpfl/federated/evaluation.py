@@ -31,8 +31,6 @@ def correct_examples(
     params: Params,
     population: Population,
     *,
-    inputs: str = "image",
-    label: str = "label",
     batch_size: int = 256,
 ) -> np.ndarray:
     """Whether the model's most likely class is the label's, bool [examples]. PRIVATE.
@@ -42,22 +40,22 @@ def correct_examples(
     Args:
       model: e.g. a `models.CNN`.
       params: its parameters; public, as is the model.
-      population: with the columns `inputs` [H, W, C] and `label`, whole numbers.
+      population: with the columns "image" [H, W, C] and "label", whole numbers.
       batch_size: examples per dispatch; a device's memory is that of one batch.
 
     Raises:
       InputError: a column is missing or of another kind.
     """
     batch_size = checks.positive_int("batch_size", batch_size)
-    for name in (inputs, label):
+    for name in ("image", "label"):
         if not isinstance(population.columns.get(name), np.ndarray):
             raise InputError(
                 f"correct_examples needs a column {name!r} of numbers, found "
                 f"{', '.join(population.columns)}"
             )
-    images, labels = population.columns[inputs], population.columns[label]
+    images, labels = population.columns["image"], population.columns["label"]
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
-        raise InputError(f"column {label!r} must hold whole numbers, found {labels.dtype}")
+        raise InputError(f"column 'label' must hold whole numbers, found {labels.dtype}")
     pending = []
     for start in range(0, len(labels), batch_size):
         image_BxHxWxC = images[start : start + batch_size]

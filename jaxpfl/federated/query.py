@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
-from jax.sharding import Mesh
+import jax
+from jax.sharding import AxisType, Mesh
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
@@ -11,10 +12,23 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator, Compensated
 from jaxpfl.federated.client import ClientFn
-from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
+CLIENTS = "clients"
+
+
+def client_mesh(devices: int | None = None) -> Mesh:
+    """Returns a mesh over the first `devices` devices (default: all) with one axis, `clients`.
+
+    Clients are independent, so this one axis serves one CPU, several virtual CPU devices,
+    several GPUs and several hosts alike.
+    """
+    available = jax.devices()
+    chosen = available if devices is None else available[:devices]
+    if devices is not None and len(available) < devices:
+        raise ValueError(f"a mesh of {devices} devices was asked for, JAX sees {len(available)}")
+    return jax.make_mesh((len(chosen),), (CLIENTS,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import accounting, events
+from jaxpfl.privacy import accounting
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 
@@ -86,12 +86,3 @@ def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: flo
         f"{trial.epsilon():.6g} by {trial.accountant.upper()}, {trial.confirmed_epsilon():.6g} by "
         f"the second, target {target:g}"
     )
-
-
-def require_gaussians(event: dp_accounting.DpEvent) -> None:
-    """Refuses prior releases that are not all Gaussians on everyone."""
-    for leaf in events.counts(event):
-        if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-            raise InputError(
-                f"a plan can come after Gaussian releases on everyone, found {type(leaf).__name__}"
-            )

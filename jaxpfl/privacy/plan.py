@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import gaussian, participation
+from jaxpfl.privacy import events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip, Clipping
 from jaxpfl.privacy.events import Adjacency
@@ -166,7 +166,12 @@ class Plan:
         return dataclasses.replace(trial, noise=Noise(z, correlation), clip=clip)
 
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
-        gaussian.require_gaussians(prior)
+        for leaf in events.counts(prior):
+            if not isinstance(leaf, dp_accounting.GaussianDpEvent):
+                raise InputError(
+                    "a plan can come after Gaussian releases on everyone, found "
+                    f"{type(leaf).__name__}"
+                )
         if self.sampling == "fixed":
             raise InputError(
                 "a plan that is composed with prior releases needs sampling = 'poisson' or "

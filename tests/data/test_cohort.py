@@ -241,10 +241,7 @@ def test_stats_count_what_was_packed():
     for _ in range(2):
         assert len(list(cohort)) == 2
         stats = cohort.stats
-        assert stats.buckets == {4: 1, 1: 1}
-        assert stats.examples == {4: 11, 1: 0}
-        assert stats.run_slots == {4: 8 + 4, 1: 0}
-        assert stats.slots == {4: 16, 1: 4}
+        assert (stats.examples, stats.run_slots) == (11, 8 + 4)
         assert stats.padding_waste == pytest.approx(1 / 12)
 
 
@@ -255,7 +252,7 @@ def test_packing_is_lazy():
     )
     buckets = iter(cohort)
     next(buckets)
-    assert cohort.stats.buckets == {1: 1}
+    assert cohort.stats.examples == 2
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 import pytest
 
 from jaxpfl.data.readers import prose
-from jaxpfl.data.readers.prose import pieces
-from jaxpfl.data.readers.sentences import split_sentences
+from jaxpfl.data.readers.prose import pieces, split_sentences
 from jaxpfl.errors import InputError
 
 WRAPPED = [

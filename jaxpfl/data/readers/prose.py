@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 
 from jaxpfl import checks
-from jaxpfl.data.readers.sentences import split_sentences
 
 PIECES = ("paragraphs", "sentences", "lines")
 
@@ -21,6 +20,14 @@ _LONGEST_WRAPPED_LINE = 200
 _LONGEST_PARAGRAPH = 2**20
 _SPACES = re.compile(r"\s+")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+# A full stop ends a sentence before a capital, a digit, a quote or an opening bracket ...
+_END = re.compile(r"(?<=[.!?])[)\"'”]*\s+(?=[\"'“(\[]?[A-Z0-9_])")
+# ... but not after these.
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|al|fig|eq|eqs|eqn|no|ref|refs|sec|resp|approx|dr|prof|p|pp"
+    r"|vol|ed|mr|mrs|ms|messrs|mme|st|jr|sr|gen|col|capt|hon|rev|[A-Z])\.$",
+    re.IGNORECASE,
+)
 
 
 def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
@@ -44,6 +51,23 @@ def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
         for sentence in split_sentences(paragraph)
         if _LETTER_OR_DIGIT.search(sentence)
     )
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a paragraph without line breaks, in order, without the space between them.
+
+    A sentence ends at a full stop, question or exclamation mark before a capital, a digit, a quote
+    or an opening bracket, but not after common abbreviations and single letters. The rules are
+    those of English.
+    """
+    pieces, start = [], 0
+    for match in _END.finditer(text):
+        before = text[start : match.start()]
+        if not _ABBREVIATION.search(before[-12:]):
+            pieces.append(text[start : match.end()].strip())
+            start = match.end()
+    pieces.append(text[start:].strip())
+    return pieces
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from jaxpfl.experiments.engine.artifacts import (
 )
 
 _PREFIX = "round_"
+_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,14 @@ class Checkpoints:
       directory: the folder that holds them; made here, leftovers of a crash are removed here.
       run: run id; a checkpoint of another run is refused.
       private: false is written into every checkpoint of a run that is not private.
-      keep: how many of the latest are kept.
     """
 
-    def __init__(
-        self, directory: str | Path, *, run: str, private: bool = True, keep: int = 2
-    ) -> None:
+    def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
         import orbax.checkpoint as ocp
 
         self.directory = Path(directory).absolute()
         self.run = run
         self.private = private
-        self.keep = keep
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
         self._arrays = ocp.StandardCheckpointer()
@@ -180,7 +177,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in self.rounds()[: -self.keep]:
+        for old in self.rounds()[:-_KEPT]:
             remove(self._path(old))
 
     def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:

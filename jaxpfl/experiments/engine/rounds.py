@@ -98,7 +98,7 @@ class Loop:
                     cost,
                     bar,
                     done=done,
-                    confirm=_nothing if releaser is None else _confirmation(releaser),
+                    confirm=lambda before: releaser and releaser.confirm(before=before),
                 )
             )
             if not done:
@@ -197,11 +197,3 @@ class Loop:
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
     """The state before round 1, a function of the seed."""
     return algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))
-
-
-def _confirmation(releaser: Releaser) -> Any:
-    return lambda before: releaser.confirm(before=before)
-
-
-def _nothing(before: int) -> None:
-    """A finished run has nothing to confirm."""

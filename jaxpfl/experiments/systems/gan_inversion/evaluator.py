@@ -137,9 +137,9 @@ def _batch_logits(model: CNN, params: Any, images: jax.Array) -> jax.Array:
     return model.logits(params, images)
 
 
-def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray, size: int = 256) -> np.ndarray:
+def _logits(model: CNN, params: Any, images_NxHxWxC: np.ndarray) -> np.ndarray:
     """Logits [N, classes], computed in batches of one shape so that one program is compiled."""
-    batches = []
+    batches, size = [], 256
     for start in range(0, len(images_NxHxWxC), size):
         rows = np.minimum(np.arange(start, start + size), len(images_NxHxWxC) - 1)
         batches.append(np.asarray(_batch_logits(model, params, images_NxHxWxC[rows])))
