@@ -104,7 +104,7 @@ class Network(nnx.Module):
         return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
 
     def step(self, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
-        x_BxI = self.embedding[...][tokens_B]
+        x_BxI = self.embedding[...][jnp.maximum(tokens_B, 0)]
         states = []
         for i in range(self.depth):
             state = getattr(self, f"layer_{i}").step(x_BxI, carry[i])

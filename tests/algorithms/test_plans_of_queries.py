@@ -82,5 +82,5 @@ def test_metrics_are_one_release_of_norm_one_on_everyone():
     assert metrics.epsilon() == plan.epsilon() == pytest.approx(0.5, rel=1e-3)
     assert metrics.statement().endswith("accountant = exact Gaussian")
     assert not MetricsPlan.without_privacy(539).plan().private
-    with pytest.raises(InputError, match="use without_privacy"):
+    with pytest.raises(InputError, match="without_privacy"):
         MetricsPlan(539, 1.0, 0.0, private=False)

@@ -44,7 +44,7 @@ def finished(tmp_path, monkeypatch):
             more = (of_case or {}).get(point.values["case"], {})
             told = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
             results[point.name] = {**told, **more}
-        monkeypatch.setattr(sweep_module, "_carried_out", lambda point, _: results[point.name])
+        monkeypatch.setattr(sweep_module, "_carried_out", lambda point, *_: results[point.name])
         outcome = run_sweep(sweep, tmp_path / "out", progress=False)
         return sweep, outcome, (outcome.out / "report.html").read_text()
 
