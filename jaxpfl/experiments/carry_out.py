@@ -30,7 +30,6 @@ from jaxpfl.experiments.systems.base import (
     Prepared,
     System,
     Workspace,
-    stamp_of,
 )
 
 _RUN = "run.json"
@@ -84,8 +83,11 @@ def run(
             )
         # First, so that a directory that cannot be run does not come to look like a run.
         prepared = system.prepare(config)
-        files.write_atomically(path, heading(config) + to_yaml(config))
-        return _carried_out(system, prepared, directory, progress, memory)
+        shared = {} if memory is None else memory
+        workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
+        heading = f"# {workspace.stamp}\n" if workspace.stamp else ""
+        files.write_atomically(path, heading + to_yaml(config))
+        return _carried_out(system, prepared, workspace)
 
 
 def resume(
@@ -101,7 +103,9 @@ def resume(
     config = load(directory / CONFIG)
     system = system_of(config.system)
     with files.exclusive(directory):
-        return _carried_out(system, system.prepare(config), directory, progress, memory)
+        shared = {} if memory is None else memory
+        workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
+        return _carried_out(system, system.prepare(config), workspace)
 
 
 def report(out: str | Path) -> Path:
@@ -122,12 +126,12 @@ def report(out: str | Path) -> Path:
     return write_page(directory, system.page(directory, record))
 
 
-def heading(config: Any) -> str:
-    """What the file of a config that is not private begins with; "" for a private one."""
+def stamp_of(config: Any) -> str:
+    """What everything made of a run without privacy says; "" for a private one."""
     sections = list(_sections(config))
     if any(isinstance(each, PrivacyConfig) and not each.private for each in sections):
-        return f"# {NOT_PRIVATE}\n"
-    return f"# {REPRODUCIBLE}\n" if config.run.reproducible_noise else ""
+        return NOT_PRIVATE
+    return REPRODUCIBLE if config.run.reproducible_noise else ""
 
 
 def _sections(config: Any) -> Iterator[Any]:
@@ -138,15 +142,8 @@ def _sections(config: Any) -> Iterator[Any]:
             yield from _sections(value)
 
 
-def _carried_out(
-    system: System,
-    prepared: Prepared,
-    directory: Path,
-    progress: bool,
-    memory: dict[Any, Any] | None,
-) -> Outcome:
-    shared = {} if memory is None else memory
-    workspace = Workspace(directory, system.name, stamp_of(directory), progress, shared)
+def _carried_out(system: System, prepared: Prepared, workspace: Workspace) -> Outcome:
+    directory = workspace.directory
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION

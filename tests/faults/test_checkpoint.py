@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -248,3 +249,32 @@ def test_sharded_arrays_are_written_and_read_as_they_lie(tmp_path):
             assert restored is not None
             assert restored.state["x"].sharding.is_equivalent_to(sharding, 2)
             np.testing.assert_array_equal(restored.state["x"], values)
+
+
+def test_a_disk_that_is_full_while_the_arrays_are_written_is_an_os_error(tmp_path):
+    """TRUST 36: also where Orbax meets it in the background; the last good step is intact."""
+    large = {"w": np.random.default_rng(0).random(100_000, np.float32)}
+    with Checkpoints(tmp_path, run="r1") as checkpoints:
+        checkpoints.save(1, large)
+        checkpoints.wait()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="round_00000002"):
+                checkpoints.save(2, large)
+                checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert os.listdir(tmp_path) == ["round_00000001"]
+        restored = checkpoints.restore(large, warn=_silent)
+    assert restored is not None
+    np.testing.assert_array_equal(restored.state["w"], large["w"])
+
+
+def test_a_checkpoint_under_another_rounds_name_is_damage(tmp_path):
+    """TRUST 35: a copy or a rename does not make a state that of another round."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    (tmp_path / "round_00000002").rename(tmp_path / "round_00000009")
+    messages = []
+    _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
+    assert "round_00000009" in messages[0]

@@ -13,9 +13,9 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.cli import main
-from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.engine import checkpoint
+from jaxpfl.experiments.engine import checkpoint, run_directory
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import release
@@ -303,3 +303,20 @@ def test_a_full_disk_stops_cleanly_and_the_run_goes_on_later(
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["round_00000002"]
     outcome = carry_out.resume(out, progress=False)
     assert outcome.record["rounds"] == 7
+
+
+def test_an_edited_head_of_the_config_does_not_take_the_stamp_off():
+    """TRUST 11: the stamp follows from the config, not from the comment that shows it."""
+    path = Path(__file__).parents[2] / "configs" / "gan_inversion.yaml"
+    config = registry.load(path, ["--run.reproducible_noise", "True"])
+    assert carry_out.stamp_of(config).startswith("NOT PRIVATE")
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", '{"rounds": "7"}'])
+def test_a_result_without_a_number_of_rounds_is_damage(tmp_path, content):
+    """TRUST 35: the file is named."""
+    (tmp_path / "result.json").write_text(content)
+    directory = object.__new__(run_directory.RunDirectory)
+    directory.path = tmp_path
+    with pytest.raises(CorruptFile, match=r"result\.json"):
+        directory._finished_rounds()

@@ -58,7 +58,7 @@ class Manifest:
     """What an artifact is, besides its files.
 
     Attributes:
-      what: its name.
+      what: its name, which is its folder's.
       run: the run that made it.
       made_from: what it was made from, as JSON; None where the run says it all.
       version: of jaxpfl.
@@ -134,7 +134,7 @@ class Artifacts:
           OSError: the disk is full or read-only.
         """
         manifest = Manifest(
-            what=name,
+            what=self._path(name).name,
             run=self.run,
             made_from=made_from,
             private=self.private,
@@ -263,7 +263,8 @@ def verified(path: Path) -> Manifest:
     """The manifest of an artifact each of whose files is the one that was written.
 
     Raises:
-      CorruptFile: a file is missing, altered, or not in the manifest; names the file.
+      CorruptFile: a file is missing, altered, or not in the manifest, or the artifact is another
+        one under this name; names the file.
     """
     place = path / _MANIFEST
     content = files.read_json(place)
@@ -287,9 +288,12 @@ def verified(path: Path) -> Manifest:
     if extra:
         raise CorruptFile(f"{path / min(extra)}: is not in the manifest {place}")
     try:
-        return Manifest(**content)
+        manifest = Manifest(**content)
     except TypeError as error:
         raise CorruptFile(f"{place}: has other fields than a manifest of this version") from error
+    if manifest.what != path.name:
+        raise CorruptFile(f"{path}: is the artifact {manifest.what!r} under another name")
+    return manifest
 
 
 def check_manifest(

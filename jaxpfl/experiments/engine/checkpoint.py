@@ -174,8 +174,11 @@ class Checkpoints:
         try:
             self._arrays.wait_until_finished()
             commit(temporary, path, manifest)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            if isinstance(error, ValueError):
+                # Orbax's, where the disk is full.
+                raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
             raise
         for old in self.rounds()[:-_KEPT]:
             remove(self._path(old))

@@ -123,4 +123,8 @@ class RunDirectory:
 
     def _finished_rounds(self) -> int:
         path = self.path / "result.json"
-        return files.read_json(path).get("rounds", 0) if path.exists() else 0
+        record = files.read_json(path) if path.exists() else {"rounds": 0}
+        rounds = record.get("rounds") if isinstance(record, dict) else None
+        if type(rounds) is not int:
+            raise CorruptFile(f"{path}: is not the result of a run: it has no number of rounds")
+        return rounds

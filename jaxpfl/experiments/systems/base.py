@@ -18,22 +18,13 @@ from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.report.page import Page
 
 CONFIG = "config.yaml"
-"""The resolved config, at the root of a run's directory; its first line has the stamp."""
+"""The resolved config, at the root of a run's directory; its first line shows the stamp."""
 
 RESULT = "result.json"
 """The public record of a finished run, at the root of its directory."""
 
 SIMULATION = "simulation.json"
 """What the privacy statement does not cover, where a system simulates that, too."""
-
-
-def stamp_of(directory: Path) -> str:
-    """What everything made of a run without privacy says; "" for a private one.
-
-    Read back from the head of its config.yaml, where it was written before anything was released.
-    """
-    first = (directory / CONFIG).read_text("utf-8").partition("\n")[0]
-    return first.removeprefix("# ") if first.startswith("# NOT PRIVATE") else ""
 
 
 @dataclass(frozen=True)

@@ -254,3 +254,12 @@ def test_trees_are_taken_apart_and_put_together(tmp_path):
         tree_of(found.arrays, {"layer": {"w": jnp.ones((2, 3))}, "steps": [jnp.int32(3)]})
     with pytest.raises(InputError, match="two leaves"):
         tree_arrays({"a": {"b": jnp.ones(1)}, "a.b": jnp.ones(1)})
+
+
+def test_an_artifact_under_another_name_is_refused(tmp_path):
+    """TRUST 35: two rounds' artifacts of one run, exchanged, are not taken for each other."""
+    store_of_run = Artifacts(tmp_path, run="a")
+    store_of_run.save("round 1 texts", MADE)
+    (tmp_path / "round_1_texts").rename(tmp_path / "round_2_texts")
+    with pytest.raises(CorruptFile, match=r"round_2_texts.*'round_1_texts'"):
+        store_of_run.find("round 2 texts")

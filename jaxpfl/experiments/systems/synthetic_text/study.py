@@ -47,7 +47,7 @@ from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.engine.tracking import jsonable
-from jaxpfl.experiments.systems.base import Workspace, stamp_of
+from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SCORING,
@@ -137,7 +137,7 @@ class SyntheticText:
         study = dataclasses.replace(self, models=models, memory=workspace.memory)
         if self.config.corpus.spans:
             study = study.in_spans()
-        return study._carried_out(workspace.directory)
+        return study._carried_out(workspace)
 
     def in_spans(self) -> Self:
         """The same study, in which each example is a span of a client's texts."""
@@ -148,10 +148,11 @@ class SyntheticText:
         }
         return dataclasses.replace(self, **parts)
 
-    def _carried_out(self, directory: Path) -> dict[str, Any]:
+    def _carried_out(self, workspace: Workspace) -> dict[str, Any]:
+        directory, stamp = workspace.directory, workspace.stamp
         began = time.monotonic()
         seconds: dict[str, float] = {}
-        params, details = self._method(directory, seconds)
+        params, details = self._method(workspace, seconds)
         tokens = self.models.rows(self._held_out(self.test))
         start = self.models.downstream
         metrics = evaluate(start.model, params, tokens, mesh=data_mesh(16))
@@ -163,7 +164,6 @@ class SyntheticText:
             json.dumps(seconds) + "\n",
             mode=0o600,
         )
-        stamp = stamp_of(directory)
         guarantee = details.pop("guarantee", None) or self._guarantee(stamp)
         return {
             "method": self.config.method,
@@ -214,15 +214,17 @@ class SyntheticText:
             statement = both_statements(ledger, [run], plan.delta, plan.accountant)
         return {"privacy": stamped(statement, stamp), "epsilon": epsilon}
 
-    def _method(self, directory: Path, seconds: dict[str, float]) -> tuple[Params, dict[str, Any]]:
+    def _method(
+        self, workspace: Workspace, seconds: dict[str, float]
+    ) -> tuple[Params, dict[str, Any]]:
         """The trained downstream model's parameters, and what the record says of the method."""
-        method = self.config.method
+        method, directory = self.config.method, workspace.directory
         if method == "public":
             return self.models.downstream.params, {}
         if method == "fed_avg":
             return self._fed_avg(directory)
         began = time.monotonic()
-        texts, details = self._texts(directory)
+        texts, details = self._texts(workspace)
         seconds["method"] = time.monotonic() - began
         files.write_atomically(directory / "corpus.jsonl", json_lines(texts))
         params = self.models.fitted(
@@ -257,9 +259,9 @@ class SyntheticText:
         guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
         return result.params, {"guarantee": guarantee if self.plan.private else None}
 
-    def _texts(self, directory: Path) -> tuple[list[str], dict[str, Any]]:
+    def _texts(self, workspace: Workspace) -> tuple[list[str], dict[str, Any]]:
         """The synthetic corpus, and what the record says of how it was written."""
-        config, models = self.config, self.models
+        config, models, directory = self.config, self.models, workspace.directory
         history: list[dict[str, Any]] = []
         scorer = models.scorer(self.plan) if config.method in SCORING else None
         releases = self._releases(directory, scorer)
@@ -291,8 +293,7 @@ class SyntheticText:
             "plane": self._plane(texts),
         }
         if releases.ledger is not None:
-            stamp = stamp_of(directory)
-            details["guarantee"] = self._guarantee(stamp, releases.ledger, releases.run)
+            details["guarantee"] = self._guarantee(workspace.stamp, releases.ledger, releases.run)
         return texts, details
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
