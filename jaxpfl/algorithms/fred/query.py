@@ -71,22 +71,30 @@ class PrivateMoments(NamedTuple):
     noise: MomentNoise
     plan: FredPlan
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The moments and their noise as arrays by name, which `of_arrays` takes."""
+        return {
+            "count": np.asarray(self.moments.count),
+            "mean": self.moments.mean_D,
+            "covariance": self.moments.covariance_DxD,
+            "noise": np.array(self.noise),
+        }
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], plan: FredPlan) -> Self:
+        """The moments of these arrays; `plan` is the one they were released under."""
+        moments = Moments(float(arrays["count"]), arrays["mean"], arrays["covariance"])
+        return cls(moments, MomentNoise(*(float(x) for x in arrays["noise"])), plan)
+
     def save(self, path: str | Path) -> None:
         """Writes the moments and their noise to an .npz file, which `load` reads."""
-        np.savez(
-            path,
-            count=self.moments.count,
-            mean=self.moments.mean_D,
-            covariance=self.moments.covariance_DxD,
-            noise=np.array(self.noise),
-        )
+        np.savez(path, **self.arrays())
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
         """Reads the file that `save` wrote; `plan` is the one they were released under."""
         with np.load(path, allow_pickle=False) as file:
-            moments = Moments(float(file["count"]), file["mean"], file["covariance"])
-            return cls(moments, MomentNoise(*(float(x) for x in file["noise"])), plan)
+            return cls.of_arrays(dict(file), plan)
 
 
 class Score(NamedTuple):

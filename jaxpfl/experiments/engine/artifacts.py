@@ -36,7 +36,7 @@ from jaxpfl.privacy.ledger import Ledger
 _TEMPORARY = ".tmp-"
 _DELETED = ".deleted-"
 _MANIFEST = "manifest.json"
-_RECORD = "record.json"
+RECORD = "record.json"
 _ARRAYS = "arrays.npz"
 
 
@@ -118,7 +118,7 @@ class Artifacts:
         if not path.exists():
             return None
         check_manifest(path, verified(path), run=self.run, made_from=made_from, ledger=self.ledger)
-        record = files.read_json(path / _RECORD)
+        record = files.read_json(path / RECORD)
         try:
             with np.load(path / _ARRAYS, allow_pickle=False) as arrays:
                 return Artifact(record, {key: arrays[key] for key in arrays.files})
@@ -144,7 +144,7 @@ class Artifacts:
         temporary = begin(self._path(name))
         try:
             text = json.dumps(jsonable(dict(artifact.record)), ensure_ascii=False, indent=1)
-            (temporary / _RECORD).write_text(text + "\n", encoding="utf-8")
+            (temporary / RECORD).write_text(text + "\n", encoding="utf-8")
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
             commit(temporary, self._path(name), manifest)
         except BaseException:

@@ -58,7 +58,15 @@ class FredConfig:
                 f"fred.candidates must be at least two, found {len(self.candidates)}: with one "
                 "there is nothing to choose; prefinetune alone uses data.public"
             )
+        folders: dict[str, str] = {}
         for name, given in self.candidates.items():
+            # What is made of a candidate lies in a folder that is named after it.
+            other = folders.setdefault(name.replace(" ", "_"), name)
+            if not name or name.startswith(".") or "/" in name or other != name:
+                raise InputError(
+                    "a name in fred.candidates must be a file's name that begins with no dot and "
+                    f"differs from the others in more than spaces, found {name!r}"
+                )
             if isinstance(given, Mapping):
                 self._check_mixture(name, given)
 

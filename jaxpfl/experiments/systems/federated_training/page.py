@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.experiments.engine.artifacts import RECORD
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
-from jaxpfl.experiments.systems.federated_training import simulation
+from jaxpfl.experiments.systems.federated_training import simulation, stages
 from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
 
 _NOT_PRIVATE = "NOT PRIVATE"
@@ -24,7 +25,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     found = RunFiles.read(directory)
     tested_on = record.get("tested_on") or "clients that were declared public"
     fred = record.get("fred")
-    scores = directory / "fred" / "scores.json"
+    scores = directory / stages.FOLDER / stages.SCORES / RECORD
     if fred is None and scores.exists():
         # The run is not finished: there are distances, and no models yet.
         stored = files.read_json(scores)
@@ -135,8 +136,8 @@ def _compared_lines(
     for row in table:
         name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
         value = row.get(first)
-        shown = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
-        lines.append(f"{name:44}{shown:>12}{100 * row['accuracy']:>20.2f} %")
+        written = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
+        lines.append(f"{name:44}{written:>12}{100 * row['accuracy']:>20.2f} %")
     frequencies = [row["frequencies"] for row in table if "frequencies" in row]
     return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
 

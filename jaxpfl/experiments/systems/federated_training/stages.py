@@ -1,25 +1,23 @@
 """The stages before the rounds: FreD's choice of a public corpus, and prefinetuning on it.
 
-    fred/moments.npz, fred/scores.json              the private release, and every candidate's FreD
-    prefinetune/NAME/params.npz, prefinetune.json   one candidate's parameters: public
+    artifacts/fred_moments/         what FreD released
+    artifacts/fred_scores/          the candidates' distances from it; public, like all here
+    artifacts/prefinetuned_NAME/    the parameters of the candidate NAME
 
-Each stage is written whole before the next one starts, and found again by a resumed run. FreD's
-secret is on the disk before its first use and its charges before anything is released, so
-that a run killed in between makes the SAME release again, at no further cost. What follows the
-release, the choice of the winner included, is post-processing and costs nothing.
+Each is stored whole before the next is made, and is found again by a resumed run. FreD's secret is
+on the disk before its first use, and its charges before anything is released, so that a run
+killed in between makes the SAME release again, at no further cost. What follows from the release,
+the choice of the winner included, is post-processing and costs nothing.
 """
 
 import hashlib
-import io
-import json
-import os
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
@@ -32,19 +30,26 @@ from jaxpfl.algorithms.fred import (
     score,
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import Prefinetuned, epochs_of, prefinetune
-from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.config.sections import LanguageModelConfig, PrefinetuneConfig
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.config.sections import LanguageModelConfig
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.tracking import jsonable
+from jaxpfl.experiments.engine.study_runs import params_digest
+from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.privacy.secret import Secret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
+
+FOLDER = "artifacts"
+MOMENTS = "fred_moments"
+SCORES = "fred_scores"
 
 
 @dataclass(frozen=True)
@@ -65,101 +70,171 @@ class Stages:
 
 
 def carry_out(
-    experiment: Experiment, directory: Path, ledger: Path, budget: Budget | None, *, shown: bool
+    experiment: Experiment, workspace: Workspace, ledger: Path, budget: Budget | None
 ) -> Stages:
-    """Does what is left of the stages in `directory`, whose lock the caller holds.
+    """Does what is left of the stages in the workspace's directory.
+
+    Args:
+      ledger: which FreD is charged to.
 
     Raises:
-      InputError: a candidate cannot be read or used, or the stages in `directory` are another
-        run's.
+      InputError: a candidate cannot be read or used, or the stored stages are of another config.
       BudgetExhausted: FreD does not fit the budget; nothing was released.
-      CorruptFile: a file of a finished stage was altered.
+      CorruptFile: a file of a finished stage was altered, or the ledger was cut off.
     """
-    settings = experiment.config.prefinetune
-    assert settings is not None
-    record = None
-    names = [ALONE]
-    if experiment.fred is not None:
-        record = _fred(experiment, experiment.fred, directory, ledger, budget, shown)
-        names = [entry["candidate"] for entry in record["scores"]]
-    wanted = names if settings.other_candidates else names[:1]
-    start = jax.device_get(initial_state(experiment.algorithm, experiment.config.run.seed).params)
-    done = {
-        name: _prefinetuned(experiment, settings, name, start, directory, shown) for name in wanted
-    }
-    return Stages(
-        winner=names[0],
-        scores=None if record is None else record["scores"],
-        fred=None if record is None else {k: v for k, v in record.items() if k != "scores"},
-        prefinetuned=done,
-    )
+    return _Stages(experiment, workspace).carry_out(ledger, budget)
 
 
-def _fred(
-    experiment: Experiment,
-    plan: FredPlan,
-    directory: Path,
-    ledger_path: Path,
-    budget: Budget | None,
-    shown: bool,
-) -> dict[str, Any]:
-    """The private release and the scores: read where they are done, else made."""
-    config = experiment.config
-    assert config.fred is not None
-    assert experiment.candidates is not None
-    described = hashlib.sha256(f"fred {_described(experiment)}".encode()).hexdigest()[:12]
-    folder = directory / "fred"
-    folder.mkdir(exist_ok=True)
-    released, scores = folder / "moments.npz", folder / "scores.json"
-    secret_path = files.private_directory(directory / "private") / "fred_secret.json"
-    with Ledger(ledger_path, experiment.sources, budget=budget) as ledger:
-        if scores.exists():
-            record = files.read_json(scores)
-            _require_same(scores, record, described)
-            # A ledger cut off after the release would be charged too little.
-            ledger.verify(record["ledger_head"])
-            if files.sha256_file(released) != record["moments_sha256"]:
-                raise CorruptFile(f"{released}: was altered: it fails its SHA-256")
-            forget(secret_path)
-            return record
+class _Stages:
+    """The stages in their directory: each is found there, or is carried out and stored."""
+
+    def __init__(self, experiment: Experiment, workspace: Workspace) -> None:
+        self.experiment, self.config = experiment, experiment.config
+        self.workspace, self.progress = workspace, workspace.progress
+        digest = hashlib.sha256(to_yaml(self.config).encode()).hexdigest()[:12]
+        # The secret, after which FreD's release is called, is gone when the scores are stored;
+        # what is no release is therefore called after the config.
+        self.described = f"{self.config.system} {digest}"
+
+    def carry_out(self, ledger_path: Path, budget: Budget | None) -> Stages:
+        settings = self.config.prefinetune
+        assert settings is not None
+        record, names = None, [ALONE]
+        if self.experiment.fred is not None:
+            record = self._fred(self.experiment.fred, ledger_path, budget)
+            names = [entry["candidate"] for entry in record["scores"]]
+        wanted = names if settings.other_candidates else names[:1]
+        initial = initial_state(self.experiment.algorithm, self.config.run.seed)
+        start = jax.device_get(initial.params)
+        done = {name: self._prefinetuned(name, start) for name in wanted}
+        return Stages(
+            winner=names[0],
+            scores=None if record is None else record["scores"],
+            fred=None if record is None else {k: v for k, v in record.items() if k != "scores"},
+            prefinetuned=done,
+        )
+
+    def _artifacts(self, run: str, ledger: Ledger | None = None) -> Artifacts:
+        folder = self.workspace.directory / FOLDER
+        return Artifacts(folder, run=run, ledger=ledger, private=not self.workspace.stamp)
+
+    def _fred(
+        self, plan: FredPlan, ledger_path: Path, budget: Budget | None
+    ) -> Mapping[str, Any]:
+        """The scores of all candidates, and the plan and statement of the release."""
+        folder = files.private_directory(self.workspace.directory / "private")
+        secret_path = folder / "fred_secret.json"
+        with Ledger(ledger_path, self.experiment.sources, budget=budget) as ledger:
+            artifacts = self._artifacts(self.described, ledger)
+            compute = partial(self._scores, plan, ledger, secret_path)
+            record = artifacts.load_or_compute(SCORES, compute).record
+            if artifacts.sha256(MOMENTS) != record["moments_sha256"]:
+                raise CorruptFile(
+                    f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
+                    f"in {artifacts.folder / SCORES} were computed from"
+                )
+        # It is needed until the scores are stored, and not afterwards.
+        forget(secret_path)
+        return record
+
+    def _scores(self, plan: FredPlan, ledger: Ledger, secret_path: Path) -> Artifact:
+        """Releases the clients' moments, unless they are stored, and scores the candidates."""
+        config, candidates = self.config, self.experiment.candidates
+        assert config.fred is not None
+        assert candidates is not None
+        reproducible = config.run.reproducible_noise
         secret = saved_secret(
             secret_path,
-            reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
+            reproducible_seed=config.run.seed if reproducible else None,
             purpose="FreD",
         )
         run = f"fred {run_id(secret)}"
         # Read before anything is charged: a candidate that cannot be read costs nothing.
         function = embedder(config.fred.embedder)
-        corpora = _public_moments(config.fred, experiment.candidates, function, config.run.seed)
-        found = _released_before(released, plan, run)
-        if found is None:
-            algorithm = fred(plan, units=len(experiment.sources), dimension=function.dimension)
-            require_affordable(algorithm, ledger, run)
-            embedded = embed(experiment.sources, function, progress=shown)
-            found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
-            _save_moments(found, released, run)
-        head = ledger.head
-    ranked = score(found, corpora)
-    stamp = not plan.private or config.run.reproducible_noise
-    record = {
-        "config": described,
-        "run": run,
-        "private": not stamp,
-        "statement": plan.statement(),
-        "plan": plan.to_dict(),
-        "embedder": function.name,
-        "noise": found.noise._asdict(),
-        "moments_sha256": files.sha256_file(released),
-        "ledger_head": head,
-        "scores": [
-            {"candidate": each.name, "distance": each.distance, "corrected": each.corrected}
-            for each in ranked
-        ],
-    }
-    record = jsonable(record)
-    files.write_atomically(scores, json.dumps(record, indent=1) + "\n")
-    forget(secret_path)
-    return record
+        corpora = _public_moments(config.fred, candidates, function, config.run.seed)
+        artifacts = self._artifacts(run, ledger)
+        stored = artifacts.load_or_compute(
+            MOMENTS,
+            partial(self._released, plan, function, ledger, run, secret),
+            made_from=self.described,
+        )
+        found = PrivateMoments.of_arrays(stored.arrays, plan)
+        record = {
+            "run": run,
+            "private": plan.private and not reproducible,
+            "statement": plan.statement(),
+            "plan": plan.to_dict(),
+            "embedder": function.name,
+            "noise": found.noise._asdict(),
+            "moments_sha256": artifacts.sha256(MOMENTS),
+            "scores": [
+                {"candidate": each.name, "distance": each.distance, "corrected": each.corrected}
+                for each in score(found, corpora)
+            ],
+        }
+        return Artifact(record)
+
+    def _released(
+        self, plan: FredPlan, function: Embedder, ledger: Ledger, run: str, secret: Secret
+    ) -> Artifact:
+        """The moments of the clients' embeddings; charged and confirmed when this returns."""
+        clients = self.experiment.sources
+        algorithm = fred(plan, units=len(clients), dimension=function.dimension)
+        # Embedding takes long: a release that does not fit is refused before it.
+        require_affordable(algorithm, ledger, run)
+        embedded = embed(clients, function, progress=self.progress)
+        found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
+        return Artifact(arrays=found.arrays())
+
+    def _prefinetuned(self, name: str, start: Any) -> Prefinetuned:
+        """The candidate's prefinetuned parameters and how they came about.
+
+        Args:
+          start: the parameters that prefinetuning begins with.
+        """
+        found = self._artifacts(self.described).load_or_compute(
+            f"prefinetuned_{name}", partial(self._prefinetune, name, start), made_from=name
+        )
+        return Prefinetuned(tree_of(found.arrays, start, name), dict(found.record))
+
+    def _prefinetune(self, name: str, start: Any) -> Artifact:
+        config, candidates = self.config, self.experiment.candidates
+        settings = config.prefinetune
+        assert candidates is not None
+        assert settings is not None
+        language = config.model if isinstance(config.model, LanguageModelConfig) else None
+        corpus = candidates.corpus(
+            name,
+            settings.examples,
+            settings.valid,
+            seed=config.run.seed,
+            columns=("tokens",) if language is not None else ("image", "label"),
+            vocabulary=self.experiment.vocabulary,
+            sequence_length=0 if language is None else language.sequence_length,
+        )
+        with Progress(
+            f"prefinetune on {name}",
+            total=epochs_of(settings),
+            progress=self.progress,
+            step="epoch",
+        ) as bar:
+            found = prefinetune(
+                self.experiment.model,
+                start,
+                corpus,
+                settings,
+                seed=config.run.seed,
+                callback=lambda epoch, loss: bar.update(epoch, {"public loss": f"{loss:.4g}"}),
+            )
+        shares = candidates.shares(name)
+        record = {
+            "candidate": name,
+            "shares": dict(shares),
+            "sources": {source: candidates.sources[source] for source in shares},
+            "params_sha256": params_digest(found.params),
+            **found.record,
+        }
+        return Artifact(record, tree_arrays(found.params))
 
 
 def _public_moments(
@@ -176,153 +251,3 @@ def _public_moments(
         parts = [of_source[source] for source in shares]
         found[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
     return found
-
-
-def _prefinetuned(
-    experiment: Experiment,
-    settings: PrefinetuneConfig,
-    name: str,
-    start: Any,
-    directory: Path,
-    shown: bool,
-) -> Prefinetuned:
-    """One candidate's prefinetuning: read where it is done, else made."""
-    config, candidates = experiment.config, experiment.candidates
-    assert candidates is not None
-    folder = directory / "prefinetune" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    identity = hashlib.sha256(f"{name}\n{_described(experiment)}".encode()).hexdigest()[:12]
-    arrays, described = folder / "params.npz", folder / "prefinetune.json"
-    if described.exists():
-        record = files.read_json(described)
-        _require_same(described, record, identity)
-        params = load_params(arrays, start, record["params_sha256"])
-        return Prefinetuned(params, record)
-    language = config.model if isinstance(config.model, LanguageModelConfig) else None
-    corpus = candidates.corpus(
-        name,
-        settings.examples,
-        settings.valid,
-        seed=config.run.seed,
-        columns=("tokens",) if language is not None else ("image", "label"),
-        vocabulary=experiment.vocabulary,
-        sequence_length=0 if language is None else language.sequence_length,
-    )
-    with Progress(
-        f"prefinetune on {name}",
-        total=epochs_of(settings),
-        progress=shown,
-        step="epoch",
-    ) as bar:
-        found = prefinetune(
-            experiment.model,
-            start,
-            corpus,
-            settings,
-            seed=config.run.seed,
-            callback=lambda epoch, loss: bar.update(epoch, {"public loss": f"{loss:.4g}"}),
-        )
-    digest = save_params(arrays, found.params)
-    record = jsonable(
-        {
-            "config": identity,
-            "candidate": name,
-            "shares": dict(candidates.shares(name)),
-            "sources": {source: candidates.sources[source] for source in candidates.shares(name)},
-            "params_sha256": digest,
-            **found.record,
-        }
-    )
-    files.write_atomically(described, json.dumps(record, indent=1) + "\n")
-    return Prefinetuned(found.params, record)
-
-
-def save_params(path: Path, params: Any) -> str:
-    """Writes a tree of arrays as one .npz file, whole or not at all; returns its SHA-256."""
-    content = _as_npz(params)
-    files.write_atomically(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def params_digest(params: Any) -> str:
-    """SHA-256 of the file that `save_params` would write."""
-    return hashlib.sha256(_as_npz(params)).hexdigest()
-
-
-def _as_npz(params: Any) -> bytes:
-    leaves = {
-        jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf)
-        for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-    return files.npz(leaves)
-
-
-def load_params(path: Path, like: Any, sha256: str) -> Any:
-    """Reads what `save_params` wrote into the structure of `like`.
-
-    Raises:
-      CorruptFile: the file is missing or altered, or holds other parameters than `like`.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise CorruptFile(f"{path}: was altered: it fails its SHA-256")
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves = []
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            for keys, leaf in paths:
-                name = jax.tree_util.keystr(keys, simple=True, separator=".")
-                array = arrays[name]
-                if array.shape != leaf.shape or array.dtype != leaf.dtype:
-                    raise CorruptFile(
-                        f"{path}: {name} is {array.dtype}{list(array.shape)}, expected "
-                        f"{leaf.dtype}{list(leaf.shape)}"
-                    )
-                leaves.append(array)
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        raise CorruptFile(f"{path}: does not hold this model's parameters") from error
-    return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def _released_before(path: Path, plan: FredPlan, run: str) -> PrivateMoments | None:
-    """What this run released before a crash; made again elsewhere it could be another release."""
-    note = path.with_name("release.json")
-    if not (path.exists() and note.exists()):
-        return None
-    record = files.read_json(note)
-    if record != {"run": run, "moments_sha256": files.sha256_file(path)}:
-        return None
-    return PrivateMoments.load(path, plan)
-
-
-def _save_moments(found: PrivateMoments, path: Path, run: str) -> None:
-    temporary = path.with_name(".tmp-moments.npz")
-    found.save(temporary)
-    note = {"run": run, "moments_sha256": files.sha256_file(temporary)}
-    files.write_atomically(path.with_name("release.json"), json.dumps(note) + "\n")
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    os.replace(temporary, path)
-    files.fsync_directory(path.parent)
-
-
-def _described(experiment: Experiment) -> str:
-    """All that the stages follow from, but the noise."""
-    return json.dumps(jsonable(to_mapping(experiment.config)), sort_keys=True)
-
-
-def _require_same(path: Path, record: Any, expected: str) -> None:
-    found = record.get("config") if isinstance(record, dict) else None
-    if found != expected:
-        raise InputError(
-            f"{path}: is of config {found}, expected {expected}: the config is not the one this "
-            "run began with"
-        )

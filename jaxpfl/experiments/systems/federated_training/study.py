@@ -58,7 +58,6 @@ def prepare(config: Config) -> FederatedTraining:
 
 def _carry_out(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
     config, directory = experiment.config, workspace.directory
-    shown = workspace.progress
     if experiment.vocabulary is not None:
         experiment.vocabulary.save(directory / "vocabulary.json")
     ledger = directory / "ledger.jsonl"
@@ -66,10 +65,10 @@ def _carry_out(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
         ledger = Path(config.privacy.ledger)
     stages, start = None, None
     if config.prefinetune is not None:
-        stages = pipeline.carry_out(experiment, directory, ledger, _budget(config), shown=shown)
+        stages = pipeline.carry_out(experiment, workspace, ledger, _budget(config))
         start = stages.prefinetuned[stages.winner]
         experiment = experiment.starting_from(start.params)
-    run = partial(_run, shown=shown, resumed_as=directory)
+    run = partial(_run, progress=workspace.progress, resumed_as=directory)
     try:
         # FreD was charged to the pipeline's ledger, and to no other.
         prior = [] if stages is None or stages.fred is None else [stages.fred["run"]]
@@ -251,7 +250,7 @@ def _run(
     ledger: Path,
     *,
     start: Prefinetuned | None,
-    shown: bool,
+    progress: bool,
     resumed_as: Path,
     prior: Sequence[str] = (),
     candidate: str | None = None,
@@ -266,7 +265,7 @@ def _run(
     tracking = Tracking(
         evaluate_every=max(1, evaluation.every),
         checkpoint_every=config.run.checkpoint_every,
-        progress=shown,
+        progress=progress,
     )
     if evaluation.every:
         evaluator = Evaluator(

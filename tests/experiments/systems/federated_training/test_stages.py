@@ -16,6 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
@@ -24,6 +25,8 @@ from jaxpfl.federated import release
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.ledgers import same_but_heads
 
+MOMENTS = "artifacts/fred_moments/arrays.npz"
+PARAMETERS = "artifacts/prefinetuned_far/arrays.npz"
 REPRODUCIBLE = ("--run.reproducible_noise", "True")
 
 
@@ -56,7 +59,7 @@ def test_all_releases_are_in_one_ledger_and_compose_to_the_target(finished):
     assert spent["labels"].pop("fed_avg") == 3
     assert spent["labels"] and all(label.startswith("fred ") for label in spent["labels"])
     run = json.loads((finished.out / "run.json").read_text())
-    fred = json.loads((finished.out / "fred" / "scores.json").read_text())
+    fred = json.loads((finished.out / "artifacts/fred_scores/record.json").read_text())
     rounds = (
         dp_accounting.PoissonSampledDpEvent(
             run["plan"]["clients_per_round"] / run["plan"]["population"],
@@ -121,7 +124,7 @@ def test_what_the_run_releases_holds_nothing_of_its_simulations(finished):
     secrets += [f"{row['perplexity']:.1f}" for row in simulated]
     page = (finished.out / "report.html").read_text()
     public = page[: page.index("How it was run")]
-    for name in ("result.json", "run.json", "metrics.jsonl", "fred/scores.json"):
+    for name in ("result.json", "run.json", "metrics.jsonl", "artifacts/fred_scores/record.json"):
         public += (finished.out / name).read_text()
     # What a PNG draws is not text: the plots are those of the run, drawn from its own records.
     public = re.sub(r"data:image/png;base64,[^\"]*", "", public)
@@ -224,7 +227,7 @@ def _assert_same(out: Path, straight: Path) -> None:
         if path.name.endswith((".json", ".jsonl", ".npz", ".yaml"))
         and not {"private", "checkpoints"} & set(path.relative_to(straight).parts)
     }
-    assert {"fred/moments.npz", "prefinetune/far/params.npz", "simulation.json"} <= names
+    assert {MOMENTS, PARAMETERS, "simulation.json"} <= names
     assert "other_candidates/far/metrics.jsonl" in names
     for name in sorted(names):
         assert same_but_heads(out / name, straight / name), name
@@ -252,10 +255,11 @@ def _crash_in(target: object, name: str, call: int):
 @pytest.mark.parametrize(
     ("module", "name", "call"),
     [
-        (pipeline, "_save_moments", 1),  # charged, and not on the disk
+        (Artifacts, "save", 1),  # charged, and not on the disk
         (pipeline, "score", 1),  # released, and not scored
         (pipeline, "prefinetune", 2),  # the winner is prefinetuned, another is not
-        (pipeline, "save_params", 1),
+        (Artifacts, "save", 2),  # scored, and not on the disk
+        (Artifacts, "save", 3),
         (release, "Cohort", 3 + 3),  # inside the winner's rounds, after FreD's three releases
         (release, "Cohort", 3 + 5),  # inside another candidate's rounds
     ],
@@ -269,7 +273,7 @@ def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
         patched.setattr(module, name, _crash_in(module, name, call))
         with pytest.raises(Crash):
             carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
-    released = (out / "fred" / "scores.json").exists()
+    released = (out / "artifacts" / "fred_scores").exists()
     with monkeypatch.context() as patched:
         if released:
             patched.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
@@ -324,7 +328,7 @@ def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
     _assert_same(out, straight)
 
 
-@pytest.mark.parametrize("name", ["fred/moments.npz", "prefinetune/far/params.npz"])
+@pytest.mark.parametrize("name", [MOMENTS, PARAMETERS])
 def test_an_altered_stage_blocks_the_resume(straight, tmp_path, name):
     """TRUST 35: a flipped bit is found and the file is named."""
     out = tmp_path / "run"
@@ -336,13 +340,13 @@ def test_an_altered_stage_blocks_the_resume(straight, tmp_path, name):
         carry_out.resume(out, progress=False)
 
 
-@pytest.mark.parametrize("name", ["fred/scores.json", "prefinetune/far/prefinetune.json"])
+@pytest.mark.parametrize("name", ["fred_scores", "prefinetuned_far"])
 def test_a_stage_of_another_run_blocks_the_resume(straight, tmp_path, name):
     out = tmp_path / "run"
     shutil.copytree(straight, out)
-    record = json.loads((out / name).read_text())
-    (out / name).write_text(json.dumps({**record, "config": "0" * 12}))
-    with pytest.raises(InputError, match="not the one this run began with"):
+    record = json.loads((out / "artifacts" / name / "record.json").read_text())
+    Artifacts(out / "artifacts", run="another").save(name, Artifact(record))
+    with pytest.raises(InputError, match=f"{name}: belongs to run another"):
         carry_out.resume(out, progress=False)
 
 
@@ -369,7 +373,7 @@ def test_a_budget_below_fred_releases_nothing(pipeline_config, tmp_path):
     config = registry.load(pipeline_config, ("--privacy.budget_epsilon", "2"))
     with pytest.raises(BudgetExhausted, match="nothing was released"):
         carry_out.run(config, out, progress=False)
-    assert not (out / "fred" / "moments.npz").exists()
+    assert not (out / "artifacts" / "fred_moments").exists()
     assert len(Ledger.read(out / "ledger.jsonl")) == 0
 
 
