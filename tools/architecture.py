@@ -45,7 +45,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "registry": SHARED | {"systems"},
     # What a user calls from Python, without a config file.
     "run": SHARED,
-    "choose": SHARED,
+    "choose_corpus": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
 }

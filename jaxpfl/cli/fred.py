@@ -48,13 +48,13 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     if arguments.epsilon is None and not arguments.non_private:
         raise InputError("fred needs --epsilon and --delta, or --non-private")
     from jaxpfl.algorithms.fred import FredPlan
-    from jaxpfl.experiments.choose import choose, table
+    from jaxpfl.experiments.choose_corpus import choose_corpus, table
 
     shared: dict[str, Any] = {"unit": arguments.unit, "clip_norm": arguments.clip_norm}
     plan = None
     if arguments.epsilon is not None:
         plan = FredPlan.calibrated(epsilon=arguments.epsilon, delta=arguments.delta, **shared)
-    record = choose(
+    record = choose_corpus(
         arguments.private,
         arguments.candidates,
         plan=plan,

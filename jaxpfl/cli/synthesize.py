@@ -1,7 +1,7 @@
 """`jaxpfl synthesize`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,16 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         checks.positive_int("--texts", arguments.texts)
     from jaxpfl.experiments.registry import load
 
-    if (arguments.directory / "config.yaml").exists():
-        use_devices(load(arguments.directory / "config.yaml"))
-    from jaxpfl.experiments.systems.synthetic_text.synthesize import described, synthesize
+    use_devices(load(arguments.directory / "config.yaml"))
+    from jaxpfl.experiments import carry_out
 
-    card = synthesize(arguments.directory, arguments.out, texts=arguments.texts)
+    card = carry_out.synthesize(arguments.directory, arguments.out, texts=arguments.texts)
     return {"out": str(arguments.out), "card": card, "text": described(card)}
+
+
+def described(card: Mapping[str, Any]) -> str:
+    """The card in a few lines, for a terminal."""
+    lines = [f"{card['texts']} texts, of which {card['written_after_the_run']} beyond the run's"]
+    if card["stamp"]:
+        lines.append(card["stamp"])
+    return "\n".join([*lines, card["statement"]])

@@ -28,6 +28,7 @@ from jaxpfl.experiments.systems.base import (
     RESULT,
     SIMULATION,
     Prepared,
+    Synthesizer,
     System,
     Workspace,
 )
@@ -124,6 +125,27 @@ def report(out: str | Path) -> Path:
     system = system_of(load(directory / CONFIG).system)
     record = files.read_json(result) if result.exists() else {}
     return write_page(directory, system.page(directory, record))
+
+
+def synthesize(
+    out: str | Path, file: str | Path, *, texts: int | None = None, progress: bool = True
+) -> dict[str, Any]:
+    """Writes the synthetic corpus of the run in `out` to the new file `file`; returns its card.
+
+    Args:
+      texts: how many; None: as many as the run made. More of them cost the clients nothing.
+
+    Raises:
+      InputError: the run has no synthetic corpus, or is not finished; `file` exists.
+      CorruptFile: a file of the run was altered, or its ledger was cut off.
+    """
+    directory = Path(out)
+    system = system_of(load(directory / CONFIG).system)
+    if not isinstance(system, Synthesizer):
+        raise InputError(
+            f"{directory}: is a run of the system {system.name!r}, which makes no synthetic texts"
+        )
+    return system.synthesize(directory, Path(file), texts=texts, progress=progress)
 
 
 def stamp_of(config: Any) -> str:

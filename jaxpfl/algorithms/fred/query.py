@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
 from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.plan import FredPlan
@@ -88,7 +89,7 @@ class PrivateMoments(NamedTuple):
 
     def save(self, path: str | Path) -> None:
         """Writes the moments and their noise to an .npz file, which `load` reads."""
-        np.savez(path, **self.arrays())
+        Path(path).write_bytes(files.npz(self.arrays()))
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxpfl import files
 from jaxpfl.experiments.engine.tracking import jsonable
@@ -102,6 +102,26 @@ class System(Protocol):
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         """The record for a terminal, with the contents of `simulation.json` as "simulation"."""
+        ...
+
+
+@runtime_checkable
+class Synthesizer(Protocol):
+    """A system whose runs have a corpus of synthetic texts."""
+
+    def synthesize(
+        self, directory: Path, out: Path, *, texts: int | None = None, progress: bool = True
+    ) -> dict[str, Any]:
+        """Writes the corpus of the finished run in `directory` to `out`; returns its card.
+
+        Args:
+          out: a new file.
+          texts: how many; None: as many as the run made.
+
+        Raises:
+          InputError: the run is not finished or made no texts, or `out` exists.
+          CorruptFile: a file of the run was altered, or its ledger was cut off.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.choose import choose
+from jaxpfl.experiments.choose_corpus import choose_corpus
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.engine.public_check import PrivateContent, content
 from jaxpfl.experiments.systems.federated_training.build import build
@@ -180,8 +180,8 @@ def test_a_candidate_of_the_command_that_is_a_copy_is_refused(tmp_path):
 
     plan = FredPlan.calibrated(epsilon=1.0, delta=1e-3, unit="client", clip_norm=1.0)
     with pytest.raises(InputError, match="candidate copy = .* holds the private"):
-        choose(
+        choose_corpus(
             str(private), [str(other), str(copy)], plan=plan, embedder_name="hashed:8",
-            out=tmp_path / "out", shown=False,
+            out=tmp_path / "out", progress=False,
         )  # fmt: skip
     assert not (tmp_path / "out" / "ledger.jsonl").exists()

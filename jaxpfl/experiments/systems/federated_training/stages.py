@@ -118,9 +118,7 @@ class _Stages:
         folder = self.workspace.directory / FOLDER
         return Artifacts(folder, run=run, ledger=ledger, private=not self.workspace.stamp)
 
-    def _fred(
-        self, plan: FredPlan, ledger_path: Path, budget: Budget | None
-    ) -> Mapping[str, Any]:
+    def _fred(self, plan: FredPlan, ledger_path: Path, budget: Budget | None) -> Mapping[str, Any]:
         """The scores of all candidates, and the plan and statement of the release."""
         folder = files.private_directory(self.workspace.directory / "private")
         secret_path = folder / "fred_secret.json"

@@ -92,11 +92,6 @@ def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
     if not (directory / RESULT).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     record = files.read_json(directory / RESULT)
-    if record.get("system") != "synthetic_text":
-        raise InputError(
-            f"{directory}: expected a run of system 'synthetic_text', found "
-            f"{record.get('system')!r}"
-        )
     config = load(directory / "config.yaml", SyntheticTextConfig)
     if not (directory / FOLDER / "corpus").exists():
         raise InputError(
@@ -184,11 +179,3 @@ def _more_texts(
         f"{directory}: the generator writes empty texts almost only: {len(found)} of {number} more "
         "texts are not empty; ask for fewer --texts"
     )
-
-
-def described(card: Mapping[str, Any]) -> str:
-    """The card in a few lines for a terminal."""
-    lines = [f"{card['texts']} texts, of which {card['written_after_the_run']} beyond the run's"]
-    if card["stamp"]:
-        lines.append(card["stamp"])
-    return "\n".join([*lines, card["statement"]])

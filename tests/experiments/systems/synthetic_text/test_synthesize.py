@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from jaxpfl.cli import main
+from jaxpfl.cli.synthesize import described
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
@@ -160,4 +161,4 @@ def test_a_run_without_privacy_is_stamped(synthetic_config, tmp_path):
     assert not card["private"]
     assert card["stamp"] == NOT_PRIVATE
     assert card["epsilon"] is None
-    assert "NOT PRIVATE" in module.described(card)
+    assert "NOT PRIVATE" in described(card)

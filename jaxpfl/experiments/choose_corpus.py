@@ -31,7 +31,7 @@ from jaxpfl.text.embed import embed, embedder
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
 
 
-def choose(
+def choose_corpus(
     private: str | Population,
     candidates: Sequence[str],
     *,
@@ -40,7 +40,7 @@ def choose(
     embedder_name: str = "hashed",
     out: str | Path,
     ledger: str | Path | None = None,
-    shown: bool = True,
+    progress: bool = True,
 ) -> dict[str, Any]:
     """Releases the clients' moments once and ranks the candidates; writes `out`.
 
@@ -57,7 +57,7 @@ def choose(
       embedder_name: see `text.embed.embedder`.
       out: folder; made if absent.
       ledger: file that the release is charged to.
-      shown: whether progress is drawn.
+      progress: whether progress is drawn on stderr.
 
     Raises:
       InputError: a source, a name or an embedder is no good, or a candidate holds the clients'
@@ -80,7 +80,7 @@ def choose(
     for name, source in sources.items():
         corpus = open_population(source)
         content.refuse(corpus, f"candidate {name} = {source!r}")
-        corpora[name] = public_moments(corpus, function, *clip_norms, progress=shown)
+        corpora[name] = public_moments(corpus, function, *clip_norms, progress=progress)
     found: dict[str, PrivateMoments] = {}
     paths = {
         "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",
@@ -96,7 +96,7 @@ def choose(
             units = len(clients) if plan.unit == "client" else clients.num_examples
             algorithm = fred(plan, units=units, dimension=function.dimension)
             require_affordable(algorithm, ledgers["private"], run="")
-        embedded = embed(clients, function, progress=shown)
+        embedded = embed(clients, function, progress=progress)
         statement = ""
         if plan is not None:
             secret = Secret()

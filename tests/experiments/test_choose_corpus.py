@@ -8,7 +8,7 @@ import pytest
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
 from jaxpfl.cli import main
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.choose import named
+from jaxpfl.experiments.choose_corpus import named
 from jaxpfl.privacy import Ledger
 
 TOPICS = {
