@@ -20,7 +20,7 @@ help:
 	@echo "make test         lint, then the tests, on PYTHON (default: python3)"
 	@echo "make test-newest  the same on the newest Python and JAX (or NEWEST_PYTHON)"
 	@echo "make test-slow    the tests that take minutes"
-	@echo "make lint         ruff and pyright"
+	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
@@ -46,6 +46,7 @@ test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff check
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
+	.venv-newest/bin/python tools/architecture.py
 	.venv-newest/bin/python -m pytest $(PYTEST_PARALLEL)
 
 test-slow: .venv/installed-dev
@@ -55,6 +56,7 @@ lint: .venv/installed-dev
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/pyright --pythonpath .venv/bin/python
+	.venv/bin/python tools/architecture.py
 
 bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.aggregate
