@@ -44,8 +44,8 @@ class RunRecord:
         for name in sorted(described.keys() | ({"start"} & begun.keys())):
             if begun.get(name) != described.get(name):
                 raise InputError(
-                    f"{self.path}: the run began with another {name} than it is given now; resume "
-                    "it with its own, or choose another --out"
+                    f"{self.path}: the field {name!r} of the run is not what it was when the run "
+                    "began; resume the run as it began, or choose another --out"
                 )
         return begun
 
