@@ -461,7 +461,7 @@ def test_what_a_run_is_cannot_change(run_to, straight):
     ):
         assert old in text
         config.write_text(text.replace(old, new))
-        with pytest.raises(InputError, match="the run began with another (config|seed|queries)"):
+        with pytest.raises(InputError, match="the field '(config|seed|queries)'"):
             carry_out.resume(out, progress=False)
     config.write_text(text)
     secret.unlink()

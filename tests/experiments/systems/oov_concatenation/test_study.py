@@ -119,7 +119,7 @@ def test_another_start_or_vocabulary_is_refused_on_resume(config_path, straight,
     shutil.rmtree(out / "artifacts")
     config = registry.load(config_path, ["--run.seed", "1"])
     (out / "config.yaml").write_text(reader.to_yaml(config))
-    with pytest.raises(InputError, match="the run began with another config"):
+    with pytest.raises(InputError, match="the field 'config'"):
         carry_out.resume(out, progress=False)
     (out / "vocabulary.json").write_text(
         (out / "vocabulary.json").read_text().replace(NEAR[0], "other")
