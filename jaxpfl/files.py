@@ -1,13 +1,14 @@
-"""Files that survive a crash: whole or absent, and on the disk before anything goes on.
+"""Files that survive a crash: a file is written whole or not at all, and synced before use.
 
-The one place that syncs, renames, hashes and locks files; only the ledger's chain syncs its own
-open file as it appends.
+All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
+its own open file when it appends.
 """
 
 import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,14 +21,14 @@ from jaxpfl.errors import CorruptFile, RunLocked
 
 
 def sync(file: IO[Any]) -> None:
-    """Returns when what was written to an open file is on the disk."""
+    """Blocks until everything written to an open file is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def fsync_directory(directory: Path) -> None:
-    """Makes the names inside `directory` durable (a rename is not, until this returns)."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Makes a file's content, or the names in a directory, durable; a rename needs the latter."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -36,32 +37,44 @@ def fsync_directory(directory: Path) -> None:
 
 def fsync_tree(directory: Path) -> None:
     """Makes every file and name below `directory` durable."""
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            descriptor = os.open(Path(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        fsync_directory(Path(folder))
+    for path in (*directory.rglob("*"), directory):
+        fsync_path(path)
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
-    """Writes a whole file: a reader, and a crash, sees the old content or the new one.
+    """Replaces a file atomically: a reader sees the old content or the new, even after a crash.
 
     Args:
-      mode: of the file, from its first byte on; 0o600 for what its owner alone may read.
+      mode: permissions that the file has from its first byte on, such as 0o600 for a secret.
     """
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.tmp")
-    # What a crash left may have another mode.
+    # A temporary file left by a crash may have other permissions.
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         sync(file)
     os.replace(temporary, path)
-    fsync_directory(path.parent)
+    fsync_path(path.parent)
+
+
+def write_json(path: Path, record: Any, *, mode: int = 0o644) -> None:
+    """Writes `jsonable(record)` as a JSON file; see `write_atomically`."""
+    write_atomically(path, json.dumps(jsonable(record), indent=1) + "\n", mode=mode)
+
+
+def jsonable(value: Any) -> Any:
+    """`value` in JSON's types: arrays and numpy scalars unpacked, non-finite numbers as None."""
+    if isinstance(value, dict):
+        return {str(key): jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(inner) for inner in value]
+    if hasattr(value, "dtype"):
+        return jsonable(np.asarray(value).tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def npz(arrays: dict[str, Any]) -> bytes:
@@ -72,7 +85,7 @@ def npz(arrays: dict[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; `CorruptFile` names the file that is missing or broken."""
+    """Reads a JSON file; raises `CorruptFile`, which names it, if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,7 +102,7 @@ def sha256_file(path: Path) -> str:
 
 
 def private_directory(directory: Path) -> Path:
-    """Makes `directory` readable by its owner only, also where it existed before."""
+    """Creates `directory` if needed and lets its owner alone read it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     return directory
@@ -97,13 +110,12 @@ def private_directory(directory: Path) -> Path:
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Holds the run directory while the context is open.
+    """Locks the run directory while the context is open.
 
-    The lock is the kernel's, on an open file: it ends with the process, however that ends, so no
-    stale lock outlives a crash and no clock is involved.
+    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
 
     Raises:
-      RunLocked: another process holds it.
+      RunLocked: another process holds the lock.
     """
     path = directory / "run.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

@@ -93,7 +93,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    files.fsync_directory(folder.parent)
+    files.fsync_path(folder.parent)
 
 
 def write_clients(temporary: Path, client_ids: pa.Array, offsets: np.ndarray) -> None:

@@ -1,6 +1,5 @@
 """`jaxpfl fred`: which of some public corpora is nearest to private clients, from one release."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.run_secret import run_id
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import embed, embedder
@@ -113,7 +111,7 @@ def choose_corpus(
             statement = statement or without_privacy.statement()
     record = _record(found, corpora, sources, function.name, paths, directory)
     record["statement"] = statement
-    files.write_atomically(directory / "fred.json", json.dumps(record, indent=1) + "\n")
+    files.write_json(directory / "fred.json", record)
     _draw(record, directory / "fred.png")
     return record
 
@@ -166,7 +164,7 @@ def _record(
             row["non_private"] = exact[each.name]
         rows.append(row)
     released = found[main]
-    return jsonable(
+    return files.jsonable(
         {
             "private": "non_private" not in found,
             "statement": released.plan.statement(),

@@ -73,7 +73,7 @@ class Chain:
             # A killed process may have left lines that no fsync followed.
             os.fsync(descriptor)
             if not self.lines:
-                files.fsync_directory(path.parent)
+                files.fsync_path(path.parent)
         except BaseException:
             self.close()
             raise

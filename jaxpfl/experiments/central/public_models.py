@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxpfl import files
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -29,7 +30,6 @@ from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.public_check import PrivateContent
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
@@ -192,7 +192,7 @@ class PublicModels:
     def _hash(self, names: Sequence[str], settings: Mapping[str, Any]) -> str:
         """A hash of the settings, the names, and all corpora: the tokeniser reads every one."""
         described = [list(names), self._texts_hashes, self.vocab_size, dict(settings)]
-        text = json.dumps(jsonable(described), sort_keys=True)
+        text = json.dumps(files.jsonable(described), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -30,7 +30,6 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.privacy.ledger import Ledger
 
 _TEMPORARY = ".tmp-"
@@ -143,8 +142,7 @@ class Artifacts:
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
         temporary = begin(self._path(name))
         try:
-            text = json.dumps(jsonable(dict(artifact.record)), ensure_ascii=False, indent=1)
-            (temporary / RECORD).write_text(text + "\n", encoding="utf-8")
+            files.write_json(temporary / RECORD, dict(artifact.record))
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
             commit(temporary, self._path(name), manifest)
         except BaseException:
@@ -234,13 +232,13 @@ def begin(path: Path) -> Path:
 
 def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
     """Gives the artifact in `temporary` its manifest and its name; it is whole from then on."""
-    content = {**jsonable(dataclasses.asdict(manifest)), "files": _listing(temporary)}
+    content = {**files.jsonable(dataclasses.asdict(manifest)), "files": _listing(temporary)}
     (temporary / _MANIFEST).write_text(_rendered(content), encoding="utf-8")
     files.fsync_tree(temporary)
     if path.exists():
         remove(path)
     os.rename(temporary, path)
-    files.fsync_directory(path.parent)
+    files.fsync_path(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -248,7 +246,7 @@ def remove(path: Path) -> None:
     doomed = path.with_name(f"{_DELETED}{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
-    files.fsync_directory(path.parent)
+    files.fsync_path(path.parent)
     shutil.rmtree(doomed)
 
 
@@ -310,7 +308,7 @@ def check_manifest(
             f"{path}: belongs to run {manifest.run}, expected run {run}: the config, the data or "
             "the secret is not the one that this run began with"
         )
-    expected = jsonable(made_from)
+    expected = files.jsonable(made_from)
     if manifest.made_from != expected:
         raise InputError(
             f"{path}: was made from {manifest.made_from!r}, expected {expected!r}; delete the "

@@ -10,7 +10,6 @@ leaves whole checkpoints alone. A restore hashes every file BEFORE Orbax opens a
 flipped bits without complaint).
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.engine.artifacts import (
+    RECORD,
     Manifest,
     begin,
     check_manifest,
@@ -105,7 +105,7 @@ class Checkpoints:
         temporary = begin(path)
         try:
             record = {"round": round, "leaves": schema(leaves)}
-            (temporary / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+            files.write_json(temporary / RECORD, record)
             self._begin_arrays(temporary / "state", leaves)
         except BaseException:
             with suppress(Exception):
@@ -199,7 +199,7 @@ class Checkpoints:
         manifest = verified(path)
         check_manifest(path, manifest, run=self.run)
         leaves = named_leaves(like)
-        require_same_leaves(files.read_json(path / "record.json")["leaves"], leaves, str(path))
+        require_same_leaves(files.read_json(path / RECORD)["leaves"], leaves, str(path))
         try:
             arrays = self._read_arrays(path / "state", leaves)
         except Exception as error:

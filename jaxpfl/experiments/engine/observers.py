@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.tracking import MetricsFile, jsonable
+from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.progress import Progress
 
 
@@ -116,7 +117,7 @@ class Observers:
             record["evaluation"] = late.evaluation.result()
         if late.sentences is not None:
             record["sentences"] = late.sentences
-        record = jsonable(record)
+        record = files.jsonable(record)
         for observer in self._observers:
             observer.append(late.round, record)
 
@@ -199,7 +200,7 @@ class PrivateLog:
         self._file = open(directory / "rounds.jsonl", "a", encoding="utf-8")
 
     def append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(jsonable(record)) + "\n")
+        self._file.write(json.dumps(files.jsonable(record)) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ the same again, or is charged again before it is stored.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +106,7 @@ class Releases:
             if begun is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 record = {"run": run, "config": _hash(described)}
-                files.write_atomically(note, json.dumps(record) + "\n")
+                files.write_json(note, record)
             elif begun.get("run") != run:
                 raise InputError(
                     f"{note}: is of run {begun.get('run')}, but the secret in private/ is of "

@@ -7,7 +7,6 @@ checkpoints/             see `checkpoint`
 result.json              statement and last metrics, when the run stops
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.run_record import RunRecord, stamp_of
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Setting, Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
 
 
 class RunDirectory:
@@ -114,9 +112,7 @@ class RunDirectory:
             "privacy": statement,
             "metrics": metrics,
         }
-        files.write_atomically(
-            self.path / "result.json", json.dumps(jsonable(record), indent=1) + "\n"
-        )
+        files.write_json(self.path / "result.json", record)
         if rounds == self._rounds:
             forget(self._secret_path)
         return statement

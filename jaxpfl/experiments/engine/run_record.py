@@ -1,7 +1,6 @@
 """`run.json`: what a run is, written before its first charge and compared when it goes on."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,6 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.federated.identity import environment
 
 
@@ -40,7 +38,7 @@ class RunRecord:
         """
         if not self.path.exists():
             return None
-        begun, described = files.read_json(self.path), jsonable(self._described())
+        begun, described = files.read_json(self.path), files.jsonable(self._described())
         for name in sorted(described.keys() | ({"start"} & begun.keys())):
             if begun.get(name) != described.get(name):
                 raise InputError(
@@ -78,7 +76,7 @@ class RunRecord:
             "environment": environment(),
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
-        files.write_atomically(self.path, json.dumps(jsonable(record), indent=1) + "\n")
+        files.write_json(self.path, record)
 
     def _described(self) -> dict[str, Any]:
         """What must be the same when the run goes on."""

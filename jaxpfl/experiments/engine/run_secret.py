@@ -6,7 +6,6 @@ With it, a run that was killed draws the cohorts and the noise of its rounds aga
 and at no further cost. Without it nobody can. A finished run no longer needs it, so it is deleted.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +43,7 @@ def saved_secret(
     words = np.frombuffer(secret.words, np.uint32).tolist()
     files.private_directory(path.parent)
     record = {"words": words, "reproducible": reproducible}
-    files.write_atomically(path, json.dumps(record) + "\n", mode=0o600)
+    files.write_json(path, record, mode=0o600)
     return secret
 
 
@@ -52,7 +51,7 @@ def forget(path: Path) -> None:
     """Deletes a secret that is no longer needed; it may be gone already."""
     if path.exists():
         path.unlink()
-        files.fsync_directory(path.parent)
+        files.fsync_path(path.parent)
 
 
 def run_id(secret: Secret) -> str:

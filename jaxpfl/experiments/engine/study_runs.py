@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -92,7 +91,7 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     runs = (run["run"], *prior)
     statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
     record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
-    files.write_atomically(path, json.dumps(record, indent=1) + "\n")
+    files.write_json(path, record)
     write_run_page(folder)
     return record["privacy"]
 

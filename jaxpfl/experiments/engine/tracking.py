@@ -4,28 +4,12 @@ So an interrupted and resumed run writes the same bytes as a straight one.
 """
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
-
-
-def jsonable(value: Any) -> Any:
-    """`value` as JSON has it: arrays and numpy scalars unpacked, what is not finite as null."""
-    if isinstance(value, dict):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(inner) for inner in value]
-    if hasattr(value, "dtype"):
-        return jsonable(np.asarray(value).tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -73,7 +57,7 @@ class MetricsFile:
         Raises:
           CorruptFile: if earlier rounds are missing.
         """
-        line = json.dumps(jsonable(record), ensure_ascii=False, allow_nan=False).encode()
+        line = json.dumps(files.jsonable(record), ensure_ascii=False, allow_nan=False).encode()
         if round < len(self._lines) and self._lines[round] == line:
             return
         if round > len(self._lines):

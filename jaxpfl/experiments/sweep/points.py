@@ -16,7 +16,6 @@ own. Whoever publishes several points has released all of them, and the report s
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
 from jaxpfl.experiments.systems.base import CONFIG, RESULT
 from jaxpfl.progress import Progress
@@ -97,8 +95,7 @@ def _carried_out(point: Point, folder: Path, memory: dict[Any, Any]) -> dict[str
             carry_out.resume(folder, progress=False, memory=memory)
         else:
             carry_out.run(point.config, folder, progress=False, memory=memory)
-        digest = {"sha256": files.sha256_file(result)}
-        files.write_atomically(finished, json.dumps(digest) + "\n")
+        files.write_json(finished, {"sha256": files.sha256_file(result)})
     if files.sha256_file(result) != files.read_json(finished)["sha256"]:
         raise CorruptFile(
             f"{result}: was altered after the point was finished: it does not match the SHA-256 in "
@@ -207,7 +204,7 @@ def _require_same(path: Path, sweep: Sweep) -> None:
         "over": sweep.over,
         "points": {point.name: to_mapping(point.config) for point in sweep.points},
     }
-    text = yaml.safe_dump(jsonable(described), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(files.jsonable(described), sort_keys=False, allow_unicode=True)
     if path.exists():
         if path.read_text(encoding="utf-8") != text:
             raise InputError(
@@ -243,7 +240,7 @@ def _write(
         "rows": rows,
         "points": points,
     }
-    files.write_atomically(directory / "sweep.json", json.dumps(jsonable(record), indent=1) + "\n")
+    files.write_json(directory / "sweep.json", record)
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -7,14 +7,12 @@ alike: the lock, `config.yaml`, the stamp of a run without privacy, and `report.
 """
 
 import importlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jaxpfl import files
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.report.page import Page
 
 CONFIG = "config.yaml"
@@ -51,8 +49,8 @@ class Workspace:
 
         A system calls it itself only where something follows that the record does not cover.
         """
-        whole = jsonable({"system": self.system, "stamp": self.stamp, **record})
-        files.write_atomically(self.directory / RESULT, json.dumps(whole, indent=1) + "\n")
+        whole = files.jsonable({"system": self.system, "stamp": self.stamp, **record})
+        files.write_json(self.directory / RESULT, whole)
         return whole
 
 

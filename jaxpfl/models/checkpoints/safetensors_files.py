@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.files import fsync_directory, read_json, sync, write_atomically
+from jaxpfl.files import fsync_path, read_json, sync, write_atomically
 from jaxpfl.models.checkpoints.model_files import require
 
 WEIGHTS = "model.safetensors"
@@ -268,15 +268,15 @@ def replace_files(
             write(temporary[name])
         *others, last = temporary
         (folder / last).unlink(missing_ok=True)
-        fsync_directory(folder)
+        fsync_path(folder)
         for old in stale():
             if old.name not in temporary:
                 old.unlink(missing_ok=True)
         for name in others:
             temporary[name].rename(folder / name)
-        fsync_directory(folder)
+        fsync_path(folder)
         temporary[last].rename(folder / last)
-        fsync_directory(folder)
+        fsync_path(folder)
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)

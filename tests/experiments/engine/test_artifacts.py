@@ -84,7 +84,7 @@ def test_a_name_that_leaves_the_folder_is_refused(tmp_path, name):
         Artifacts(tmp_path, run="a").save(name, MADE)
 
 
-@pytest.mark.parametrize("call", ["fsync_tree", "npz", "fsync_directory"])
+@pytest.mark.parametrize("call", ["fsync_tree", "npz", "fsync_path"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 def test_a_failing_disk_leaves_nothing_half(tmp_path, monkeypatch, call, number):
     """TRUST 36: the error comes out; what is there under its name is whole."""

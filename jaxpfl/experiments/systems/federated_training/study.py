@@ -7,7 +7,6 @@ choose. Each has its own ledger and says what it is; `simulation.html` shows the
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,6 @@ from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
@@ -230,8 +228,7 @@ def _write_simulations(
         after = {name: scores[folder] for name, folder in folders.items()}
         both = {"before": _before(stages, evaluator), "after": after}
         record["fred"] = ranking(stages.scores, both)
-    text = json.dumps(jsonable(record), indent=1)
-    files.write_atomically(directory / SIMULATION, text + "\n")
+    files.write_json(directory / SIMULATION, record)
 
 
 def _budget(config: Config) -> Budget | None:

@@ -46,7 +46,6 @@ from jaxpfl.experiments.engine.build import (
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.releases import Releases
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.tracking import jsonable
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
@@ -159,11 +158,8 @@ class SyntheticText:
         public = evaluate(start.model, start.params, tokens, mesh=data_mesh(16))
         seconds["all"] = time.monotonic() - began
         # Private: times depend on how much the clients hold.
-        files.write_atomically(
-            files.private_directory(directory / "private") / "seconds.json",
-            json.dumps(seconds) + "\n",
-            mode=0o600,
-        )
+        folder = files.private_directory(directory / "private")
+        files.write_json(folder / "seconds.json", seconds, mode=0o600)
         guarantee = details.pop("guarantee", None) or self._guarantee(stamp)
         return {
             "method": self.config.method,
@@ -299,7 +295,7 @@ class SyntheticText:
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
         """The store of the rounds' artifacts, which asks the clients if there is a `scorer`."""
         config = self.config
-        described = json.dumps(jsonable(dataclasses.asdict(config)))
+        described = json.dumps(files.jsonable(dataclasses.asdict(config)))
         if scorer is None:
             return Releases.without_clients(directory, described)
         limit, seed = config.training.max_examples, config.data.split_seed

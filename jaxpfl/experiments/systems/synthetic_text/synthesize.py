@@ -9,7 +9,6 @@ post-processing of what was released, which costs no more privacy: no client's d
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ def synthesize(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     # The card comes first, so that a crash leaves no corpus without its card.
-    files.write_atomically(card_path, json.dumps(card, indent=1) + "\n")
+    files.write_json(card_path, card)
     files.write_atomically(path, content)
     return card
 
