@@ -1,6 +1,6 @@
-"""Checks of public parameters: every one refuses NaN, infinities, strings and booleans.
+"""Checks of public parameters: each refuses NaN, infinities, strings and booleans.
 
-`nan <= 0` is False, so a check must ask for what is wanted instead of for what is not.
+Each tests for the valid range: a test for the invalid one, such as `value <= 0`, lets NaN pass.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Compiled programs, kept between processes: the second start of a command compiles nothing anew.
+"""Enables JAX's persistent compilation cache, so that a command compiles each program only once.
 
-Without it, most of the time of a short run is compilation. It is JAX's persistent cache, in the
-user's cache folder. What is kept follows from the program, the versions of JAX and XLA, their
-flags and the processor's features, so that another machine, or another version, finds nothing and
-compiles. Kept are programs, not what they are called with.
+Without it, a short run spends most of its time on compilation. A cache key covers the program, the
+versions of JAX and XLA, their flags and the processor's features: another machine or version
+compiles its own programs. The cache holds programs, never their inputs.
 """
 
 import os
@@ -11,13 +10,13 @@ import sys
 import warnings
 from pathlib import Path
 
-# Programs that compile faster are compiled anew: reading them would not be faster by much.
+# A program that compiles faster than this is not worth reading from the disk.
 _LEAST_SECONDS = 0.1
 _MOST_BYTES = 1 << 30
 
 
 def folder() -> Path:
-    """The user's cache folder for compiled programs; nothing is created."""
+    """Returns the folder for compiled programs in the user's cache; does not create it."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         caches = named
@@ -29,19 +28,19 @@ def folder() -> Path:
 
 
 def enable() -> None:
-    """Makes JAX keep what it compiles in `folder()`; to be called before JAX is first imported.
+    """Makes JAX cache compiled programs in `folder()`; call it before JAX is first imported.
 
-    JAX's own settings go first: a folder in JAX_COMPILATION_CACHE_DIR is used as it is, and
-    JAX_ENABLE_COMPILATION_CACHE=false keeps nothing. Where the folder cannot be written, nothing is
-    kept either. Processes that this one starts keep their programs there too.
+    JAX's own settings take precedence: JAX_COMPILATION_CACHE_DIR names another folder, and
+    JAX_ENABLE_COMPILATION_CACHE=false disables the cache. A folder that cannot be written disables
+    it, too. Child processes inherit the setting.
     """
-    # A file that another process is still writing, or never finished: it is compiled anew.
+    # A cache file that another process has not finished writing is ignored.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     try:
         path = folder()
-        # Whoever may write there decides what this process executes.
+        # Only the owner may write there, because this process executes what it finds.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _drop_oldest(path)
     except (OSError, RuntimeError):
@@ -51,7 +50,7 @@ def enable() -> None:
 
 
 def _drop_oldest(path: Path) -> None:
-    """Deletes the programs compiled longest ago until the others are few enough."""
+    """Deletes the oldest programs until the rest take at most `_MOST_BYTES`."""
     found = [(entry, entry.stat()) for entry in path.iterdir() if entry.is_file()]
     size = sum(stat.st_size for _, stat in found)
     for entry, stat in sorted(found, key=lambda each: each[1].st_mtime):

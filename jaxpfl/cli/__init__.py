@@ -1,6 +1,6 @@
 """The command line. Results go to stdout, progress and messages to stderr.
 
-Nothing heavy is imported before the arguments are known to be good, so that help is instant.
+JAX is imported only after the arguments are checked, so that help appears at once.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    a fault of the program or the machine (a full disk, for one)
+  1    a fault of the program or the machine, such as a full disk
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
   130  interrupted by SIGINT; 143: by SIGTERM. A run was saved: `jaxpfl resume DIR`
@@ -24,21 +24,21 @@ exit codes:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Bad arguments are bad input: reported like any other."""
+    """Raises `InputError` for bad arguments, so that they are reported like other bad input."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{self.prog}: {message}")
 
 
 class _Command(NamedTuple):
-    """A command of the table.
+    """A command of the command line.
 
     Attributes:
       help: a sentence.
-      add: gives a parser its arguments.
-      run: from the arguments, and those that no parser knows, to the result; "text" of it is
-        printed, or with --json the rest of it.
-      takes_overrides: whether arguments that no parser knows are keys of a config.
+      add: adds the command's arguments to a parser.
+      run: takes the parsed and the unknown arguments and returns the result: its entry "text" is
+        printed, or with --json all other entries.
+      takes_overrides: whether unknown arguments set keys of a config.
     """
 
     help: str
@@ -77,23 +77,16 @@ _COMMANDS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="jaxpfl",
-        description="Private federated learning in JAX: simulate it, measure it, trust it.",
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    shared: dict[str, Any] = {
+        "epilog": _EXIT_CODES,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,
+    }
+    description = "Private federated learning in JAX: simulate it, measure it, trust it."
+    parser = _Parser(prog="jaxpfl", description=description, **shared)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, command in _COMMANDS.items():
-        added = commands.add_parser(
-            name,
-            help=command.help,
-            description=command.help,
-            epilog=_EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        added = commands.add_parser(name, help=command.help, description=command.help, **shared)
         added.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
         )

@@ -32,29 +32,20 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         return _as_published(arguments)
     from jaxpfl.privacy import Clip, Noise, Plan, participation
 
-    # The cost of a round does not depend on the clip norm: noise is relative to it.
-    clip = Clip(1.0)
-    sampled = participation.of(
-        arguments.sampling or "poisson", arguments.population, arguments.clients_per_round
-    )
+    shared: dict[str, Any] = {
+        "delta": arguments.delta,
+        "rounds": arguments.rounds,
+        # The cost of a round does not depend on the clip norm, because noise is relative to it.
+        "clip": Clip(1.0),
+        "participation": participation.of(
+            arguments.sampling or "poisson", arguments.population, arguments.clients_per_round
+        ),
+        "accountant": arguments.accountant,
+    }
     if arguments.epsilon is not None:
-        plan = Plan.calibrated(
-            epsilon=arguments.epsilon,
-            delta=arguments.delta,
-            rounds=arguments.rounds,
-            clip=clip,
-            participation=sampled,
-            accountant=arguments.accountant,
-        )
+        plan = Plan.calibrated(epsilon=arguments.epsilon, **shared)
     else:
-        plan = Plan(
-            rounds=arguments.rounds,
-            clip=clip,
-            noise=Noise(arguments.noise_multiplier),
-            participation=sampled,
-            delta=arguments.delta,
-            accountant=arguments.accountant,
-        )
+        plan = Plan(noise=Noise(arguments.noise_multiplier), **shared)
     epsilon = plan.epsilon()
     return {
         "noise_multiplier": plan.noise_multiplier,
@@ -74,7 +65,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.noise_multiplier is None:
-        raise InputError("--as-published needs --noise-multiplier: it tells what a noise costs")
+        raise InputError("--as-published needs --noise-multiplier, whose epsilon it computes")
     if arguments.accountant is not None or arguments.sampling is not None:
         raise InputError("--as-published shows every form: give no --accountant and no --sampling")
     from jaxpfl.privacy.published import as_published
@@ -93,5 +84,5 @@ def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
         f"valid, Poisson rounds:        {found.poisson.statement()}",
     ]
     if found.fixed.allow_large_delta is not None:
-        lines.append("delta is 1 / N, as published: a delta should be well below it")
+        lines.append("delta is 1 / N, as published, but a delta should be well below 1 / N")
     return {**setting, **found.to_dict(), "text": "\n".join(lines)}

@@ -1,16 +1,17 @@
-"""What commands share: the devices of a config, and the name of a new directory."""
+"""Helpers that several commands share."""
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 from typing import Any
 
 
 def use_devices(config: Any) -> Any:
-    """Gives JAX the config's number of virtual CPU devices, before it starts.
+    """Sets JAX's number of virtual CPU devices to the config's, by default one per core.
 
     Returns:
-      The config with that number, which a resumed run needs. Accelerators ignore it.
+      The config with that number, so that a resumed run uses the same. Accelerators ignore it.
     """
     import jax
 
@@ -23,10 +24,7 @@ def use_devices(config: Any) -> Any:
 
 
 def unused_directory(name: str) -> Path:
-    """`runs/NAME`, or `runs/NAME-2` and so on where that exists."""
-    number = 1
-    while True:
-        path = Path("runs", name if number == 1 else f"{name}-{number}")
-        if not path.exists():
-            return path
-        number += 1
+    """Returns `runs/NAME` or, where that exists, the first free one of `runs/NAME-2`, -3 and on."""
+    others = (f"{name}-{number}" for number in itertools.count(2))
+    paths = (Path("runs", each) for each in itertools.chain([name], others))
+    return next(path for path in paths if not path.exists())

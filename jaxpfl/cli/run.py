@@ -22,8 +22,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--ledger",
         type=Path,
         metavar="FILE",
-        help="as --privacy.ledger: shared by all that is released from these clients (default: "
-        "the run's own, in its directory)",
+        help="same as --privacy.ledger: a ledger that several runs on these clients share "
+        "(default: the run's own, in its directory)",
     )
 
 

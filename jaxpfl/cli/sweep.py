@@ -16,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="directory (default: runs/NAME-OF-CONFIG); what is done there is not done again",
+        help="directory (default: runs/NAME-OF-CONFIG); points finished there are kept",
     )
 
 
