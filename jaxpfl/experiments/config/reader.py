@@ -1,8 +1,7 @@
 """Reads a config, from YAML and from the command line, into the dataclass of its system.
 
-A key that does not exist, a value of the wrong type, a duplicate key and a YAML alias or tag are
-all refused with one `InputError` that names the file and the key and, for a misspelling, the
-nearest valid key.
+Unknown keys, values of the wrong type, duplicate keys, and YAML aliases and tags are refused with
+an `InputError` that names the file and the key and, for a misspelling, the nearest valid key.
 """
 
 import dataclasses
@@ -22,29 +21,26 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.sections import OptimizerConfig
 
 _MAX_CONFIG_BYTES = 1_000_000
-# YAML 1.1 reads `1e-5` as text; a float field takes it for the number that it is.
+# YAML 1.1 reads `1e-5` as text, but a float field accepts it as a number.
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
-# A name is also the name of a folder in the run directory.
+# A name also names a folder in the run directory.
 _NAME = re.compile(r"\w[\w .%+-]{0,59}")
 _COMMAND_LINE = "command line"
+REMOVED = object()
+"""As the value of `with_value`: the key is removed, so that its default holds."""
 
 _Config = TypeVar("_Config")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a config comes from: what messages begin with.
-
-    Attributes:
-      file: its name.
-      given: the keys whose values come from the command line.
-    """
+    """The file of a config, and the keys whose values were `given` on the command line."""
 
     file: str
     given: frozenset[str] = frozenset()
 
     def of(self, key: str) -> str:
-        """Where the value of `key` was given; "" is the whole config."""
+        """Says where the value of `key` was given, to begin a message; "" is the whole config."""
         if any(key == name or key.startswith(f"{name}.") for name in self.given):
             return _COMMAND_LINE
         inside = any(not key or name.startswith(f"{key}.") for name in self.given)
@@ -55,23 +51,24 @@ def load(path: str | Path, kind: type[_Config]) -> _Config:
     """Reads a YAML file as a config of type `kind`.
 
     Raises:
-      InputError: the file cannot be read, or holds what `kind` does not have; names the key.
+      InputError: the file cannot be read, a key is unknown or missing, or a value is refused.
     """
     return from_mapping(read_mapping(path), str(path), kind)
 
 
 def read_mapping(path: str | Path) -> Any:
-    """What a YAML file holds, as plain data; no aliases, no key twice, at most 1 MB.
+    """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data.
 
     Raises:
-      InputError: it cannot be read, or is not YAML.
+      InputError: the file cannot be read, is too large, or is not such YAML.
     """
     path = Path(path)
     try:
         size = path.stat().st_size
         if size > _MAX_CONFIG_BYTES:
-            limit = _MAX_CONFIG_BYTES
-            raise InputError(f"{path}: a config has at most {limit} bytes, found {size}")
+            raise InputError(
+                f"{path}: a config must have at most {_MAX_CONFIG_BYTES} bytes, found {size}"
+            )
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -85,12 +82,12 @@ def from_mapping(
     """Builds a config of type `kind` from plain data and from the command line.
 
     Args:
-      where: a file's name, which every message begins with.
-      overrides: arguments such as `--training.rounds 5` or `--training.rounds=5`. A value is
-        written as in the YAML file; they replace the file's before anything is checked.
+      where: the file's name, with which messages begin.
+      overrides: arguments such as `--training.rounds 5` or `--training.rounds=5`, with values
+        written as in YAML. They replace the file's values before anything is checked.
 
     Raises:
-      InputError: a key does not exist or is missing, or a value is refused.
+      InputError: a key is unknown or missing, or a value is refused.
     """
     given = parse_overrides(kind, overrides)
     for key, value in given.items():
@@ -99,24 +96,29 @@ def from_mapping(
 
 
 def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]:
-    """A copy of plain data in which `key`, such as "training.rounds", has this value.
+    """Returns a copy of plain data in which `key`, such as "training.rounds", has this value.
 
     Raises:
-      InputError: `key` leads into something that is no mapping; begins with `where`.
+      InputError: a part of `key` before the last is not a section; begins with `where`.
     """
     if mapping is not None and not isinstance(mapping, Mapping):
-        raise InputError(f"{where} is in no section of the config, found {mapping!r} in its place")
+        raise InputError(
+            f"{where} is in no section of the config: expected a mapping of keys, found {mapping!r}"
+        )
     first, _, rest = key.partition(".")
     changed = dict(mapping or {})
-    changed[first] = with_value(changed.get(first), rest, value, where) if rest else value
+    if value is REMOVED and not rest:
+        changed.pop(first, None)
+    else:
+        changed[first] = with_value(changed.get(first), rest, value, where) if rest else value
     return changed
 
 
 def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
-    """The values of `--section.key VALUE` arguments by key; of a key given twice, the last.
+    """Returns the values of `--section.key VALUE` arguments by key; the last one of a key counts.
 
     Raises:
-      InputError: an argument is no such option, or `kind` has no such key.
+      InputError: an argument is not of this form, or `kind` has no such key.
     """
     valid = dict(_keys(kind))
     found: dict[str, Any] = {}
@@ -136,7 +138,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
                 raise InputError(f"{_COMMAND_LINE}: --{name} needs a value")
             text = rest.pop(0)
         if set(_members(valid[key])) <= {str, type(None)} and text != "null":
-            # Text as it stands: the shell has taken away the quotes that YAML would need.
+            # Text is taken literally, because the shell removed the quotes that YAML would need.
             found[key] = text
         else:
             found[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
@@ -144,7 +146,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """The resolved config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
+    """Returns the config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -155,16 +157,18 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def to_yaml(config: Any) -> str:
-    """The resolved config as YAML, in the order of the dataclasses."""
+    """Returns the config as YAML, with keys in the order of the dataclasses."""
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    """yaml.safe_load, after refusing aliases (they can explode) and duplicate keys."""
+    """yaml.safe_load without duplicate keys and aliases, which can expand exponentially."""
     try:
         for token in yaml.scan(text):
             if isinstance(token, (yaml.AliasToken, yaml.AnchorToken)):
-                raise InputError(f"{where}: line {token.start_mark.line + 1}: no YAML aliases here")
+                raise InputError(
+                    f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"
+                )
         _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), where)
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -191,7 +195,7 @@ def _refuse_duplicates(node: yaml.Node | None, where: str) -> None:
 
 
 def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key that a config of this type can have, and its type."""
+    """Yields every key that a config of this type can have, with its type."""
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
         hint, key = hints[each.name], f"{prefix}{each.name}"
@@ -203,7 +207,7 @@ def _keys(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The members of a union; of any other type, itself."""
+    """The members of a union; for any other type, the type itself."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return typing.get_args(kind) if is_union else (kind,)
 
@@ -216,19 +220,17 @@ def _nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
-    """`value` as `kind` (a dataclass, union, Literal, tuple or scalar type), or InputError."""
-    members = _members(kind)
-    if len(members) > 1:
-        if value is None and type(None) in members:
-            return None
-        members = tuple(member for member in members if member is not type(None))
-        if len(members) > 1 and str in members:
-            # A source, or shares of sources: told apart by the value itself.
-            (mapping,) = (member for member in members if member is not str)
-            return _convert(mapping if isinstance(value, Mapping) else str, value, where, key)
-        if len(members) > 1:
-            return _convert(_choose(members, value, where, key), value, where, key)
-        return _convert(next(iter(members)), value, where, key)
+    """`value` as `kind` (a dataclass, union, Literal, tuple, dict or scalar), or InputError."""
+    members = [member for member in _members(kind) if member is not type(None)]
+    if value is None and len(members) < len(_members(kind)):
+        return None
+    if len(members) == 1:
+        (kind,) = members
+    elif str in members:
+        # A source, or a mapping of sources to their shares.
+        kind = next(each for each in members if (each is str) != isinstance(value, Mapping))
+    else:
+        kind = _choose(members, value, where, key)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _convert_dataclass(kind, value, where, key)
     if typing.get_origin(kind) is Literal:
@@ -239,14 +241,13 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         raise InputError(f"{where.of(key)}: {key} must be one of {allowed}, found {value!r}")
     if typing.get_origin(kind) is tuple:
         inner: tuple[Any, ...] = typing.get_args(kind)
-        if inner[1:] == (Ellipsis,):
-            if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-                raise InputError(f"{where.of(key)}: {key} must be a list, found {value!r}")
+        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+        any_length = inner[1:] == (Ellipsis,)
+        if any_length and is_list:
             inner = inner[:1] * len(value)
-        if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(inner):
-            raise InputError(
-                f"{where.of(key)}: {key} must be a list of {len(inner)}, found {value!r}"
-            )
+        if not is_list or len(value) != len(inner):
+            expected = "a list" if any_length else f"a list of {len(inner)}"
+            raise InputError(f"{where.of(key)}: {key} must be {expected}, found {value!r}")
         return tuple(
             _convert(part, each, where, key) for part, each in zip(inner, value, strict=True)
         )
@@ -256,11 +257,11 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 
 def _convert_names(kind: Any, value: Any, where: _Source, key: str) -> dict[str, Any]:
-    """A mapping of names that the user chose."""
+    """A mapping whose keys are names that the user chose."""
     if not isinstance(value, Mapping) or not value:
         raise InputError(f"{where.of(key)}: {key} must be a mapping of names, found {value!r}")
     for name in value:
-        # YAML reads `on`, `3` and `null` as other things than names.
+        # YAML reads `on`, `3` and `null` as other things than text.
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InputError(
                 f"{where.of(key)}: {key} has the name {name!r}, expected up to 60 letters, digits, "
@@ -284,7 +285,7 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 
 def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
-    """The dataclass among `members` whose `name` field admits the `name` in `value`."""
+    """The dataclass among `members` whose field `name` accepts the name in `value`."""
     name = value.get("name") if isinstance(value, Mapping) else None
     known: list[str] = []
     for member in members:
@@ -327,7 +328,7 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
         return kind(**arguments)
     except InputError as error:
         message = str(error)
-        # A settings class does not know in which section it stands.
+        # A dataclass that several sections use does not know its section's name.
         if kind is OptimizerConfig or message.partition(" ")[0] in hints:
             message = f"{prefix}{message}"
         raise InputError(f"{where.of(key)}: {message}") from error

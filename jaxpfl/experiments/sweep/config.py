@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.config.reader import REMOVED, read_mapping, with_value
 from jaxpfl.experiments.registry import from_mapping
 
 MOST_POINTS = 1_000
@@ -202,7 +202,9 @@ def _points(
         at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
         mapping = base
         for name, value in fields.items():
-            mapping = _set(mapping, str(name).split("."), value, f"{where}: at {at}: {name}")
+            # A null in a sweep's file stands for the default.
+            wanted = REMOVED if value is None else value
+            mapping = with_value(mapping, str(name), wanted, f"{where}: at {at}: {name}")
         config = from_mapping(mapping, f"{where}: at {at}")
         privacy = getattr(config, "privacy", None)
         if privacy is not None and privacy.ledger is not None:
@@ -223,20 +225,6 @@ def _points(
             "names are made of values in which only letters, digits and . = , + - count"
         )
     return tuple(points)
-
-
-def _set(mapping: Any, path: list[str], value: Any, where: str) -> dict[str, Any]:
-    """A copy of `mapping` with one field set; null removes the field, so that its default holds."""
-    if not isinstance(mapping, Mapping):
-        raise InputError(f"{where}: the base config has no section with the field {path[0]!r}")
-    changed = dict(mapping)
-    if len(path) > 1:
-        changed[path[0]] = _set(changed.get(path[0], {}), path[1:], value, where)
-    elif value is None:
-        changed.pop(path[0], None)
-    else:
-        changed[path[0]] = value
-    return changed
 
 
 def _numbers(values: list[Any]) -> bool:
