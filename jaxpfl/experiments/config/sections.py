@@ -1,7 +1,7 @@
-"""The sections that configs of several systems share: frozen dataclasses (see `reader`).
+"""The sections that configs of several systems share, as frozen dataclasses (see `reader`).
 
-Every field here is PUBLIC: it is written to the run directory and shown in the report. Client data,
-keys and anything computed from them never become fields.
+Every field is PUBLIC: it is written to the run directory and shown in the report. Client data, keys
+and anything computed from them are never fields.
 """
 
 import math
@@ -13,15 +13,15 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 PUBLIC_PART = "split:public"
-"""As a public source: the clients that `data.split.public` sets apart and declares public."""
+"""The public source that stands for the clients that `data.split.public` declares public."""
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Fractions of the CLIENTS (not of the examples) that train, validate and test.
+    """Fractions of the CLIENTS, not of the examples, that train, validate and test.
 
-    The clients of `public` are declared public: they serve as a public corpus, under the source
-    name "split:public", and take no other part.
+    The clients of the fraction `public` are declared public. They serve as a public corpus, with
+    the source name "split:public", and for nothing else.
     """
 
     train: float = 0.8
@@ -42,14 +42,13 @@ class SplitConfig:
 class DataConfig:
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
-    With `public: null` the vocabulary comes from `fred.candidates`, which are public too.
-
     Attributes:
-      min_examples: clients with fewer examples hold none and stay clients: the population's size,
-        which the plan and the report show, must not follow from what clients hold. To train on
-        those with more alone, publish their number first, counted by a release.
-      remove: a regular expression; what it matches in a text of `source` is removed, such as the
-        masks that an anonymiser left. Public, and applied to each text alone.
+      public: None takes the vocabulary from `fred.candidates`, which are public, too.
+      remove: a regular expression. Its matches are deleted from each text of `source`, for
+        example the masks that an anonymiser left.
+      min_examples: clients with fewer examples keep their place but lose their examples, because
+        the plan and the report publish the population's size, which must not depend on client
+        data. To exclude such clients, publish how many others there are by a release first.
     """
 
     source: str
@@ -72,9 +71,9 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class LanguageModelConfig:
-    """`models.CIFGLanguageModel`; `vocab_size` counts the four special tokens.
+    """`models.CIFGLanguageModel`; `vocab_size` includes the four special tokens.
 
-    `unigram_prior` starts the output bias at the word frequencies of the public corpus.
+    `unigram_prior` initialises the output bias to the public corpus's log word frequencies.
     """
 
     name: Literal["cifg_lm"] = "cifg_lm"
@@ -93,7 +92,7 @@ class LanguageModelConfig:
 
 @dataclass(frozen=True)
 class ImageModelConfig:
-    """A CNN. `image_shape` and `classes` are stated, not read from the data: data is private."""
+    """A CNN. `image_shape` and `classes` are not read from the data, which is private."""
 
     name: Literal["classifier_cnn", "emnist_cnn"]
     image_shape: tuple[int, int, int]
@@ -110,20 +109,20 @@ class PrivacyConfig:
     """Exactly one of `epsilon`, `noise_multiplier`, or `private: false`.
 
     Attributes:
-      private: false trains without privacy, and every artefact of the run says so.
-      epsilon: target of ALL releases of the run, those of `fred` too; the noise multiplier of
-        the rounds is calibrated to what the others leave of it.
-      noise_multiplier: std of the noise on the sum / sensitivity of the sum, in every round.
+      private: false trains without privacy; every artifact of the run says so.
+      epsilon: of ALL releases of the run, including FreD's. The noise multiplier of the rounds is
+        calibrated so that the composition meets it.
+      noise_multiplier: standard deviation of each round's noise / sensitivity of the sum.
       delta: required by a private run.
-      clip_norm: L2 bound of one client's update (the first one, under adaptive clipping).
+      clip_norm: L2 bound of one client's update; under adaptive clipping, the initial bound.
       adaptive: private quantile clipping (Andrew et al. 2021), at `target_quantile`.
-      sampling: who takes part in a round, see `privacy.plan`.
-      noise: "tree" or "banded" is DP-FTRL's, correlated between rounds; it needs `sampling:
-        epochs`.
-      accountant: null takes PLD where it has support, else RDP.
-      ledger: file that is charged; null means `ledger.jsonl` in the run directory. Runs on the
-        same population that should share one budget name one file.
-      budget_epsilon: hard limit of the whole ledger at `delta`; null means `epsilon`.
+      sampling: which clients take part in a round, see `privacy.participation`.
+      noise: "tree" and "banded" are DP-FTRL's noise, correlated between rounds; they need
+        `sampling: cyclic`.
+      accountant: None takes PLD where it supports the mechanism, else RDP.
+      ledger: the file to charge; None means `ledger.jsonl` in the run directory. Runs on one
+        population that share a budget name the same file.
+      budget_epsilon: hard limit of the whole ledger at `delta`; None means `epsilon`.
     """
 
     private: bool = True
@@ -166,7 +165,7 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """See `federated.optimizers`; `momentum` is used by `momentum` and `nesterov` only."""
+    """See `federated.optimizers`; only `momentum` and `nesterov` use `momentum`."""
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "yogi"] = "sgd"
     learning_rate: float = 1.0
@@ -179,11 +178,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The rounds. `max_examples` is a public cap per client and epoch.
+    """The rounds.
 
-    `clients_per_bucket` bounds memory; it is rounded up to a multiple of the devices.
-    `chunk` is the number of clients vmapped together; null takes the measured default of the
-    backend.
+    Attributes:
+      max_examples: examples of one client that an epoch uses at most.
+      clients_per_bucket: bounds memory; rounded up to a multiple of the number of devices.
+      chunk: clients that are vmapped together; None takes the backend's measured default.
     """
 
     rounds: int
@@ -206,15 +206,15 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Metrics on other clients than those who train, declared public: else they would cost privacy.
+    """Metrics on held-out clients that are declared public, since they would cost privacy otherwise.
 
-    The validation clients are scored during the rounds, the test clients once, at the end.
+    Validation clients are evaluated during the rounds, test clients once at the end.
 
     Attributes:
       every: rounds between two evaluations; 0 evaluates nothing.
-      declared_public: the user's statement that the valid and test clients are public.
-      max_examples: at most this many examples of either are used.
-      sentences: sentences generated at each evaluation of a language model.
+      declared_public: the user's statement that validation and test clients are public.
+      max_examples: the most examples that are used of either.
+      sentences: number generated at each evaluation of a language model.
     """
 
     every: int = 10
@@ -235,14 +235,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How the run is carried out; none of it changes what is learned.
+    """How the run is carried out.
 
     Attributes:
-      seed: of the model's start; noise, cohorts and shuffles never follow it.
+      seed: of the model's initial parameters; noise, cohorts and shuffles do not depend on it.
       checkpoint_every: rounds between two checkpoints; the last two are kept.
-      devices: virtual CPU devices on the clients axis; null means one per core.
+      devices: virtual CPU devices on the clients axis; None means one per core.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
-      also_without_privacy: trains the same run again without privacy, for the table.
+      also_without_privacy: repeats the run without privacy, to compare the two in the report.
     """
 
     seed: int = 0
@@ -262,21 +262,17 @@ class RunConfig:
 class PrefinetuneConfig:
     """Central training on a public corpus, before the first private round; costs no privacy.
 
-    The corpus is FreD's winner, or `data.public` where there is no `fred` section. Minibatch SGD
-    with momentum. The learning rate is chosen by a random search: every trial trains for one
-    epoch, the best of them goes on. Trials and epochs are chosen by the loss on a PUBLIC part of
-    the corpus that is held out.
+    The corpus is FreD's winner, or `data.public` where there is no section `fred`. Training is
+    minibatch SGD with momentum; see `central.prefinetune` for how the learning rate is chosen.
 
     Attributes:
-      examples: drawn from the corpus at random, as many for every candidate; a mixture draws its
-        shares.
-      valid: the fraction of them that is held out.
-      epochs: of the chosen trial; the parameters after the best one are kept.
-      trials: learning rates, drawn log-uniformly between the two of `learning_rates`.
-      other_candidates: also carries the candidates that FreD did not choose through prefinetuning
-        and private training, to show whether FreD's order predicts theirs. These runs are
-        SIMULATION, outside the pipeline's privacy cost, each on a ledger of its own: a deployment
-        cannot have them.
+      examples: number drawn from the corpus at random, by its shares in a mixture.
+      valid: the fraction of them that is held out to choose the learning rate and the epoch.
+      epochs: of the chosen trial; the parameters of the best epoch are kept.
+      trials: number of learning rates, drawn log-uniformly from the range `learning_rates`.
+      other_candidates: also prefinetunes and privately trains from the candidates that FreD did
+        not choose, to show whether FreD's order predicts theirs. These runs are a SIMULATION,
+        each on its own ledger and outside the stated privacy: a deployment cannot have them.
     """
 
     examples: int = 5_000
@@ -296,7 +292,7 @@ class PrefinetuneConfig:
         if not 1 <= round(self.valid * self.examples) < self.examples:
             raise InputError(
                 f"prefinetune.valid = {self.valid:g} of prefinetune.examples = {self.examples} "
-                "must leave at least one example on both sides"
+                "must leave at least one example to hold out and one to train on"
             )
         low, high = self.learning_rates
         checks.positive("prefinetune.learning_rates", low)
@@ -308,11 +304,11 @@ class PrefinetuneConfig:
 
 @dataclass(frozen=True)
 class ScaledUpConfig:
-    """A larger population on which the noise of the MEAN would be the same.
+    """A larger population on which the same noise of the MEAN costs a far smaller epsilon.
 
-    With `factor` times as many clients a round, the noise multiplier is that many times as large
-    while the noise of the mean stays: what was learned here would be learned there, at a far
-    smaller epsilon (Augenstein et al. 2020, "Privacy at scale"). The report prints both.
+    With `factor` times the clients per round, the noise multiplier can be `factor` times as large
+    at the same noise of the mean, and so at the same utility (Augenstein et al. 2020, "Privacy at
+    scale"). The report shows both epsilons.
     """
 
     factor: float
@@ -326,16 +322,25 @@ class ScaledUpConfig:
         checks.open_fraction("scaled_up.delta", self.delta)
 
 
-def refuse_second_run(run: RunConfig) -> None:
+def check_study(
+    name: str,
+    privacy: PrivacyConfig,
+    run: RunConfig,
+    scaled_up: ScaledUpConfig | None,
+    *,
+    worlds: bool,
+) -> None:
+    """Refuses what a study, a system of several releases, cannot carry out.
+
+    Args:
+      name: of the section `privacy`, such as "words.privacy".
+      worlds: whether the study simulates several worlds, each with its own ledger.
+    """
     if run.also_without_privacy:
         raise InputError("run.also_without_privacy is not for studies: set privacy.private: false")
-
-
-def check_release(name: str, privacy: PrivacyConfig, *, worlds: bool) -> None:
-    """A study has several releases; of several worlds each keeps a ledger of its own."""
     if privacy.epsilon is not None:
         raise InputError(
-            f"{name}.epsilon must be absent in a study, which releases several things: give "
+            f"{name}.epsilon must be absent in a study, which makes several releases: give "
             "noise_multiplier, and budget_epsilon as the limit of all of them"
         )
     if worlds and privacy.ledger is not None:
@@ -345,8 +350,5 @@ def check_release(name: str, privacy: PrivacyConfig, *, worlds: bool) -> None:
         )
     if privacy.sampling != "poisson":
         raise InputError(f"{name}.sampling must be poisson in a study, found {privacy.sampling!r}")
-
-
-def check_scaled_up(scaled_up: ScaledUpConfig | None, privacy: PrivacyConfig) -> None:
     if scaled_up is not None and not privacy.private:
-        raise InputError("privacy.private is false, so scaled_up must be absent")
+        raise InputError(f"scaled_up must be absent where {name}.private is false")

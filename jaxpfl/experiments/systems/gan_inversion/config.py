@@ -17,9 +17,7 @@ from jaxpfl.experiments.config.sections import (
     RunConfig,
     ScaledUpConfig,
     TrainingConfig,
-    check_release,
-    check_scaled_up,
-    refuse_second_run,
+    check_study,
 )
 from jaxpfl.models.gan import GAN
 
@@ -149,7 +147,6 @@ class GanInversionConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        refuse_second_run(self.run)
         if self.data.public != PUBLIC_PART or not self.data.split.public:
             raise InputError(
                 f"data.public must be {PUBLIC_PART!r} with a positive data.split.public: the "
@@ -166,5 +163,4 @@ class GanInversionConfig:
                 "selection.epsilon must be absent where privacy.private is false, found "
                 f"{self.selection.epsilon:g}"
             )
-        check_release("privacy", self.privacy, worlds=False)
-        check_scaled_up(self.scaled_up, self.privacy)
+        check_study("privacy", self.privacy, self.run, self.scaled_up, worlds=False)

@@ -16,9 +16,7 @@ from jaxpfl.experiments.config.sections import (
     RunConfig,
     ScaledUpConfig,
     TrainingConfig,
-    check_release,
-    check_scaled_up,
-    refuse_second_run,
+    check_study,
 )
 
 
@@ -126,7 +124,6 @@ class OovConcatenationConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        refuse_second_run(self.run)
         if self.data.public is None:
             raise InputError(
                 "data.public is required, found none: the vocabulary comes from a public corpus"
@@ -142,8 +139,7 @@ class OovConcatenationConfig:
                 f"{both[0].private} and {both[1].private}"
             )
         for name, privacy in zip(("words", "characters"), both, strict=True):
-            check_release(f"{name}.privacy", privacy, worlds=True)
-            check_scaled_up(self.scaled_up, privacy)
+            check_study(f"{name}.privacy", privacy, self.run, self.scaled_up, worlds=True)
         if len({privacy.delta for privacy in both}) != 1:
             raise InputError(
                 "words.privacy.delta and characters.privacy.delta must be equal, because both "
