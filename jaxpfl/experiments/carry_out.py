@@ -1,16 +1,15 @@
 """Runs, resumes and reports any system, in a directory of its own.
 
-    config.yaml        the resolved config; its first line says so where nothing is private
+    config.yaml        the resolved config; where the run is not private, its first line says so
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
-    simulation.json    what the privacy statement does not cover, where there is any
+    simulation.json    results that the privacy statement does not cover, if there are any
 
-Everything else in the directory is the system's. Each part is written whole before the next one
-starts and is found again by `resume`, which ends in the same bits.
+All other files are the system's. `resume` continues from what is already stored and ends in the
+same bits as an uninterrupted run.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,12 @@ _RUN = "run.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to; public.
+    """The result of a run; public.
 
     Attributes:
-      out: its directory.
-      record: what `result.json` holds; "simulation" is what `simulation.json` holds, or None.
-      lines: the same as text, for a terminal.
+      out: the run directory.
+      record: the content of `result.json`, and under "simulation" that of `simulation.json`.
+      lines: the record as text, for a terminal.
     """
 
     out: Path
@@ -65,13 +64,12 @@ def run(
 
     Args:
       config: as `registry.load` reads it.
-      progress: whether progress is drawn on stderr.
-      memory: what several runs share, see `systems.base.Workspace`; None shares nothing.
+      memory: results that several runs share, see `systems.base.Workspace`; None shares nothing.
 
     Raises:
       InputError: the config cannot be carried out, or `out` holds a run already.
-      BudgetExhausted: the next release does not fit the budget; the run can be looked at.
-      Interrupted: SIGINT or SIGTERM came; the run can be resumed.
+      BudgetExhausted: the next release does not fit the budget; what was done before is kept.
+      Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     system, directory = system_of(config.system), Path(out)
     directory.mkdir(parents=True, exist_ok=True)
@@ -82,7 +80,7 @@ def run(
                 f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
                 "choose another --out"
             )
-        # First, so that a directory that cannot be run does not come to look like a run.
+        # Before anything is written: a config that is refused must not leave a run directory.
         prepared = system.prepare(config)
         shared = {} if memory is None else memory
         workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
@@ -94,10 +92,10 @@ def run(
 def resume(
     out: str | Path, *, progress: bool = True, memory: dict[Any, Any] | None = None
 ) -> Outcome:
-    """Goes on with the run in `out`, to the same final bits.
+    """Resumes the run in `out`; it ends in the same bits as an uninterrupted run.
 
     Raises:
-      InputError: `out` holds no run, or what it holds was altered.
+      InputError: `out` holds no run, or its files were altered.
       CorruptFile, BudgetExhausted, Interrupted: as `run`.
     """
     directory = Path(out)
@@ -110,14 +108,14 @@ def resume(
 
 
 def report(out: str | Path) -> Path:
-    """Draws `report.html` and its pictures anew and returns the page's path.
+    """Redraws `report.html` and its pictures and returns the page's path.
 
     Raises:
       InputError: `out` holds no run that has begun.
     """
     directory = Path(out)
     if not (directory / CONFIG).exists():
-        # A run of `jaxpfl.run`, or one of the runs within a system's directory.
+        # A run of `jaxpfl.run`, or a single run in a system's directory.
         return write_run_page(directory)
     result = directory / RESULT
     if not result.exists() and not (directory / _RUN).exists():
@@ -132,12 +130,7 @@ def synthesize(
 ) -> dict[str, Any]:
     """Writes the synthetic corpus of the run in `out` to the new file `file`; returns its card.
 
-    Args:
-      texts: how many; None: as many as the run made. More of them cost the clients nothing.
-
-    Raises:
-      InputError: the run has no synthetic corpus, or is not finished; `file` exists.
-      CorruptFile: a file of the run was altered, or its ledger was cut off.
+    For arguments and errors see `systems.base.Synthesizer`.
     """
     directory = Path(out)
     system = system_of(load(directory / CONFIG).system)
@@ -149,19 +142,19 @@ def synthesize(
 
 
 def stamp_of(config: Any) -> str:
-    """What everything made of a run without privacy says; "" for a private one."""
-    sections = list(_sections(config))
-    if any(isinstance(each, PrivacyConfig) and not each.private for each in sections):
+    """The warning on everything that a run without privacy writes; "" for a private run."""
+    if not _private(config):
         return NOT_PRIVATE
     return REPRODUCIBLE if config.run.reproducible_noise else ""
 
 
-def _sections(config: Any) -> Iterator[Any]:
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        if dataclasses.is_dataclass(value):
-            yield value
-            yield from _sections(value)
+def _private(section: Any) -> bool:
+    """Whether every `PrivacyConfig` in a section, or in a whole config, is private."""
+    if not dataclasses.is_dataclass(section):
+        return True
+    values = [getattr(section, each.name) for each in dataclasses.fields(section)]
+    own = section.private if isinstance(section, PrivacyConfig) else True
+    return own and all(map(_private, values))
 
 
 def _carried_out(system: System, prepared: Prepared, workspace: Workspace) -> Outcome:

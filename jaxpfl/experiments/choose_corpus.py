@@ -1,4 +1,4 @@
-"""`jaxpfl fred`: which of some public corpora is nearest to private clients, from one release."""
+"""`jaxpfl fred`: ranks public corpora by their distance to private clients, from one release."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.run_secret import run_id
+from jaxpfl.experiments.report.ranking_plots import bars
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import embed, embedder
@@ -40,40 +41,38 @@ def choose_corpus(
     ledger: str | Path | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Releases the clients' moments once and ranks the candidates; writes `out`.
+    """Releases the clients' moments once and ranks the candidates; writes to the folder `out`.
 
-    `out` gets fred.json (what is returned), fred.png (a bar for each candidate), moments.npz (the
-    released moments, which score further candidates at no cost) and, unless `ledger` names
-    another, ledger.jsonl.
+    The folder gets fred.json (the returned record), fred.png (a bar for each candidate),
+    moments.npz (the released moments, which score further candidates at no cost) and, unless
+    `ledger` names another file, ledger.jsonl.
 
     Args:
       private: a source of clients, or the population.
       candidates: public sources, each SOURCE or NAME=SOURCE.
-      plan: of the private release; None releases nothing private.
-      without_privacy: also (or only) the distances without noise. They are NOT private, are marked
-        so, and are charged to a ledger of their own, ledger-not-private.jsonl.
+      plan: of the private release; None for no private release.
+      without_privacy: computes the distances without noise, too, or alone. They are NOT private,
+        say so, and are charged to a ledger of their own, ledger-not-private.jsonl.
       embedder_name: see `text.embed.embedder`.
-      out: folder; made if absent.
-      ledger: file that the release is charged to.
-      progress: whether progress is drawn on stderr.
 
     Raises:
-      InputError: a source, a name or an embedder is no good, or a candidate holds the clients'
-        data; neither plan is given.
+      InputError: a source, name or embedder is not valid, a candidate holds the clients' data, or
+        no plan is given.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     sources = named(candidates)
-    if plan is None and without_privacy is None:
-        raise InputError("a Frechet distance needs an epsilon, or must be asked for --non-private")
     clip_norms = {each.clip_norm for each in (plan, without_privacy) if each is not None}
     if len(clip_norms) != 1:
-        raise InputError(f"both plans need one clip norm, found {sorted(clip_norms)}")
+        raise InputError(
+            "plan and without_privacy: at least one is required, and both need the same clip norm, "
+            f"found clip norms {sorted(clip_norms)}"
+        )
     function = embedder(embedder_name)
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
     clients = open_population(private)
     content = PrivateContent(clients)
-    # Public corpora first: one that cannot be used must not cost anything.
+    # Public corpora first: a candidate that is refused must not cost any privacy.
     corpora = {}
     for name, source in sources.items():
         corpus = open_population(source)
@@ -112,24 +111,25 @@ def choose_corpus(
     record = _record(found, corpora, sources, function.name, paths, directory)
     record["statement"] = statement
     files.write_json(directory / "fred.json", record)
-    _draw(record, directory / "fred.png")
+    stamp = "" if record["private"] else "NOT PRIVATE"
+    bars(record["candidates"], stamp).savefig(directory / "fred.png")
     return record
 
 
 def named(candidates: Sequence[str]) -> dict[str, str]:
-    """Candidate names and sources, from SOURCE or NAME=SOURCE; a source's own name by default.
+    """Returns sources by name, from SOURCE or NAME=SOURCE; the default is the source's own name.
 
     Raises:
-      InputError: a name is given twice.
+      InputError: two candidates have one name.
     """
     sources: dict[str, str] = {}
     for given in candidates:
         match = _NAMED.fullmatch(given)
-        # docstrings:a and digits?alpha=1 are sources: a name has neither ":" nor "?" nor "/".
+        # A name has no ":", "?" or "/", so docstrings:a and digits?alpha=1 are sources.
         name, source = (match[1], match[2]) if match else (_short(given), given)
         if name in sources:
             raise InputError(
-                f"two candidates are called {name!r}: name one of them, as in OTHER={source}"
+                f"two candidates have the name {name!r}: rename one, as in OTHER={source}"
             )
         sources[name] = source
     return sources
@@ -180,15 +180,8 @@ def _record(
     )
 
 
-def _draw(record: Mapping[str, Any], path: Path) -> None:
-    from jaxpfl.experiments.report.ranking_plots import bars
-
-    stamp = "" if record["private"] else "NOT PRIVATE"
-    bars(record["candidates"], stamp).savefig(path)
-
-
 def table(record: Mapping[str, Any]) -> str:
-    """The ranking as text, and what it cost."""
+    """The ranking and its cost as text."""
     rows = record["candidates"]
     columns = [name for name in ("distance", "corrected", "non_private") if name in rows[0]]
     titles = {"distance": "FreD", "corrected": "corrected", "non_private": "NOT PRIVATE"}

@@ -1,4 +1,4 @@
-"""The systems by name: the only file that knows all of them. A new system is one line here."""
+"""The systems by name. No other file lists them all: a new system is one line here."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,11 @@ SYSTEMS = {
     "oov_concatenation": "jaxpfl.experiments.systems.oov_concatenation",
     "synthetic_text": "jaxpfl.experiments.systems.synthetic_text",
 }
-"""Name -> module, which exposes `SYSTEM`; it is imported when the system is first asked for."""
+"""Name -> module, which exposes `SYSTEM` and is imported when the system is first used."""
 
 
 def system_of(name: Any) -> System:
-    """The system of this name.
-
-    Raises:
-      InputError: there is none.
-    """
+    """Returns the system of this name, or raises `InputError` if there is none."""
     if not isinstance(name, str) or name not in SYSTEMS:
         known = ", ".join(map(repr, SYSTEMS))
         raise InputError(f"system must be one of {known}, found {name!r}")
@@ -43,11 +39,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
 
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
-    """The config of the system that the key `system` of `mapping` names.
+    """Builds the config of the system that the key `system` of `mapping` names.
 
     Args:
-      where: a file's name, which messages begin with.
-      overrides: as in `config.reader.from_mapping`.
+      where, overrides: as in `config.reader.from_mapping`.
 
     Raises:
       InputError: there is no such system, or its config is not valid; names the key.

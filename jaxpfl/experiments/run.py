@@ -28,34 +28,34 @@ def run(
     reproducible_noise: bool = False,
     resume: bool = False,
 ) -> Result:
-    """Runs all rounds of `algorithm` on `clients` and returns what came out.
+    """Runs all rounds of `algorithm` on `clients` and returns the result.
 
     Args:
-      algorithm: e.g. of `algorithms.fed_avg`.
-      clients: the private clients; as many as the plan was made for. Text is encoded before, by
+      algorithm: e.g. from `algorithms.fed_avg`.
+      clients: the private clients, as many as the plan was made for. Text must be encoded by
         `Vocabulary.encode`, with a vocabulary of public text.
-      ledger: file charged before every release; made if absent.
-      out: run directory; `report.html`, `metrics.jsonl`, checkpoints and `private/` go there.
-      seed: of the start of the state. Noise, cohorts and shuffles never follow it.
+      ledger: file that is charged before every release; created if absent.
+      out: run directory, for `report.html`, `metrics.jsonl`, checkpoints and `private/`.
+      seed: of the initial state. Noise, cohorts and shuffles do not depend on it.
       evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
         jaxpfl.DeclaredPublic(held_out))`; None evaluates nothing.
       budget: hard limit of the whole ledger.
       every: rounds between two evaluations, and between two checkpoints.
-      reproducible_noise: draws the noise from `seed`: for tests, NOT private.
-      resume: continues the run in `out`; the arguments must be those it began with.
+      reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
+      resume: continues the run in `out`, which must have begun with the same arguments.
 
     Raises:
       InputError: the data does not fit the plan or the model, the evaluation data is the clients'
         own, or `out` holds another run.
-      BudgetExhausted: the next round does not fit the budget; the rounds before are in `out`.
-      Interrupted: SIGINT or SIGTERM came; the run can be resumed.
+      BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
+      Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     from jaxpfl.experiments.report.run_page import write_run_page
 
     _require_tokens(algorithm, clients)
-    sentences, vocabulary = None, None
+    sentences = None
+    vocabulary = None if evaluation is None else evaluation.vocabulary
     if evaluation is not None:
-        vocabulary = evaluation.vocabulary
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
         if vocabulary is not None:
             sentences = sentences_of(evaluation.model, vocabulary, seed=seed)
@@ -89,7 +89,7 @@ def run(
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:
-    """Refuses text that nobody has encoded: whose vocabulary it would be is the user's to say."""
+    """Refuses text that is not encoded: only the user can say which vocabulary is public."""
     read = {name for query in algorithm.queries for name in query.columns or ()}
     if "tokens" in read and "tokens" not in clients.columns and "text" in clients.columns:
         raise InputError(

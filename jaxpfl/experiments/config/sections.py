@@ -206,7 +206,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Metrics on held-out clients that are declared public, since they would cost privacy otherwise.
+    """Metrics on held-out clients that are declared public: on private ones they would be releases.
 
     Validation clients are evaluated during the rounds, test clients once at the end.
 
