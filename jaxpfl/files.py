@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -60,13 +60,18 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
 
 
 def write_json(path: Path, record: Any, *, mode: int = 0o644) -> None:
-    """Writes `jsonable(record)` as a JSON file; see `write_atomically`."""
-    write_atomically(path, json.dumps(jsonable(record), indent=1) + "\n", mode=mode)
+    """Writes `json_text(record)`; see `write_atomically`."""
+    write_atomically(path, json_text(record), mode=mode)
+
+
+def json_text(record: Any) -> str:
+    """The content of a JSON file with `jsonable(record)`."""
+    return json.dumps(jsonable(record), indent=1) + "\n"
 
 
 def jsonable(value: Any) -> Any:
     """`value` in JSON's types: arrays and numpy scalars unpacked, non-finite numbers as None."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): jsonable(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [jsonable(inner) for inner in value]

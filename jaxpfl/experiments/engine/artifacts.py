@@ -1,17 +1,16 @@
-"""The store of what a run made: each artifact is written whole, verified, and found again.
+"""The store of a run's intermediate results: each is written atomically and verified when read.
 
     FOLDER/NAME/record.json      numbers and texts, as JSON
     FOLDER/NAME/arrays.npz       arrays by name
-    FOLDER/NAME/manifest.json    what it is, the run, what it was made from, the version of jaxpfl,
-                                 the head of the ledger after it, size and SHA-256 of every file
-                                 above, and the SHA-256 of all of that
+    FOLDER/NAME/manifest.json    the `Manifest`, size and SHA-256 of the files above, and the
+                                 SHA-256 of all of that
 
-An artifact is made under a temporary name, synced to the disk and renamed; it is deleted by
-renaming it first. A crash at any instant therefore leaves whole artifacts, and leftovers whose
-names begin with a dot; what was being made is made again. Every file is verified before it is
-opened, also right after it was written: a resumed run goes on from the very same bytes.
+An artifact is written under a temporary name, synced and renamed; before it is deleted, it is
+renamed. A crash at any instant therefore leaves complete artifacts, and leftovers whose names begin
+with a dot. All files are verified before they are opened, even right after they were written, so
+that a resumed run continues from the same bytes.
 
-`Checkpoints` are artifacts too; Orbax writes their arrays.
+Checkpoints are artifacts, too; Orbax writes their arrays.
 """
 
 import dataclasses
@@ -40,12 +39,11 @@ _ARRAYS = "arrays.npz"
 
 
 class Artifact(NamedTuple):
-    """What is stored.
+    """The content of an artifact.
 
     Attributes:
-      record: numbers and texts, stored as JSON: a tuple is found again as a list, and a number
-        that is not finite as None.
-      arrays: numbers and texts, never objects; for a tree of arrays see `tree_arrays`.
+      record: stored as JSON: a tuple is read back as a list, and a non-finite number as None.
+      arrays: of numbers and texts, never objects; for a tree of arrays see `tree_arrays`.
     """
 
     record: Mapping[str, Any] = {}
@@ -54,15 +52,15 @@ class Artifact(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What an artifact is, besides its files.
+    """What an artifact is and where it comes from.
 
     Attributes:
-      what: its name, which is its folder's.
+      what: its name, which is also its folder's.
       run: the run that made it.
-      made_from: what it was made from, as JSON; None where the run says it all.
+      made_from: the inputs that it was made from besides the run, as JSON.
       version: of jaxpfl.
-      private: false for what a run that is not private made.
-      ledger_head: of the ledger after its last charge; None where nothing was charged.
+      private: false if the run is not private.
+      ledger_head: head of the ledger when the artifact was stored; None without a ledger.
     """
 
     what: str
@@ -74,14 +72,14 @@ class Manifest:
 
 
 class Artifacts:
-    """The artifacts of one run, in one folder, for one process (the run's lock holder).
+    """The artifacts of one run, in one folder; only the process that holds the run's lock uses it.
 
     Args:
-      folder: made with the first artifact.
-      run: identifies the run; an artifact of another run is refused.
-      ledger: which the run charges, or None where it charges nothing. A ledger that has lost a
-        charge made before an artifact was stored is refused.
-      private: false is written into every artifact of a run that is not private.
+      folder: created with the first artifact.
+      run: identifies the run; artifacts of another run are refused.
+      ledger: the one that the run charges; None if it charges nothing. A ledger that has lost a
+        charge from before an artifact was stored is refused.
+      private: recorded in every artifact.
     """
 
     def __init__(
@@ -95,14 +93,14 @@ class Artifacts:
     def load_or_compute(
         self, name: str, compute: Callable[[], Artifact], made_from: Any = None
     ) -> Artifact:
-        """The artifact that is stored under `name`; if there is none, computes and stores it.
+        """Returns the artifact stored under `name`; if there is none, computes and stores it.
 
         Args:
-          made_from: what the artifact follows from besides the run, anything that JSON can hold
-            (a digest of it, where it is large). One that was made from something else is refused.
+          made_from: the inputs that the artifact depends on besides the run, as JSON data; a
+            digest where they are large.
 
         Raises:
-          InputError: the stored artifact is of another run, or was made from something else.
+          InputError: the stored artifact is of another run or was made from other inputs.
           CorruptFile: a file is missing or was altered, or the ledger was cut off.
         """
         if not self._path(name).exists():
@@ -112,7 +110,7 @@ class Artifacts:
         return found
 
     def find(self, name: str, made_from: Any = None) -> Artifact | None:
-        """As `load_or_compute`, but None where nothing is stored."""
+        """As `load_or_compute`, but returns None if nothing is stored."""
         path = self._path(name)
         if not path.exists():
             return None
@@ -127,7 +125,7 @@ class Artifacts:
             ) from error
 
     def save(self, name: str, artifact: Artifact, made_from: Any = None) -> None:
-        """Stores an artifact, whole or not at all; one of the same name is replaced.
+        """Stores an artifact atomically; replaces one of the same name.
 
         Raises:
           OSError: the disk is full or read-only.
@@ -142,7 +140,7 @@ class Artifacts:
         arrays = {key: np.asarray(value) for key, value in artifact.arrays.items()}
         temporary = begin(self._path(name))
         try:
-            files.write_json(temporary / RECORD, dict(artifact.record))
+            (temporary / RECORD).write_text(files.json_text(artifact.record), encoding="utf-8")
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
             commit(temporary, self._path(name), manifest)
         except BaseException:
@@ -150,7 +148,7 @@ class Artifacts:
             raise
 
     def sha256(self, name: str) -> str:
-        """Identifies the content of a stored artifact, whoever made it and when."""
+        """A digest of a stored artifact's files; does not depend on the run or the folder."""
         verified(self._path(name))
         return _digest(_listing(self._path(name)))
 
@@ -158,25 +156,25 @@ class Artifacts:
         stem = name.replace(" ", "_")
         if not stem or stem.startswith(".") or "/" in stem:
             raise InputError(
-                f"an artifact's name must be a file's name that begins with no dot, found {name!r}"
+                f"an artifact's name must be a file name without a leading dot, found {name!r}"
             )
         return self.folder / stem
 
 
 def tree_arrays(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a pytree by their names, such as "layer.kernel", on the host."""
+    """Returns the leaves of a pytree by name, such as "layer.kernel", on the host."""
     return {name: np.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
 def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
-    """The pytree that `tree_arrays` took apart.
+    """Rebuilds a pytree from `tree_arrays`.
 
     Args:
-      like: has the tree's structure; its leaves have shapes and dtypes.
-      where: what the message calls the arrays, such as their file.
+      like: a tree of the same structure, whose leaves have the shapes and dtypes.
+      where: begins the message, for example the arrays' file.
 
     Raises:
-      InputError: a leaf is missing, is one too many, or has another shape or dtype.
+      InputError: a leaf is missing, unknown, or has another shape or dtype.
     """
     leaves = named_leaves(like)
     require_same_leaves(schema(arrays), leaves, where)
@@ -185,45 +183,37 @@ def tree_of(arrays: Mapping[str, Any], like: Any, where: str = "arrays") -> Any:
 
 
 def require_same_leaves(found: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
-    """Refuses stored leaves, of which `found` is the `schema`, that are not those of `like`.
+    """Refuses stored leaves, whose `schema` is `found`, if they differ from those of `like`.
 
     Raises:
-      InputError: names the first leaf that is missing, is one too many, or differs.
+      InputError: names the first leaf that is missing, unknown or different.
     """
     expected = schema(like)
-    different = sorted(
-        name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
-    )
-    if different:
-        name = different[0]
-        raise InputError(
-            f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)} "
-            f"({len(different)} leaves differ)"
-        )
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise InputError(
+                f"{where}: leaf {name!r} is {found.get(name)}, expected {expected.get(name)}"
+            )
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a pytree by their names.
-
-    Raises:
-      InputError: two leaves have one name.
-    """
+    """Returns the leaves of a pytree by name; raises `InputError` if two have the same name."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
     if len(leaves) != len(jax.tree_util.tree_leaves(tree)):
-        raise InputError("two leaves of a tree have one name: a dictionary's key holds a '.'")
+        raise InputError("two leaves of a tree have the same name: a dictionary key holds a '.'")
     return leaves
 
 
 def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Dtype and shape of each leaf, as JSON."""
+    """The dtype and shape of each leaf, as JSON data."""
     return {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in leaves.items()}
 
 
 def begin(path: Path) -> Path:
-    """Makes the empty temporary folder in which the artifact `path` is to be written."""
+    """Creates the empty temporary folder in which the artifact `path` is written."""
     temporary = path.with_name(f"{_TEMPORARY}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -231,7 +221,7 @@ def begin(path: Path) -> Path:
 
 
 def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
-    """Gives the artifact in `temporary` its manifest and its name; it is whole from then on."""
+    """Completes the artifact in `temporary`: writes its manifest and renames it to `path`."""
     content = {**files.jsonable(dataclasses.asdict(manifest)), "files": _listing(temporary)}
     (temporary / _MANIFEST).write_text(_rendered(content), encoding="utf-8")
     files.fsync_tree(temporary)
@@ -242,7 +232,7 @@ def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes an artifact; a crash leaves it whole, or under a name that says it was deleted."""
+    """Deletes an artifact; a crash leaves it complete, or renamed as deleted."""
     doomed = path.with_name(f"{_DELETED}{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
@@ -251,18 +241,17 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Deletes what a crash left in a folder of artifacts."""
+    """Deletes the incomplete artifacts that a crash left in a folder."""
     for entry in folder.iterdir():
         if entry.name.startswith((_TEMPORARY, _DELETED)):
             shutil.rmtree(entry, ignore_errors=True)
 
 
 def verified(path: Path) -> Manifest:
-    """The manifest of an artifact each of whose files is the one that was written.
+    """Returns the manifest of an artifact after checking all its files against it.
 
     Raises:
-      CorruptFile: a file is missing, altered, or not in the manifest, or the artifact is another
-        one under this name; names the file.
+      CorruptFile: a file is missing, altered or not in the manifest, or the artifact was renamed.
     """
     place = path / _MANIFEST
     content = files.read_json(place)
@@ -272,47 +261,40 @@ def verified(path: Path) -> Manifest:
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
     expected, found = content.pop("files"), _listing(path)
-    for name in expected:
-        if name not in found:
-            raise CorruptFile(f"{path / name}: is missing, but the manifest lists it")
-        if found[name]["bytes"] != expected[name]["bytes"]:
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
             raise CorruptFile(
-                f"{path / name}: has {found[name]['bytes']} bytes, expected "
-                f"{expected[name]['bytes']}"
+                f"{path / name}: was altered: found {found.get(name, 'no file')}, expected "
+                f"{expected.get(name, 'no file')} by the manifest"
             )
-        if found[name] != expected[name]:
-            raise CorruptFile(f"{path / name}: was altered: it does not match its SHA-256")
-    extra = found.keys() - expected.keys()
-    if extra:
-        raise CorruptFile(f"{path / min(extra)}: is not in the manifest {place}")
     try:
         manifest = Manifest(**content)
     except TypeError as error:
         raise CorruptFile(f"{place}: has other fields than a manifest of this version") from error
     if manifest.what != path.name:
-        raise CorruptFile(f"{path}: is the artifact {manifest.what!r} under another name")
+        raise CorruptFile(f"{path}: was renamed: it holds the artifact {manifest.what!r}")
     return manifest
 
 
 def check_manifest(
     path: Path, manifest: Manifest, *, run: str, made_from: Any = None, ledger: Ledger | None = None
 ) -> None:
-    """Refuses an artifact that is not this run's, or whose charges its ledger has lost.
+    """Refuses an artifact that is not this run's, or whose charges the ledger has lost.
 
     Raises:
-      InputError: it is of another run, or was made from something else.
-      CorruptFile: the ledger does not contain the head that it had after the artifact was made.
+      InputError: it is of another run, or was made from other inputs.
+      CorruptFile: the ledger lacks the line that it ended with when the artifact was stored.
     """
     if manifest.run != run:
         raise InputError(
             f"{path}: belongs to run {manifest.run}, expected run {run}: the config, the data or "
-            "the secret is not the one that this run began with"
+            "the secret has changed since that run began"
         )
     expected = files.jsonable(made_from)
     if manifest.made_from != expected:
         raise InputError(
-            f"{path}: was made from {manifest.made_from!r}, expected {expected!r}; delete the "
-            "folder, or choose another --out, to make it anew"
+            f"{path}: was made from {manifest.made_from!r}, expected {expected!r}; to make it "
+            "again, delete the folder or choose another --out"
         )
     if ledger is not None and not ledger.contains(str(manifest.ledger_head)):
         raise CorruptFile(
@@ -322,7 +304,7 @@ def check_manifest(
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of every file below `folder` but the manifest."""
+    """Size and SHA-256 of every file below `folder` except the manifest."""
     return {
         path.relative_to(folder).as_posix(): {
             "bytes": path.stat().st_size,
@@ -338,5 +320,5 @@ def _digest(content: Any) -> str:
 
 
 def _rendered(content: Mapping[str, Any]) -> str:
-    """The manifest's text: every byte of it follows from its content."""
-    return json.dumps({**content, "sha256": _digest(content)}, indent=1) + "\n"
+    """The manifest's text; its content determines every byte."""
+    return files.json_text({**content, "sha256": _digest(content)})

@@ -105,7 +105,7 @@ class Checkpoints:
         temporary = begin(path)
         try:
             record = {"round": round, "leaves": schema(leaves)}
-            files.write_json(temporary / RECORD, record)
+            (temporary / RECORD).write_text(files.json_text(record))
             self._begin_arrays(temporary / "state", leaves)
         except BaseException:
             with suppress(Exception):
