@@ -1,4 +1,4 @@
-"""What a run has cost, read from its ledger, which is charged before every release."""
+"""The privacy cost of a run, read from its ledger, which is charged before every release."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,13 +13,12 @@ ALONE = "if nothing else is released from these clients"
 
 
 class Cost:
-    """The cost of one run; its ledger may hold releases of other runs, too.
+    """The cost of one run, whose ledger may hold releases of other runs, too.
 
     Args:
-      ledger: of the run, open.
-      algorithm: makes the releases; the plan of its first query has the delta of all statements.
+      algorithm: makes the releases; its first query's plan gives the delta of all statements.
       run: its name in the ledger.
-      prior: names of runs whose releases this one depends on; they are part of its cost.
+      prior: names of runs that this one depends on; their releases are part of its cost.
     """
 
     def __init__(
@@ -30,13 +29,13 @@ class Cost:
         self._plan = algorithm.queries[0].plan
 
     def epsilon(self, round: int | None = None) -> float:
-        """Epsilon of all releases up to those of `round` (None: of all), prior ones included."""
+        """Epsilon of the prior releases and the run's own, up to `round` or, with None, of all."""
         if not self._algorithm.private:
             return float("inf")
         return self._of([charge.event for charge in self._charges(round)]).epsilon()
 
     def planned(self) -> str:
-        """The statement of the whole run as it is planned, before its first round."""
+        """The guarantee of the whole run as planned, before its first round."""
         events = [charge.event for charge in self._charges(0)]
         return self._of([*events, self._algorithm.event()]).statement()
 
@@ -61,12 +60,12 @@ class Cost:
 def both_statements(
     ledger: Ledger, runs: Sequence[str], delta: float, accountant: Accountant | None = None
 ) -> str:
-    """What these runs cost, and what everything on the ledger costs, in one line.
+    """The guarantee of these runs, and of all releases on the ledger, in one line.
 
-    Where the ledger holds nothing else, the statement says on which condition it holds.
+    If the ledger holds no other releases, the statement is conditional on there being none.
 
     Args:
-      accountant: None = PLD where it has support, else RDP.
+      accountant: None takes PLD where it supports the mechanism, else RDP.
     """
     own = [charge for charge in ledger.charges if charge.run in runs]
 
@@ -75,9 +74,9 @@ def both_statements(
         return Guarantee.of_events(events, delta, ledger.unit, accountant)
 
     guarantee = of(own)
-    if not guarantee.private:
-        return guarantee.statement()
     statement = guarantee.statement()
+    if not guarantee.private:
+        return statement
     again = sum(charge.label.endswith(" released again") for charge in own)
     if again:
         statement += f"; {again} of its releases were made again and came out otherwise"
@@ -87,7 +86,7 @@ def both_statements(
 
 
 def stamped(statement: str, stamp: str, note: str = "") -> str:
-    """The statement as it is written down: a stamp stands before it, a note after it."""
+    """The statement with a stamp before it and a note after it, where they are not ""."""
     if stamp and not statement.startswith("NOT PRIVATE"):
         statement = f"{stamp}; it would be {statement}"
     return f"{statement}; {note}" if note else statement

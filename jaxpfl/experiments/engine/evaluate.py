@@ -1,7 +1,7 @@
-"""Evaluation of a model on clients, or on a corpus, that were declared public.
+"""Evaluation of a model on clients, or on a corpus, that are declared public.
 
-A metric on private validation data is a release like any other (TRUST.md, 31). Nothing here charges
-for one, so data that was not declared public is refused.
+A metric on private validation data is a release like any other. Nothing here charges for one, so
+data that is not declared public is refused.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Model
+from jaxpfl.models.base import Model, summarise
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -23,8 +23,8 @@ class DeclaredPublic:
     """The user's statement, in the code or the config, that these clients' data is public.
 
     Attributes:
-      name: what every figure that is computed on them calls them, such as "test clients of
-        x.jsonl"; by default the population's own name.
+      name: shown beside all results on them, such as "test clients of x.jsonl"; by default the
+        population's own name.
     """
 
     population: Population = field(repr=False)
@@ -32,7 +32,7 @@ class DeclaredPublic:
 
     @property
     def described(self) -> str:
-        """What was evaluated on, in words, and that it was declared public."""
+        """The name, and that the data was declared public."""
         return f"{self.name or self.population.name} (declared public)"
 
 
@@ -45,7 +45,7 @@ class Pending(Protocol):
 
 
 class Scores(Protocol):
-    """Scores parameters without touching private data; its name says on what."""
+    """Evaluates parameters without private data; `name` says on what."""
 
     @property
     def name(self) -> str: ...
@@ -54,17 +54,15 @@ class Scores(Protocol):
 
 
 class PendingSums:
-    """Metric sums that the device may still be computing; `result` waits for them."""
+    """A `Pending` of the metric sums of several batches."""
 
     def __init__(self, sums: list[dict[str, jax.Array]]) -> None:
         self._sums = sums
 
     def result(self) -> dict[str, float]:
         """`loss` (nats), `perplexity` and `accuracy` per target, `count` of targets."""
-        from jaxpfl.models.base import summarise
-
         fetched = jax.device_get(self._sums)
-        # Added on the host in float64: a float32 count stops at 2^24 targets.
+        # Added on the host in float64, because a float32 count is exact only up to 2^24.
         totals: Any = {
             name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
             for name in ("loss_sum", "correct", "count")
@@ -77,17 +75,16 @@ class Evaluator:
 
     Args:
       model: its `evaluate` returns the sums of the metrics over a batch.
-      public: the clients, wrapped in the statement that they are public.
-      max_examples: of more examples, this many are drawn, the same ones in every run.
+      max_examples: a larger population is subsampled to this many, the same in every run.
       batch_size: examples per dispatch; the last batch is padded and masked.
-      vocabulary: of a language model: a run draws sentences from the model at each evaluation, and
-        the vocabulary turns their token ids into words. None draws none.
+      vocabulary: of a language model, to generate sentences at each evaluation of a run; None
+        generates none.
 
     Attributes:
-      name: what it evaluates on, in words, to be shown beside every figure.
+      name: says what it evaluates on, to be shown beside all results.
 
     Raises:
-      InputError: if `public` is a bare population, or holds no examples.
+      InputError: if `public` is not a `DeclaredPublic`, or has no examples.
     """
 
     def __init__(
@@ -102,8 +99,8 @@ class Evaluator:
         if not isinstance(public, DeclaredPublic):
             raise InputError(
                 f"evaluation data must be wrapped in DeclaredPublic(...), found "
-                f"{type(public).__name__}: a metric on private clients would be a release that "
-                "the ledger is not charged for"
+                f"{type(public).__name__}: a metric on private clients would be a release "
+                "without a charge"
             )
         self.model = model
         self.vocabulary = vocabulary
@@ -119,7 +116,7 @@ class Evaluator:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The examples that are used, so that a baseline can be scored on the same ones."""
+        """The examples in use, so that a baseline can be evaluated on the same ones."""
         total = self.population.num_examples
         rows = np.arange(total)
         if total > self._max_examples:
@@ -149,11 +146,11 @@ class Evaluator:
 def _sums(
     model: Model, params: Any, batch: dict[str, jax.Array], mask: jax.Array
 ) -> dict[str, jax.Array]:
-    """Compiled once for all evaluators, and runs, of an equal model."""
+    """Compiled once for all evaluators and runs with an equal model."""
     return model.evaluate(params, batch, mask)
 
 
 def numeric_columns(population: Population) -> dict[str, np.ndarray]:
-    """The columns that a model can read: numpy arrays, not text."""
+    """The columns that a model can read: arrays, not text."""
     columns = population.columns.items()
     return {name: column for name, column in columns if isinstance(column, np.ndarray)}

@@ -1,11 +1,11 @@
-"""What a system whose rounds ask clients has made so far, and what asks them.
+"""The stored phases of a system whose rounds ask clients, and the releaser that asks them.
 
-    artifacts/run.json         which run and config the artifacts are of
-    artifacts/NAME/            what a phase of a round made, see `artifacts`
+    artifacts/run.json         the run and the config that the artifacts belong to
+    artifacts/NAME/            the result of one phase of a round, see `artifacts`
     private/secret.json        until the last artifact is stored
 
-A phase that was killed is carried out again. Where it releases something private, the release is
-the same again, or is charged again before it is stored.
+A phase that was interrupted is repeated. A release that it repeats is either identical, and free,
+or is charged again before it is stored.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ _LAST = "corpus"
 
 @dataclass(frozen=True)
 class Releases:
-    """A context manager; it closes the ledger.
+    """A context manager that closes the ledger.
 
     Attributes:
-      artifacts: what the rounds made.
+      artifacts: the stored phases.
       run: its name in the ledger.
-      ledger: of the clients; None where no client is asked.
-      releaser: asks them; None where no client is asked, or nothing is left to ask.
-      secret: the file of the run's secret; None where no client is asked.
+      ledger: of the clients; None if no client is asked.
+      releaser: asks the clients; None if no client is asked or all releases are made.
+      secret: the file of the run's secret; None if no client is asked.
     """
 
     artifacts: Artifacts
@@ -51,11 +51,7 @@ class Releases:
 
     @classmethod
     def without_clients(cls, directory: Path, described: str) -> Self:
-        """For a system that asks no client.
-
-        Args:
-          described: the config: artifacts of another one are refused.
-        """
+        """For a system that asks no client; `described` as in `of_clients`."""
         run = _hash(described)
         return cls(Artifacts(directory / FOLDER, run=run), run)
 
@@ -74,8 +70,8 @@ class Releases:
         """For a system whose rounds ask `query`.
 
         Args:
-          described: the config: artifacts of another one are refused.
-          name: what the ledger's entries are called.
+          described: the config as text; artifacts of another config are refused.
+          name: of the entries in the ledger.
           reproducible_seed: draws noise and cohorts from this seed: NOT private.
 
         Raises:
@@ -84,45 +80,35 @@ class Releases:
         """
         try:
             folder = directory / FOLDER
-            private = query.plan.private and reproducible_seed is None
             note, secret_path = folder / "run.json", directory / "private" / "secret.json"
             begun = files.read_json(note) if note.exists() else None
+            run = None if begun is None else str(begun.get("run"))
             if begun is not None and begun.get("config") != _hash(described):
                 raise InputError(
-                    f"{note}: the run began with another config than the one that it is now "
-                    "carried out with; resume it with its own, or choose another --out"
+                    f"{note}: the run began with another config; resume it with that one, or "
+                    "choose another --out"
                 )
-            if (folder / _LAST).exists() and begun is not None:
-                run = str(begun["run"])
-                artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
-                return cls(artifacts, run, ledger, None, secret_path)
-            secret = saved_secret(
-                secret_path,
-                reproducible_seed=reproducible_seed,
-                purpose=name,
-                begun=begun is not None,
-            )
-            run = f"{name} {run_id(secret)}"
-            if begun is None:
-                folder.mkdir(parents=True, exist_ok=True)
-                record = {"run": run, "config": _hash(described)}
-                files.write_json(note, record)
-            elif begun.get("run") != run:
-                raise InputError(
-                    f"{note}: is of run {begun.get('run')}, but the secret in private/ is of "
-                    "another run: one of the two files was replaced"
+            releaser = None
+            if run is None or not (folder / _LAST).exists():
+                secret = saved_secret(
+                    secret_path, reproducible_seed=reproducible_seed, purpose=name, run=run
                 )
+                run = f"{name} {run_id(secret)}"
+                if begun is None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    files.write_json(note, {"run": run, "config": _hash(described)})
+                releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
+            private = query.plan.private and reproducible_seed is None
             artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
-            releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
             return cls(artifacts, run, ledger, releaser, secret_path)
         except BaseException:
             ledger.close()
             raise
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """The arrays stored under `name`, else those of `compute()`, stored.
+        """Returns the arrays stored under `name`; if there are none, computes and stores them.
 
-        What they released is confirmed before it is stored.
+        Their releases are confirmed before they are stored.
         """
 
         def confirmed() -> Artifact:
@@ -134,7 +120,7 @@ class Releases:
         return self.artifacts.load_or_compute(name, confirmed).arrays
 
     def ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
-        """Runs a step; its releases are confirmed when it returns."""
+        """Runs a step of an algorithm and confirms its releases."""
         if self.releaser is None:
             return step(state, missing, round)
         found = self.releaser.step(step, state, round)
@@ -142,7 +128,7 @@ class Releases:
         return found
 
     def end(self) -> None:
-        """Forgets the secret: everything that was released is stored."""
+        """Deletes the secret, which is not needed once all releases are stored."""
         if self.secret is not None:
             forget(self.secret)
 
@@ -155,10 +141,9 @@ class Releases:
 
 
 def missing(*_: Any, **__: Any) -> Any:
-    """Stands in the clients' place where everything was released: what is missing stays so."""
+    """Takes the clients' place when all releases are made: a missing artifact is an error."""
     raise CorruptFile(
-        f"the run's folder {FOLDER}/ lacks what a phase of a round made: `jaxpfl resume` makes it "
-        "again"
+        f"the run's folder {FOLDER}/ lacks the artifact of a phase: `jaxpfl resume` makes it again"
     )
 
 

@@ -1,19 +1,20 @@
-"""The loop over rounds, the same for a fresh run, a resumed one, and one without privacy.
+"""The loop over rounds, the same for a new run, a resumed run, and a run without privacy.
 
     for each round r:
         step                                   its releases are charged on the disk BEFORE any
                                                client's data is read (`federated.release`)
-        record round r - 1                     the device never waits for the host (`observers`)
-        every so often: checkpoint             written while the next rounds run (`checkpoint`)
+        publish round r - 1                    the device never waits for the host (`observers`)
+        at intervals: checkpoint               written while the next rounds run (`checkpoint`)
 
-What a crash can leave behind is a ledger ahead of the metrics, and metrics ahead of the
-checkpoint. A resumed run therefore replays the rounds after its checkpoint. With the saved secret
-a replayed round makes the same release, which costs nothing more; one that comes out otherwise is
-another release, and the releaser charges it. What the run cost is therefore read from its ledger.
+After a crash the ledger can be ahead of the metrics, and the metrics ahead of the checkpoint. A
+resumed run therefore repeats the rounds after its checkpoint. With the stored secret a repeated
+round makes the same release at no further cost; if its result differs nevertheless, it is another
+release, and the releaser charges it. The cost of the run is therefore read from its ledger.
 
 Rounds count from 1: round r leads from the state after r - 1 rounds to the state after r.
 """
 
+import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,12 +22,13 @@ from typing import Any
 
 import jax
 
+from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.cost import Cost
-from jaxpfl.experiments.engine.observers import Observers, PrivateLog
+from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
@@ -41,13 +43,10 @@ class Loop:
     """One run in one directory, whose lock the caller holds.
 
     Args:
-      algorithm, population: what is asked, and of whom.
-      directory: the run directory.
-      ledger: file charged before every release.
+      population: the private clients.
+      ledger: file that is charged before every release.
       budget: hard limit of the whole ledger, or None.
-      tracking: evaluation, checkpoints, progress.
-      setting: everything else that the run is.
-      resume: goes on with the run in `directory`, else refuses to touch it.
+      resume: continues the run in `directory`; otherwise such a run is refused.
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
@@ -73,11 +72,11 @@ class Loop:
         self._directory = RunDirectory(directory, algorithm, population, setting, resume=resume)
 
     def run(self) -> Result:
-        """Does the rounds that are left; see the head of this file.
+        """Carries out the remaining rounds.
 
         Raises:
-          BudgetExhausted: the next round does not fit; the rounds before are saved.
-          Interrupted: SIGTERM or SIGINT came; the rounds so far are saved.
+          BudgetExhausted: the next round does not fit the budget; the rounds before are saved.
+          Interrupted: SIGTERM or SIGINT was received; the rounds so far are saved.
         """
         algorithm, directory = self._algorithm, self._directory
         with ExitStack() as stack:
@@ -112,7 +111,7 @@ class Loop:
                     failure, metrics = error, {}
                 else:
                     done += 1
-                # If this raises, the last round may not be released: nothing of it is saved.
+                # If this raises, the last round must not be released: nothing of it is saved.
                 observers.publish()
                 if failure is None:
                     observers.observe(done, metrics, state)
@@ -125,7 +124,7 @@ class Loop:
                     checkpoints.save(done, state, ledger_head=ledger.head)
                     saved = done
             observers.publish()
-            # What is finished forgets its secret: its last checkpoint must be on the disk.
+            # A finished run deletes its secret, so its last checkpoint must be on the disk first.
             checkpoints.wait()
             metrics = {**observers.latest(done), "epsilon": cost.epsilon()}
             statement = directory.end(done, cost.statement(), metrics)
@@ -135,7 +134,7 @@ class Loop:
             return Result(statement, metrics, done, directory.path, state, params)
 
     def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:
-        """The state to go on from and the rounds behind it; the ledger must lead up to it."""
+        """The state to continue from and its number of rounds, which the ledger must cover."""
         state = initial_state(self._algorithm, self._setting.seed)
         restored = checkpoints.restore(state, warn=bar.message)
         finished = self._directory.secret is None
@@ -145,10 +144,10 @@ class Loop:
                 "can be repeated, but its last checkpoint is missing or damaged"
             )
         if restored is None:
-            # A run goes on with the ledger that it began with, also before its first checkpoint.
+            # Even before its first checkpoint, a run must keep the ledger that it began with.
             ledger.verify(self._directory.ledger_head())
             return state, 0
-        # A ledger cut off after the checkpoint would be charged too little.
+        # A ledger that was cut off would understate the cost.
         ledger.verify(restored.ledger_head)
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
@@ -168,15 +167,18 @@ class Loop:
         )
 
     def _releaser(self, ledger: Ledger, bar: Progress, stack: ExitStack) -> Releaser | None:
-        """What asks the clients, and logs what the host alone may know; None for a finished run."""
+        """Asks the clients, and logs the private facts of each round; None for a finished run."""
         if self._directory.secret is None:
             return None
-        private = PrivateLog(self._directory.path / "private")
-        stack.callback(private.close)
+        path = self._directory.path / "private" / "rounds.jsonl"
+        file = stack.enter_context(open(path, "a", encoding="utf-8"))
         began = time.monotonic()
 
         def log(record: dict[str, Any]) -> None:
-            private.append({**record, "seconds": time.monotonic() - began})
+            """Records the true cohort size, padding waste and time, which depend on the clients."""
+            private = files.jsonable({**record, "seconds": time.monotonic() - began})
+            file.write(json.dumps(private) + "\n")
+            file.flush()
 
         return Releaser(
             self._population,
@@ -190,10 +192,10 @@ class Loop:
         )
 
     def _interrupted(self, signal: int, done: int) -> Interrupted:
-        again = f"jaxpfl resume {self._setting.resumed_as or self._directory.path}"
-        return Interrupted(signal, f"interrupted after round {done}; go on with: {again}")
+        command = f"jaxpfl resume {self._setting.resumed_as or self._directory.path}"
+        return Interrupted(signal, f"interrupted after round {done}; resume with: {command}")
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:
-    """The state before round 1, a function of the seed."""
+    """The state before round 1; depends on the seed alone."""
     return algorithm.init(jax.random.fold_in(training_root(seed), INITIAL_STATE))

@@ -1,10 +1,10 @@
-"""The directory of one run: what it is, its secret while it needs one, and what it ends with.
+"""The directory of one run.
 
 run.json                 what the run is, written before its first charge, see `run_record`
 private/secret.json      until the run is finished, see `run_secret`
 metrics.jsonl, tensorboard/, private/rounds.jsonl          see `observers`
 checkpoints/             see `checkpoint`
-result.json              statement and last metrics, when the run stops
+result.json              statement and last metrics, written when the run stops
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,20 @@ from jaxpfl.experiments.engine.setting import Setting, Tracking
 
 
 class RunDirectory:
-    """The files that make a directory a run's; its lock is held by the caller.
+    """A run's directory, whose lock the caller holds.
 
     Args:
-      path: of the directory.
       algorithm, population, setting: the run.
-      resume: goes on with the run in the directory, else refuses to touch it.
+      resume: continues the run in the directory; otherwise such a run is refused.
 
     Attributes:
       begun: whether an earlier attempt wrote `run.json`.
-      secret: of noise and cohorts; None for a finished run, which needs none.
+      secret: of noise and cohorts; None for a finished run.
       run_id: the run's name in its ledger.
-      stamp: NOT PRIVATE and why, or ""; read back, so that what was stamped stays so.
+      stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
 
     Raises:
-      InputError: the directory holds another run, or one that is not to be resumed.
+      InputError: the directory holds another run, or `resume` is false and it holds any run.
       CorruptFile: the secret of an unfinished run is missing or was altered.
     """
 
@@ -65,43 +64,29 @@ class RunDirectory:
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
-                begun=self.begun,
+                run=None if record is None else str(record["run"]),
             )
-        if record is None:
-            if self.secret is None:
-                raise CorruptFile(f"{path / 'result.json'}: is of a finished run without run.json")
+        if record is not None:
+            self.run_id, self.stamp = str(record["run"]), str(record["stamp"])
+        elif self.secret is not None:
             self.run_id, self.stamp = run_id(self.secret), stamp_of(algorithm, setting)
-            return
-        self.run_id, self.stamp = str(record["run"]), str(record["stamp"])
-        if self.secret is not None and run_id(self.secret) != self.run_id:
-            raise InputError(
-                f"{path / 'run.json'}: is of run {self.run_id}, but the secret in private/ is of "
-                "another run: one of the two files was replaced"
-            )
+        else:
+            raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
     def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
-        """Writes `run.json`, unless an earlier attempt did.
-
-        Args:
-          statement: what the run will have cost when it ends.
-          ledger_head: of the ledger before the first charge.
-        """
+        """Writes `run.json`, unless an earlier attempt did; see `RunRecord.write`."""
         if not self.begun:
             self._record.write(self.run_id, self.stamp, statement, tracking, ledger_head)
 
     def ledger_head(self) -> str:
-        """The head of the ledger that the run began with; it goes on with this ledger alone."""
+        """The ledger's head when the run began; the run is refused any other ledger."""
         return files.read_json(self.path / "run.json")["ledger_head"]
 
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.path / "checkpoints", run=self.run_id, private=not self.stamp)
 
     def end(self, rounds: int, statement: str, metrics: Mapping[str, Any]) -> str:
-        """Writes `result.json`; a run that is finished forgets its secret.
-
-        Returns:
-          The statement as it is written there.
-        """
+        """Writes `result.json`, deletes a finished run's secret, and returns the statement."""
         if rounds < self._rounds:
             statement += f", after {rounds} of {self._rounds} rounds"
         statement = stamped(statement, self.stamp, self._setting.note)

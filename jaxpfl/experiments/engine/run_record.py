@@ -1,4 +1,4 @@
-"""`run.json`: what a run is, written before its first charge and compared when it goes on."""
+"""`run.json`: what a run is, written before its first charge and compared when it is resumed."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,12 +18,7 @@ from jaxpfl.federated.identity import environment
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of one run in one directory.
-
-    Attributes:
-      path: of `run.json`.
-      algorithm, population, setting: the run.
-    """
+    """The record of the run of `algorithm` on `population`; `path` is that of `run.json`."""
 
     path: Path
     algorithm: Algorithm
@@ -31,10 +26,10 @@ class RunRecord:
     setting: Setting
 
     def begun(self) -> dict[str, Any] | None:
-        """What an earlier attempt wrote, or None.
+        """Returns what an earlier attempt wrote, or None.
 
         Raises:
-          InputError: it is the record of another run; names what differs.
+          InputError: it is the record of another run; names the field that differs.
         """
         if not self.path.exists():
             return None
@@ -55,8 +50,8 @@ class RunRecord:
         Args:
           run: the run's name in its ledger.
           stamp: NOT PRIVATE and why, or "".
-          statement: what it will have cost when it ends.
-          ledger_head: of the ledger before the first charge: the run goes on with this one alone.
+          statement: the planned guarantee of the whole run.
+          ledger_head: of the ledger before the first charge; identifies the ledger on resume.
         """
         evaluate = tracking.evaluate
         record = {
@@ -79,7 +74,7 @@ class RunRecord:
         files.write_json(self.path, record)
 
     def _described(self) -> dict[str, Any]:
-        """What must be the same when the run goes on."""
+        """What must be the same when the run is resumed."""
         described: dict[str, Any] = {
             "label": self.algorithm.name,
             "config": self.setting.config,
@@ -98,21 +93,21 @@ class RunRecord:
 
 
 def stamp_of(algorithm: Algorithm, setting: Setting) -> str:
-    """What everything that a run writes is stamped with; "" where it is private."""
+    """The warning on everything that a run without privacy writes; "" for a private run."""
     if not algorithm.private:
         return NOT_PRIVATE
     return REPRODUCIBLE if setting.reproducible_noise else ""
 
 
 def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
-    """Refuses what cannot be run, before round 1 and before any charge.
+    """Refuses a run that cannot be carried out, before any charge.
 
     Raises:
-      InputError: the data does not fit the queries, or there is no model to be evaluated.
+      InputError: the data does not fit the queries, or there is no model to evaluate.
     """
     if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
         raise InputError(
-            f"{algorithm.name!r} trains no model, so there is nothing to evaluate: leave out the "
+            f"{algorithm.name!r} trains no model, so nothing can be evaluated: leave out the "
             "evaluation"
         )
     units = {query.plan.unit for query in algorithm.queries}
@@ -139,5 +134,5 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
             if query.prepare is None and name not in population.columns:
                 found = ", ".join(sorted(population.columns)) or "none"
                 raise InputError(
-                    f"{algorithm.name!r} reads a column {name!r}, the data has: {found}"
+                    f"{algorithm.name!r} reads a column {name!r}, but the data has only: {found}"
                 )

@@ -1,9 +1,9 @@
-"""A run's secret: on the disk before its first use, private, and deleted when the run ends.
+"""A run's secret: stored before its first use, readable by its owner only, deleted at the end.
 
     private/secret.json      16 bytes as four words; mode 0600
 
-With it, a run that was killed draws the cohorts and the noise of its rounds again, to the same bits
-and at no further cost. Without it nobody can. A finished run no longer needs it, so it is deleted.
+A killed run needs it to draw the cohorts and the noise of its rounds again, bit for bit and at no
+further cost. Nobody else can draw them, and nobody at all once the run is finished.
 """
 
 from pathlib import Path
@@ -16,26 +16,33 @@ from jaxpfl.privacy.secret import Secret
 
 
 def saved_secret(
-    path: Path, *, reproducible_seed: int | None = None, purpose: str = "", begun: bool = False
+    path: Path, *, reproducible_seed: int | None, purpose: str, run: str | None = None
 ) -> Secret:
-    """The secret saved in `path`, else a new one, saved before its first use.
+    """Returns the secret stored in `path`; if there is none, makes one and stores it.
 
     Args:
-      reproducible_seed: draws it from this seed, for tests: the run is NOT private.
-      purpose: keeps two runs of one seed apart.
-      begun: whether the run must have one already.
+      reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
+      purpose: gives two runs with one seed different secrets.
+      run: the name, which ends with `run_id`, of a run that has begun; None for a new run.
 
     Raises:
-      CorruptFile: there is none, though the run has begun, or the file holds no secret.
-      InputError: the saved one follows from a seed and this run is to be private, or the reverse.
+      CorruptFile: the secret of a run that has begun is missing, or the file is damaged.
+      InputError: the secret is of another run, or comes from a seed while this run's must not, or
+        the reverse.
     """
     reproducible = reproducible_seed is not None
     if path.exists():
-        return _read(path, reproducible)
-    if begun:
+        secret = _read(path, reproducible)
+        if run is not None and not run.endswith(run_id(secret)):
+            raise InputError(
+                f"{path}: holds the secret of another run than {run}: this file or the record of "
+                "the run was replaced"
+            )
+        return secret
+    if run is not None:
         raise CorruptFile(
-            f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. The "
-            "releases it has made stay in its ledger; begin another run with another --out"
+            f"{path}: is missing, so the run cannot go on: its noise cannot be drawn again. Its "
+            "releases stay in the ledger; start another run with another --out"
         )
     secret = (
         Secret() if reproducible_seed is None else Secret.reproducible(reproducible_seed, purpose)
@@ -48,14 +55,14 @@ def saved_secret(
 
 
 def forget(path: Path) -> None:
-    """Deletes a secret that is no longer needed; it may be gone already."""
+    """Deletes a secret, if it exists."""
     if path.exists():
         path.unlink()
         files.fsync_path(path.parent)
 
 
 def run_id(secret: Secret) -> str:
-    """The run's name in ledgers: public, a digest that reveals nothing of the secret."""
+    """The run's public name in ledgers: a digest that reveals nothing about the secret."""
     return secret.digest("run", "")[:12]
 
 
@@ -65,8 +72,8 @@ def _read(path: Path, reproducible: bool) -> Secret:
         raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
     if record.get("reproducible") != reproducible:
         raise InputError(
-            f"{path}: the run began with reproducible_noise = {record.get('reproducible')}, now it "
-            f"is given {reproducible}: resume it with the value that it began with"
+            f"{path}: the run began with reproducible_noise = {record.get('reproducible')}, found "
+            f"{reproducible}: resume it with its first value"
         )
     try:
         return Secret(np.array(record.get("words"), np.uint32).tobytes())
