@@ -1,4 +1,4 @@
-"""What the shared sections of a config describe: clients, models, plans and algorithms."""
+"""Builds what the shared sections of a config describe: clients, models, plans, algorithms."""
 
 import re
 from typing import Any
@@ -36,7 +36,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def read_clients(config: DataConfig) -> Population:
-    """The clients of a section `data`, before they are split.
+    """Reads the clients of a section `data`, before they are split.
 
     Raises:
       InputError: the source cannot be read, or has no clients.
@@ -50,9 +50,9 @@ def read_clients(config: DataConfig) -> Population:
 
 
 def cleaned(part: Population, config: DataConfig) -> Population:
-    """A part of the clients without what `data.remove` matches.
+    """Deletes the matches of `data.remove` in a part of the clients.
 
-    After the split: the fingerprint, and so the ledger, stays that of the data as it was read.
+    This comes after the split, so that the fingerprint, and thus the ledger, stays the source's.
     """
     if config.remove is None:
         return part
@@ -67,11 +67,11 @@ def cleaned(part: Population, config: DataConfig) -> Population:
 def open_public(
     source: str, public: Population | None, private: PrivateContent, what: str
 ) -> Population:
-    """A public source; "split:public" is `public`, the clients that were declared public.
+    """Opens a public source, and refuses it if it holds the private clients' data.
 
     Args:
-      private: what the source may not hold.
-      what: how messages call the source.
+      public: the clients that "split:public" stands for.
+      what: names the source in messages.
     """
     if source != PUBLIC_PART:
         corpus = open_population(source)
@@ -85,7 +85,7 @@ def open_public(
 def build_model(
     settings: LanguageModelConfig | ImageModelConfig, vocabulary: Vocabulary | None
 ) -> Model:
-    """The network of a section `model`."""
+    """Builds the network of a section `model`."""
     if isinstance(settings, LanguageModelConfig):
         prior = None
         if settings.unigram_prior and vocabulary is not None:
@@ -108,11 +108,10 @@ def build_plan(
     population: int,
     prior_releases: DpEvent | None = None,
 ) -> Plan:
-    """The plan of the rounds for `population` training clients.
+    """Builds the plan of the rounds for `population` training clients.
 
     Args:
-      prior_releases: what else the run releases on them; `privacy.epsilon` is that of the
-        composition.
+      prior_releases: the run's other releases on them; `privacy.epsilon` covers these, too.
     """
     if not privacy.private:
         return plan_without_privacy(privacy, training, population)
@@ -153,7 +152,7 @@ def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, popul
 def build_fed_avg(
     model: Model, training: TrainingConfig, plan: Plan, start: Any = None
 ) -> Algorithm:
-    """DP-FedAvg as a section `training` says; `start` as in `algorithms.fed_avg`."""
+    """Builds DP-FedAvg from a section `training`; `start` as in `algorithms.fed_avg`."""
     return fed_avg(
         model,
         client=build_optimizer(training.client),
@@ -172,7 +171,7 @@ def build_cohort(training: TrainingConfig) -> CohortSpec:
         batch_size=training.batch_size,
         max_examples=training.max_examples,
         epochs=training.epochs,
-        # Every device gets the same number of clients.
+        # A multiple of the devices, so that all get the same number of clients.
         clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
     )
 
@@ -183,7 +182,7 @@ def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
-    """Refuses images that the model cannot read; names shapes and columns, never values."""
+    """Refuses images that the model cannot read; messages contain no values of the data."""
     for name in ("image", "label"):
         if name not in clients.columns:
             found = ", ".join(sorted(clients.columns)) or "none"

@@ -1,13 +1,13 @@
-"""Checkpoints: artifacts whose arrays Orbax writes, in the background, the latest few of a run.
+"""Checkpoints: artifacts whose arrays Orbax writes in the background; a run keeps the last two.
 
-    round_00000010/state/           the state's leaves, written by Orbax, sharded ones as they are
+    round_00000010/state/           the leaves of the state, written by Orbax with their sharding
     round_00000010/record.json      round, dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
-`save` returns when the state is copied to the host; the run goes on while it is written. The
-checkpoint gets its manifest and its name when everything is on the disk, so a crash at any instant
-leaves whole checkpoints alone. A restore hashes every file BEFORE Orbax opens any (Orbax reads
-flipped bits without complaint).
+`save` returns once the state is copied to the host, and the run continues during the write. A
+checkpoint gets its manifest and its name when all files are on the disk, so a crash never leaves an
+incomplete one under that name. `restore` hashes every file BEFORE Orbax opens any, because Orbax
+does not notice flipped bits.
 """
 
 import shutil
@@ -43,12 +43,12 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read back.
+    """A restored checkpoint.
 
     Attributes:
-      round: rounds done when it was saved.
-      state: its arrays lie where those of `like` lie.
-      ledger_head: the head of the run's ledger when it was saved; None where there was no ledger.
+      round: number of completed rounds.
+      state: its arrays have the sharding of those of `like`.
+      ledger_head: the head of the run's ledger when it was saved; None without a ledger.
     """
 
     round: int
@@ -57,15 +57,15 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one directory, for one process (the run's lock holder).
+    """The checkpoints of one run; only the process that holds the run's lock uses them.
 
-    A context manager; it ends when everything is on the disk. `rounds` and `restore` see what is
-    on the disk: call `wait` first to see what was just saved.
+    A context manager that exits once everything is on the disk. `rounds` and `restore` ignore a
+    checkpoint that is still being written: call `wait` first.
 
     Attributes:
-      directory: the folder that holds them; made here, leftovers of a crash are removed here.
-      run: run id; a checkpoint of another run is refused.
-      private: false is written into every checkpoint of a run that is not private.
+      directory: created if absent, and cleared of what a crash left.
+      run: the run's id; a checkpoint of another run is refused.
+      private: recorded in every checkpoint.
     """
 
     def __init__(self, directory: str | Path, *, run: str, private: bool = True) -> None:
@@ -81,7 +81,7 @@ class Checkpoints:
         self._under_way: Future[None] | None = None
 
     def rounds(self) -> list[int]:
-        """Rounds that have a checkpoint, in increasing order, whether intact or not."""
+        """The rounds with a checkpoint, in increasing order; it may be damaged."""
         found = []
         for entry in self.directory.iterdir():
             digits = entry.name.removeprefix(_PREFIX)
@@ -90,13 +90,12 @@ class Checkpoints:
         return sorted(found)
 
     def save(self, round: int, state: Any, *, ledger_head: str | None = None) -> None:
-        """Begins to write `state` (a pytree of arrays) as the checkpoint after `round` rounds.
+        """Starts to write `state`, a pytree of arrays, as the checkpoint after `round` rounds.
 
-        Waits for the checkpoint before. The arrays may be donated when this returns.
+        Waits for the previous checkpoint first. The arrays may be donated when this returns.
 
         Raises:
-          OSError: this checkpoint or the one before cannot be written, as where the disk is full;
-            those before are intact then.
+          OSError: this or the previous checkpoint cannot be written; earlier ones stay intact.
         """
         self.wait()
         leaves = named_leaves(state)
@@ -115,25 +114,21 @@ class Checkpoints:
         self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
 
     def wait(self) -> None:
-        """Returns when the checkpoint that was begun is on the disk.
-
-        Raises:
-          OSError: it cannot be written; those before are intact.
-        """
+        """Blocks until the checkpoint that was started is on the disk; raises as `save`."""
         if self._under_way is not None:
             under_way, self._under_way = self._under_way, None
             under_way.result()
 
     def restore(self, like: Any, *, warn: Callable[[str], None]) -> Restored | None:
-        """Reads the latest intact checkpoint into the structure of `like`; None if there is none.
+        """Reads the latest intact checkpoint; None if there are no checkpoints.
 
         Args:
-          like: pytree of arrays with the state's structure. A JAX array is restored with the
-            sharding of the one in `like`, anything else as a numpy array.
-          warn: is told, for each damaged checkpoint, its name, its fault and what is tried next.
+          like: a pytree of arrays with the state's structure. A JAX array is restored with its
+            sharding in `like`, anything else as a numpy array.
+          warn: called with a message for each damaged checkpoint that is skipped.
 
         Raises:
-          CorruptFile: checkpoints exist and none is intact.
+          CorruptFile: checkpoints exist, but none is intact.
           InputError: the latest intact one belongs to another run or another model.
         """
         rounds = self.rounds()[::-1]
@@ -151,7 +146,7 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Waits for what was begun; nothing can be saved after it."""
+        """Waits for the last checkpoint; nothing can be saved afterwards."""
         try:
             self.wait()
         finally:
@@ -167,26 +162,26 @@ class Checkpoints:
         except Exception as failed:
             if error is None:
                 raise
-            error.add_note(f"the checkpoint that was being written is lost, too: {failed}")
+            error.add_note(f"the last checkpoint could not be written, either: {failed}")
 
     def _finish(self, temporary: Path, path: Path, manifest: Manifest) -> None:
-        """In the background: whatever happens, `path` is a whole checkpoint or is not there."""
+        """Completes a checkpoint, in the background; on failure none of it is left."""
         try:
             self._arrays.wait_until_finished()
             commit(temporary, path, manifest)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, ValueError):
-                # Orbax's, where the disk is full.
+                # Orbax raises it when the disk is full.
                 raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
             raise
         for old in self.rounds()[:-_KEPT]:
             remove(self._path(old))
 
     def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
-        """Returns when the leaves are copied to the host."""
-        # Orbax refuses arrays without elements; their shape in the record is all there is to them.
-        # The caller may change a numpy array while it is written.
+        """Starts to write the leaves; returns once they are copied to the host."""
+        # Orbax refuses empty arrays, whose shape is in the record. Numpy arrays are copied, because
+        # the caller may change them during the write.
         arrays = {
             name: leaf if isinstance(leaf, jax.Array) else np.array(leaf)
             for name, leaf in leaves.items()
@@ -203,7 +198,7 @@ class Checkpoints:
         try:
             arrays = self._read_arrays(path / "state", leaves)
         except Exception as error:
-            # Hashes are right, so the fault is in how it was written: still not usable.
+            # The hashes match, so it was written wrongly.
             kind = type(error).__name__
             raise CorruptFile(f"{path}: its arrays cannot be read ({kind})") from error
         structure = jax.tree_util.tree_structure(like)

@@ -60,8 +60,8 @@ class Observers:
         confirm: Callable[[int], None],
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
-        self._bar, self._shown = bar, {}
-        self._confirm = confirm
+        self._bar, self._confirm = bar, confirm
+        self._shown: dict[str, str] = {}
         self._stamp = directory.stamp
         self._late: _Values | None = None
         self._closing = ExitStack()

@@ -1,12 +1,13 @@
-"""Refuses a corpus that is called public but holds the private clients' data under another name.
+"""Refuses a corpus that is declared public but holds the private clients' data.
 
-One source can be named in many ways, read with other options, linked or copied, so the content is
-compared. Of texts, this is the set of runs of five words: it stays the same where the texts are cut
-otherwise, by sentence or by line, or stand in another order. Of images and tokens, it is the set of
-whole examples.
+One source can have many names, be read with other options, linked or copied, so the contents are
+compared. For texts, these are the sets of runs of five words, which do not depend on the order of
+the texts or on how they are split into examples. For images and tokens, they are the sets of whole
+examples.
 
-Measured: of docstrings, copies share 94 % of these runs and other packages 8 %; of a chat channel's
-messages, copies that are cut otherwise 95 %, the two halves of its clients 3 %, other corpora 1 %.
+Measured on docstrings: copies share 94 % of the runs, other packages 8 %. Measured on the messages
+of a chat channel: differently split copies share 95 %, two halves of its clients 3 %, other corpora
+1 %.
 """
 
 import re
@@ -21,46 +22,41 @@ from jaxpfl.errors import InputError
 _RUN = 5
 _TOO_MUCH = 0.5
 _WORD = re.compile(r"\w+|\0")
-# Between two texts; no run goes across.
+# Separates two texts: no run contains it.
 _END = "\0"
-# Of more examples, this many are compared, evenly spaced: this takes a few seconds.
+# A larger population is compared by this many evenly spaced examples, in a few seconds.
 _MOST = 400_000
 _BLOCK = 65_536
-# Compared where both have it: the first of these, else the first column of arrays.
+# The first of these columns that both have is compared, else their first column of arrays.
 _COLUMNS = ("text", "image", "tokens")
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PrivateContent:
-    """What the private clients hold; public corpora are compared with it. PRIVATE.
-
-    Args:
-      clients: those who train; not the clients of the same source that were declared public.
-    """
+    """The content of the clients who train, with which public corpora are compared. PRIVATE."""
 
     def __init__(self, clients: Population) -> None:
         self._clients = clients
         self._content = cache(lambda column: content(clients, column))
 
     def refuse(self, corpus: Population, what: str) -> None:
-        """Refuses a corpus more than half of which is the clients', or which holds half of theirs.
+        """Refuses a corpus that shares over half of its own content, or of the clients', with them.
 
         Args:
-          corpus: declared public.
-          what: how the message calls it, such as "data.public = 'x.jsonl'".
+          what: names the corpus in the message, such as "data.public = 'x.jsonl'".
 
         Raises:
-          InputError: without a number: how much is shared is private.
+          InputError: the corpus is refused. How much is shared is private, so it is not said.
         """
         column = _compared(corpus, self._clients)
         if column is not None and self._shares(corpus, column):
             raise _refused(what)
 
     def refuse_clients(self, others: Population, what: str) -> None:
-        """Refuses clients more than half of whom hold, example by example, what private ones hold.
+        """Refuses clients if more than half of them hold exactly the examples of a private client.
 
-        For clients of the same source, such as an evaluation set: these may well say what others
-        say, and `refuse` would refuse them for that.
+        For other clients of the same source, such as an evaluation set, whose words may resemble
+        the private clients' so much that `refuse` would refuse them.
 
         Raises:
           InputError: as `refuse` does.
@@ -79,12 +75,12 @@ class PrivateContent:
             return False
         if shared > _TOO_MUCH * len(public):
             return True
-        # Of a part of a corpus, what it lacks of the clients' data says nothing.
+        # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
         return corpus.num_examples <= _MOST and shared > _TOO_MUCH * len(private)
 
 
 def content(population: Population, column: str) -> np.ndarray:
-    """Sorted distinct hashes, int64, of what a column holds; of this process alone. PRIVATE."""
+    """Sorted distinct int64 hashes of a column's content, valid in this process only. PRIVATE."""
     values = population.columns[column]
     if not len(values):
         return np.zeros(0, np.int64)
@@ -98,7 +94,7 @@ def content(population: Population, column: str) -> np.ndarray:
 
 
 def by_client(population: Population, column: str) -> set[int]:
-    """Hashes of what each client that has examples holds; of this process alone. PRIVATE."""
+    """Hashes of each non-empty client's content, valid in this process only. PRIVATE."""
     values = population.columns[column]
     found = set()
     for start, size in zip(population.offsets[:-1], population.sizes(), strict=True):
@@ -111,7 +107,7 @@ def by_client(population: Population, column: str) -> set[int]:
 
 
 def _runs(texts: list[str]) -> np.ndarray:
-    """Hashes of all runs of words of the texts; of a text of fewer words, of all it has."""
+    """Hashes of all runs of five words of the texts; a shorter text is one run."""
     ended = f" {_END * _RUN} "
     words = _WORD.findall(f"{ended.join(texts)}{ended}".lower())
     hashes = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
@@ -119,7 +115,7 @@ def _runs(texts: list[str]) -> np.ndarray:
     starts = np.arange(len(words) - _RUN + 1)
     runs = np.zeros(len(starts), np.uint64)
     for place in range(_RUN):
-        # It wraps: a polynomial of the words' hashes modulo 2^64.
+        # A polynomial of the words' hashes modulo 2^64: the overflow is intended.
         runs = runs * _MULTIPLIER + hashes[starts + place]
     begins_text = np.concatenate([[True], ends[:-1]])[: len(starts)]
     whole = ~ends[starts + _RUN - 1] | begins_text

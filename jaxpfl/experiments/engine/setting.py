@@ -1,4 +1,4 @@
-"""What a run is besides its algorithm and its clients, and what it ends with."""
+"""The settings of a run besides its algorithm and clients, and its result."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reprodu
 
 @dataclass(frozen=True)
 class Result:
-    """What a run ends with; all of it is public.
+    """The public result of a run.
 
     Attributes:
-      privacy: the statement: (epsilon, delta), unit, adjacency, accountant, of this run and of
-        everything on its ledger.
-      metrics: the last round's public metrics, the last evaluation among them.
-      rounds: rounds done.
+      privacy: the guarantee in words (epsilon, delta, unit, adjacency, accountant), of this run
+        and of all releases on its ledger.
+      metrics: the latest value of each public metric.
+      rounds: number of completed rounds.
       out: the run directory.
-      state: the algorithm's last state, on the device.
-      params: the trained model's parameters, on the device; None without a model.
+      state: the algorithm's final state, on the device.
+      params: the model's parameters, on the device; None without a model.
     """
 
     privacy: str
@@ -35,15 +35,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Tracking:
-    """What a run evaluates while it trains, how often it is saved, and whether it shows progress.
+    """How a run is evaluated, saved and shown while it trains.
 
     Attributes:
       evaluate: scores parameters on public data, or None.
-      evaluate_every: rounds between two evaluations; before the first round and after the last
-        there always is one.
-      sentences: `(params, round) -> sentences`, drawn at each evaluation, or None.
-      checkpoint_every: rounds between two checkpoints; after the last round there always is one.
-      progress: show a progress bar on stderr.
+      evaluate_every: rounds between two evaluations, besides those before round 1 and at the end.
+      sentences: `(params, round) -> sentences`, generated at each evaluation, or None.
+      checkpoint_every: rounds between two checkpoints, besides the one at the end.
     """
 
     evaluate: Scores | None = None
@@ -58,13 +56,13 @@ class Setting:
     """What a run is besides its algorithm and its clients.
 
     Attributes:
-      config: the resolved config, part of the run's identity.
-      seed: of the start of the state.
+      config: the resolved config, which a resumed run must share.
+      seed: of the initial state.
       reproducible_noise: draws noise and cohorts from `seed`: NOT private.
-      start: identifies the parameters that the run starts from; None for the model's own.
-      prior: runs whose releases this one depends on, by their name in the ledger: its epsilons
-        and statements include theirs.
-      note: a sentence that everything the run writes about its privacy ends with.
+      start: identifies the initial parameters; None for the model's own.
+      prior: names, in the ledger, of runs that this one depends on; its epsilons and statements
+        include theirs.
+      note: a sentence appended to every privacy statement of the run.
       resumed_as: the directory to resume after an interruption; None for the run's own.
     """
 

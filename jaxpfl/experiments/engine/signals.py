@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run after its current round, and the run is saved."""
+"""SIGINT and SIGTERM stop a run after its current round, so that it can be saved."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM or SIGINT came; the run was checkpointed and can be resumed."""
+    """SIGTERM or SIGINT was received; the run was saved and can be resumed."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collects SIGINT and SIGTERM, so that the round can end; a second one acts at once."""
+    """Collects the first SIGINT or SIGTERM, so that the round can end; a second acts at once."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

@@ -1,4 +1,4 @@
-"""What systems of several runs share: a run among them, the cost of all, the cost at scale."""
+"""For systems of several runs: one of their runs, the cost of all, and the cost at scale."""
 
 import dataclasses
 import hashlib
@@ -39,14 +39,14 @@ def train(
     start: str,
     prior: Sequence[str] = (),
 ) -> Result:
-    """One run of a study, in `directory`/runs/`name`: fresh, or resumed where it was left.
+    """Starts or resumes one run of a study, in `directory`/runs/`name`.
 
-    Every run has a secret of its own. Its population keeps the fingerprint of the clients it was
-    derived from, so that all runs of a world are charged to one ledger, under the algorithm's name.
+    Every run has its own secret. Its population keeps the fingerprint of the clients that it comes
+    from, so that all runs of a world can be charged to one ledger, under the algorithm's name.
 
     Args:
-      start: identifies all that the run's data was selected or encoded with and its parameters
-        start from: a resumed run goes on with the same alone.
+      start: identifies the initial parameters and all else that the run's data depends on; a
+        resumed run must have the same.
       prior: runs on the same ledger that this one depends on; its epsilons include theirs.
     """
     folder = directory / "runs" / name
@@ -78,13 +78,10 @@ def train(
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
-    """Writes a finished run's statement again, once its study's other runs are on the ledger.
+    """Updates the statement of the finished run in `folder` and returns it.
 
-    The statement of the first one was made when its ledger held nothing else.
-
-    Args:
-      folder: of the run.
-      prior: as `train`.
+    Its first statement did not cover the study's later runs on the same ledger. `prior` as in
+    `train`.
     """
     run, path = files.read_json(folder / "run.json"), folder / "result.json"
     plan = Plan.from_dict(run["plan"])
@@ -97,7 +94,7 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
 
 
 def budget_of(privacy: PrivacyConfig) -> Budget | None:
-    """The hard limit on a world's ledger: `budget_epsilon`, or `epsilon` where that is null."""
+    """The hard limit of a ledger: `budget_epsilon`, or `epsilon` if that is None."""
     limit = privacy.epsilon if privacy.budget_epsilon is None else privacy.budget_epsilon
     if limit is None or privacy.delta is None:
         return None
@@ -105,12 +102,12 @@ def budget_of(privacy: PrivacyConfig) -> Budget | None:
 
 
 def params_digest(params: Any) -> str:
-    """SHA-256 of parameters."""
+    """The SHA-256 of parameters."""
     return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
 
 
 def composed_guarantee(ledgers: Sequence[Path], delta: float | None, stamp: str) -> dict[str, Any]:
-    """What all releases on these ledgers cost together: epsilon, statement, releases by label."""
+    """The cost of all releases on these ledgers: epsilon, statement, number of each label."""
     if delta is None:
         return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
     charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
@@ -128,23 +125,24 @@ def at_scale(
     plans: Mapping[str, Plan],
     before: Mapping[str, Sequence[float]] = {},
 ) -> dict[str, Any] | None:
-    """What these plans would cost, alone and together, on more clients with the same mean's noise.
+    """The cost of these plans, each alone and all together, on a larger population.
 
-    Source: Augenstein et al. 2020, "Privacy at scale": k times the clients a round need k times
-    the noise multiplier.
+    Source: Augenstein et al. 2020, "Privacy at scale": with k times the clients per round, k times
+    the noise multiplier leaves the noise of the mean unchanged.
 
     Args:
-      before: noise multipliers of what each run depends on and everyone took part in, the first
-        releases first; these grow by the same factor, and are part of that run's epsilon.
+      plans: by the name of their run.
+      before: by run, noise multipliers of earlier releases that it depends on and in which every
+        client took part, in order. They grow by the same factor and count in that run's epsilon.
 
     Raises:
-      InputError: the larger population is not large enough.
+      InputError: `scaled_up.population` is too small.
     """
     if scaled_up is None:
         return None
     found: dict[str, Any] = {}
     rounds: list[DpEvent] = []
-    # Releases that several runs depend on were made once.
+    # Runs share their earlier releases, which count once in the composition of all runs.
     shared: list[GaussianDpEvent] = []
     for name, plan in plans.items():
         clients_per_round = round(scaled_up.factor * plan.clients_per_round)

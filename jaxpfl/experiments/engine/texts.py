@@ -1,4 +1,4 @@
-"""For models that read tokens: a public vocabulary, encoded clients, and sentences drawn."""
+"""For models that read tokens: a public vocabulary, encoded clients, and generated sentences."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,26 +13,26 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 def public_vocabulary(source: str | Population, size: int) -> Vocabulary:
-    """The vocabulary of exactly `size` ids from a public corpus.
+    """Returns a vocabulary of exactly `size` ids from a public corpus.
 
     Raises:
-      InputError: the corpus has fewer different words: the model would have ids without a word.
+      InputError: the corpus has fewer different words, so some ids would have no word.
     """
     return exactly(Vocabulary.from_public(source, size), size)
 
 
 def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """The same vocabulary, if it has `size` ids; see `public_vocabulary`."""
+    """Returns the vocabulary if it has `size` ids; raises as `public_vocabulary` otherwise."""
     if len(vocabulary) != size:
         raise InputError(
-            f"the public corpus gives a vocabulary of {len(vocabulary)}, the model expects "
-            f"vocab_size = {size}: name more public text or a smaller vocab_size"
+            f"the public corpus has a vocabulary of {len(vocabulary)} words, the model expects "
+            f"vocab_size = {size}: give more public text or a smaller vocab_size"
         )
     return vocabulary
 
 
 def encoded(clients: Population, vocabulary: Vocabulary) -> Population:
-    """The clients with "tokens"; as they are where they have these, or no text."""
+    """Returns the clients with a column "tokens", or unchanged if they have it or no text."""
     if "tokens" in clients.columns or "text" not in clients.columns:
         return clients
     return vocabulary.encode(clients)
@@ -41,7 +41,7 @@ def encoded(clients: Population, vocabulary: Vocabulary) -> Population:
 def sentences_of(
     model: Any, vocabulary: Vocabulary, *, seed: int, number: int = 5, max_tokens: int = 20
 ) -> Callable[[Any, int], list[str]]:
-    """Returns `(params, round) -> sentences` drawn from the model; no data but `params` enters."""
+    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
 
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)

@@ -1,6 +1,6 @@
-"""`metrics.jsonl`: one line per round, public values only, and no clock.
+"""`metrics.jsonl`: one line per round, with public values and no times.
 
-So an interrupted and resumed run writes the same bytes as a straight one.
+A resumed run therefore writes the same bytes as an uninterrupted one.
 """
 
 import json
@@ -13,7 +13,7 @@ from jaxpfl.errors import CorruptFile
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a JSON-lines file; a last line cut short by a crash is left out."""
+    """Reads a JSON-lines file without a last line that a crash cut short."""
     if not path.exists():
         return []
     records = []
@@ -33,11 +33,7 @@ def _whole_lines(content: bytes) -> list[bytes]:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: line i is the state after i rounds; line 0 is the untrained model.
-
-    Opened on an earlier run's file it keeps that file as it is: a replayed round must give the
-    line that stands there, or `append` says that it does not.
-    """
+    """`metrics.jsonl`: line i describes the state after i rounds, line 0 the untrained model."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,21 +44,21 @@ class MetricsFile:
         self._file.seek(0, os.SEEK_END)
 
     def recorded(self, round: int) -> dict[str, Any] | None:
-        """The record of `round` that stands in the file, or None."""
+        """The record of `round` in the file, or None."""
         return json.loads(self._lines[round]) if round < len(self._lines) else None
 
     def append(self, round: int, record: dict[str, Any]) -> None:
-        """Writes the record of `round`, replacing it and all later ones where it differs.
+        """Writes the record of `round`; if the file holds another, it and all later ones go.
 
         Raises:
-          CorruptFile: if earlier rounds are missing.
+          CorruptFile: earlier rounds are missing.
         """
         line = json.dumps(files.jsonable(record), ensure_ascii=False, allow_nan=False).encode()
         if round < len(self._lines) and self._lines[round] == line:
             return
         if round > len(self._lines):
             raise CorruptFile(
-                f"{self.path}: has {len(self._lines)} rounds, expected {round} before this one"
+                f"{self.path}: has {len(self._lines)} lines, expected {round} before this round"
             )
         del self._lines[round:]
         self._file.truncate(sum(len(kept) + 1 for kept in self._lines))
@@ -72,7 +68,7 @@ class MetricsFile:
         self._lines.append(line)
 
     def sync(self) -> None:
-        """Returns when what was appended is on the disk."""
+        """Blocks until all appended lines are on the disk."""
         files.sync(self._file)
 
     def close(self) -> None:
