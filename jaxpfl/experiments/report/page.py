@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained page, made of a run's public files."""
+"""`report.html`: one self-contained page, made from a run's public files."""
 
 import base64
 import io
@@ -12,19 +12,19 @@ from jaxpfl import files
 
 REPORT = "report.html"
 
-# Of the order where membership can be told outright.
+# At an epsilon this large, membership can hardly be hidden.
 _LARGEST = 20.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table that is more than a text.
+    """A table cell with more than text.
 
     Attributes:
       link: path of another page, relative to this one.
       paragraphs: below the text.
-      note: below these, small.
-      stamps: behind the text, in red.
+      note: below the paragraphs, in small print.
+      stamps: after the text, in red.
     """
 
     text: str = ""
@@ -36,13 +36,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns.
+    """A table of texts and `Cell`s.
 
     Attributes:
-      columns: headings; none for a table without a head.
-      rows: cells, as many as columns.
-      numbers: which columns are numbers, by index: these are set to the right.
-      ours: index of the row that stands out, or None.
+      columns: headings; empty for a table without headings.
+      numbers: indices of the columns that are aligned to the right.
+      ours: index of the highlighted row, or None.
       style: a class of `page.css`.
     """
 
@@ -55,13 +54,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Some words, then pictures, then a table.
+    """A text, then pictures, then a table.
 
     Attributes:
-      title: heading; with "" the section goes on with the one before.
+      title: heading; "" continues the previous section.
       figures: (file name, title, matplotlib figure).
-      wide: whether a picture takes the whole width.
-      stamps: behind the title, in red.
+      wide: whether a picture takes the full width.
+      stamps: after the title, in red.
     """
 
     title: str
@@ -74,23 +73,22 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
-      title, lead: of the page; `lead` is a sentence under it.
-      stamp: what is said everywhere if nothing is private, else "".
-      privacy: the statement, of all releases that one world's clients take part in; "" for a page
-        that no statement covers, which has a warning instead.
-      privacy_notes: sentences below it.
+      lead: a sentence below the title.
+      stamp: the warning on a page that is not private, else "".
+      privacy: the statement on all releases of one world; "" for a page that no statement covers,
+        which shows `warning` instead.
+      privacy_notes: sentences below the statement.
       facts: (value, what it is).
-      sections: in order.
-      runs: names of the runs in `runs/`, each with a report of its own.
-      simulation: whether nobody may take what is shown for a deployment's.
+      runs: names of the runs in `runs/`, each with its own report.
+      simulation: whether the results are those of a simulation, not of a deployment.
       warning: a sentence above the statement.
       details: (summary, text) at the end, after the config.
       pictures: folder of the figures.
-      name: of the page's file.
-      further: pages that are written beside this one.
+      name: the page's file name.
+      further: pages that are written to the same directory.
     """
 
     title: str
@@ -110,39 +108,30 @@ class Page:
 
     @property
     def marks(self) -> list[str]:
-        """What stands in the banner and behind the title."""
+        """The warnings in the banner and after the title."""
         found = ["SIMULATION"] if self.simulation else []
         return [*found, "NOT PRIVATE"] if self.stamp else found
 
 
 def no_protection(epsilon: float | None) -> list[str]:
-    """What is to be said of an epsilon that promises nothing; nothing of one that does."""
+    """A warning about an epsilon that is too large to protect anyone; [] for a smaller one."""
     if epsilon is None or epsilon <= _LARGEST:
         return []
     return [
-        "An epsilon as large as this promises nothing: these clients are too few for the models' "
-        "noise. It is what the data at hand got; the figures at scale, where given, are what the "
-        "same noise of the mean would cost many more clients."
+        "An epsilon as large as this promises nothing, because there are too few clients for the "
+        "noise. The figures at scale, where given, are the epsilon of many more clients with the "
+        "same noise of the mean."
     ]
 
 
 def write_page(directory: Path, page: Page) -> Path:
-    """Writes the page and its pictures, as PNG files, into a directory; returns the page's path."""
+    """Writes the page, and its pictures as PNG files, to a directory; returns the page's path."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
+    pictures = directory / page.pictures
     sections = [
-        {
-            "title": section.title,
-            "text": section.text,
-            "wide": section.wide,
-            "table": section.table,
-            "stamps": section.stamps,
-            "pictures": [
-                _saved_figure(directory / page.pictures, name, title, figure)
-                for name, title, figure in section.figures
-            ],
-        }
+        (section, [_saved_figure(pictures, *figure) for figure in section.figures])
         for section in page.sections
     ]
     config = directory / "config.yaml"
@@ -164,7 +153,7 @@ def write_page(directory: Path, page: Page) -> Path:
 
 
 def _saved_figure(directory: Path, name: str, title: str, figure: Any) -> dict[str, str]:
-    """Writes a figure as `name`.png; returns it as a data URI with its title."""
+    """Writes a figure as `name`.png; returns its title and data URI."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     directory.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""What pictures share: axes in our style, titles, stamps, and grids of images."""
+"""Building blocks of all pictures: axes, titles, stamps, and grids of images."""
 
 import textwrap
 from typing import Any
@@ -12,7 +12,7 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool = False) -> Any:
     """One set of axes on a figure of its own; `stamped` writes NOT PRIVATE across it."""
-    # The object API: pyplot would keep every figure and choose a window system.
+    # Not pyplot, which keeps every figure and needs a window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
@@ -28,7 +28,7 @@ def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool =
 
 
 def watermark(axes: Any, stamp: str) -> None:
-    """Writes `stamp` across a picture, in red and pale."""
+    """Writes `stamp` across a picture, in pale red."""
     axes.text(
         0.5, 0.5, stamp, transform=axes.transAxes, ha="center", va="center",
         rotation=18, fontsize=30, fontweight="bold", color=RED, alpha=0.14,
@@ -36,7 +36,7 @@ def watermark(axes: Any, stamp: str) -> None:
 
 
 def subtitle(axes: Any, title: str, text: str) -> None:
-    """A title, and below it, smaller, what the figures are of; a long one is cut in the middle."""
+    """Sets a title and below it a smaller text, which is shortened in the middle if too long."""
     if len(text) > 150:
         text = f"{text[:92]} ... {text[-52:]}"
     axes.set_title(textwrap.fill(text, 82), loc="left", fontsize=8, color=GREY_TEXT)
@@ -47,7 +47,7 @@ def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: boo
     """Grids of `side` x `side` images in rows and columns, each with a title.
 
     Args:
-      blocks: rows of (title, uint8 images [N, H, W, C]); 0 = paper, shown white.
+      blocks: rows of (title, uint8 images [N, H, W, C]); in gray images, 0 is shown white.
     """
     from matplotlib.figure import Figure
 

@@ -1,6 +1,6 @@
-"""The page of one run: what its rounds came to, from its `run.json` and `metrics.jsonl`.
+"""The page of one run, from its `run.json`, `metrics.jsonl` and `result.json`.
 
-It holds what the run's statement covers. Simulations of it have a page of their own.
+It shows only what the run's statement covers. Simulations of the run have a page of their own.
 """
 
 import json
@@ -30,9 +30,9 @@ _RELEASED = (
     ("update_norm", "Norm of the noisy mean update", "L2 norm", "update_norm", True),
 )
 _COVERED = (
-    "Whatever else is known, this run's public files tell two neighbouring data sets apart only as "
-    "far as these numbers say. They hold for this run; the ledger adds up all releases from the "
-    "same clients."
+    "Whatever else is known, this run's public files distinguish two neighbouring data sets only "
+    "as far as these numbers allow. They hold for this run; the ledger composes all releases from "
+    "the same clients."
 )
 
 Figure = tuple[str, str, Any]
@@ -40,13 +40,7 @@ Figure = tuple[str, str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The public files of a run that has begun.
-
-    Attributes:
-      run: `run.json`.
-      records: its metrics by round.
-      result: `result.json`; empty while the run is not finished.
-    """
+    """The public files of a run: `run.json`, `metrics.jsonl`, `result.json` (empty if absent)."""
 
     directory: Path
     run: Mapping[str, Any] = field(repr=False)
@@ -55,11 +49,7 @@ class RunFiles:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Reads them.
-
-        Raises:
-          InputError: the directory holds no run.
-        """
+        """Reads the files; raises `InputError` if the directory holds no run."""
         if not (directory / "run.json").exists():
             raise InputError(f"{directory}: holds no run: there is no run.json")
         result = directory / "result.json"
@@ -72,12 +62,12 @@ class RunFiles:
 
     @property
     def evaluated_on(self) -> str:
-        """What the metrics of the rounds were evaluated on."""
+        """The data on which the metrics of the rounds were evaluated."""
         return self.run.get("evaluation") or "data that was declared public"
 
     @property
     def mark(self) -> str:
-        """What stands across every picture of the run; "" for most runs."""
+        """The warning across every picture of the run; "" for a private run."""
         if self.run["stamp"]:
             return "NOT PRIVATE"
         return "SIMULATION" if self.run.get("note") else ""
@@ -92,27 +82,9 @@ class RunFiles:
     def metric(self) -> str:
         return "perplexity" if self.language else "loss"
 
-    def curve(self, label: str) -> "Curve":
-        return Curve(label, self.run["private"], self.records)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A run's rounds, to be drawn.
-
-    Attributes:
-      label: of its line.
-      private: whether the run says that it is.
-      records: its metrics by round.
-    """
-
-    label: str
-    private: bool
-    records: Sequence[Mapping[str, Any]]
-
 
 def write_run_page(directory: Path) -> Path:
-    """Writes `report.html` and `plots/*.png` into a run's directory and returns the page's path.
+    """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
 
     Raises:
       InputError: the directory holds no run.
@@ -126,18 +98,16 @@ def run_page(
     about: Sequence[tuple[Any, ...]] = (),
     compared: Sequence[Section] = (),
 ) -> Page:
-    """The page of one run.
+    """Builds the page of one run.
 
     Args:
-      found: its files.
-      about: further rows of the table that says what the figures are about.
-      compared: sections that come before those of the rounds.
+      about: further rows for the table that describes the figures.
+      compared: sections before those of the rounds.
     """
     run, records = found.run, found.records
-    # A simulation's own page is marked as one, as a run without privacy is.
     stamps = [found.mark] if found.mark else []
-    curves = [found.curve("this run")]
-    scored = evaluation_figures(curves, found.evaluated_on, found.mark, found.language)
+    curves = {"this run": found}
+    scored = evaluation_figures(found, curves, found.mark)
     figures = scored + _figures(_RELEASED, curves, "", found.mark)
     told = [*_about(found, bool(scored)), *about]
     sections = list(compared)
@@ -211,21 +181,25 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*plans, ("versions", "\n".join([head, *versions]))]
 
 
-def evaluation_figures(curves: Sequence[Curve], of: str, mark: str, language: bool) -> list[Figure]:
-    """The metrics of the rounds; `of` says in words what they were evaluated on."""
-    return _figures(_EVALUATED if language else _EVALUATED[1:], curves, of, mark)
+def evaluation_figures(found: RunFiles, curves: Mapping[str, RunFiles], mark: str) -> list[Figure]:
+    """Draws the metrics of several runs, by label, on the data that `found` was evaluated on."""
+    kinds = _EVALUATED if found.language else _EVALUATED[1:]
+    return _figures(kinds, curves, found.evaluated_on, mark)
 
 
 def _figures(
     kinds: Sequence[tuple[str, str, str, str, bool]],
-    curves: Sequence[Curve],
+    curves: Mapping[str, RunFiles],
     of: str,
     mark: str,
 ) -> list[Figure]:
     """Draws every plot that has data: file name, title, figure."""
     found = []
     for name, title, axis, path, logarithmic in kinds:
-        lines = [(each.label, each.private, *_series(each.records, path)) for each in curves]
+        lines = [
+            (label, run.run["private"], *_series(run.records, path))
+            for label, run in curves.items()
+        ]
         lines = [line for line in lines if line[2]]
         if lines:
             figure = _draw(title, of and f"on {of}", axis, lines, logarithmic, mark)
@@ -271,7 +245,7 @@ def _draw(
         )
     if logarithmic and all(value > 0 for _, _, _, values in lines for value in values):
         axes.set_yscale("log")
-        # Numbers as people write them: these ranges span one or two powers of ten.
+        # Plain numbers, because these ranges span one or two powers of ten only.
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formatter("{x:g}")
     else:

@@ -73,10 +73,8 @@ def page(found: RunFiles) -> Page | None:
         sections.append(_compared(record["table"], tested_on, found))
     if "fred" in record:
         sections += _predicted(record["fred"], tested_on, found)
-    curves = [found.curve(called(""))]
-    curves += [each.curve(called(folder)) for folder, each in folders.items()]
-    mark = "NOT PRIVATE" if stamped else _MARK
-    figures = evaluation_figures(curves, found.evaluated_on, mark, found.language)
+    curves = {called(folder): each for folder, each in {"": found, **folders}.items()}
+    figures = evaluation_figures(found, curves, "NOT PRIVATE" if stamped else _MARK)
     if figures:
         title = f"Round by round, on {found.evaluated_on}"
         sections.append(Section(title, figures=figures, stamps=[_MARK]))
