@@ -1,8 +1,7 @@
-"""AdamW with a schedule: the settings of central training.
+"""The settings of central training: AdamW with a schedule.
 
-The optimiser is AdamW (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"); with
-`weight_decay=0` it is Adam. As is usual, decay acts on kernels only: not on biases, norms and
-embeddings.
+AdamW: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; with `weight_decay=0`
+it is Adam. As usual, weight decay acts on kernels only, not on biases, norms and embeddings.
 """
 
 from collections.abc import Callable
@@ -12,14 +11,7 @@ from typing import Any
 import jax
 import optax
 
-from jaxpfl.checks import (
-    non_negative,
-    non_negative_int,
-    one_of,
-    open_fraction,
-    positive,
-    positive_int,
-)
+from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 
@@ -30,16 +22,15 @@ class Training:
 
     Attributes:
       epochs: passes over the examples, each in a new order.
-      batch_size: examples a step; a last batch of fewer examples is padded and masked.
-      learning_rate: the highest, reached after `warmup_steps`.
+      batch_size: examples per step; a smaller last batch is padded and masked.
+      learning_rate: the peak, reached after `warmup_steps`.
       schedule: "cosine", down to `final_learning_rate` at the last step, or "constant".
-      weight_decay: of kernels, times the learning rate.
-      clip_norm: the gradient's global L2 norm is at most this; None = no bound.
-      beta1, beta2, epsilon: AdamW's.
-      accumulate: the gradient of a batch is accumulated over this many microbatches: the same
-        gradient (to rounding) in less memory. Divides `batch_size`.
-      validate_every: steps; None = after each epoch.
-      save_every: steps; None = after each epoch. Only with a folder.
+      weight_decay: of kernels; it is multiplied by the learning rate.
+      clip_norm: bound of the gradient's global L2 norm; None for no bound.
+      accumulate: number of microbatches, which must divide `batch_size`: the same gradient up to
+        rounding, in less memory.
+      validate_every: steps between two validations; None validates after each epoch.
+      save_every: steps between two checkpoints; None saves after each epoch.
     """
 
     epochs: int = 1
@@ -59,20 +50,20 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate"):
-            positive_int(name, getattr(self, name))
+            checks.positive_int(name, getattr(self, name))
         for name in ("validate_every", "save_every"):
             if getattr(self, name) is not None:
-                positive_int(name, getattr(self, name))
-        non_negative_int("warmup_steps", self.warmup_steps)
+                checks.positive_int(name, getattr(self, name))
+        checks.non_negative_int("warmup_steps", self.warmup_steps)
         for name in ("learning_rate", "epsilon"):
-            positive(name, getattr(self, name))
+            checks.positive(name, getattr(self, name))
         for name in ("weight_decay", "final_learning_rate"):
-            non_negative(name, getattr(self, name))
+            checks.non_negative(name, getattr(self, name))
         for name in ("beta1", "beta2"):
-            open_fraction(name, getattr(self, name))
-        one_of("schedule", self.schedule, ("cosine", "constant"))
+            checks.open_fraction(name, getattr(self, name))
+        checks.one_of("schedule", self.schedule, ("cosine", "constant"))
         if self.clip_norm is not None:
-            positive("clip_norm", self.clip_norm)
+            checks.positive("clip_norm", self.clip_norm)
         if self.final_learning_rate > self.learning_rate:
             raise InputError(
                 f"final_learning_rate must be at most learning_rate, {self.learning_rate:g}, "
@@ -84,7 +75,7 @@ class Training:
             )
 
     def learning_rates(self, steps: int) -> Callable[[Any], Any]:
-        """The learning rate of each of `steps` steps: step 0 .. steps - 1 -> rate."""
+        """The learning rate as a function of the step, 0 .. steps - 1."""
         if self.schedule == "constant":
             tail = optax.constant_schedule(self.learning_rate)
         else:
@@ -95,13 +86,13 @@ class Training:
             )
         if not self.warmup_steps:
             return tail
-        # The first step is not wasted on a rate of zero.
+        # The ramp does not begin at zero, which would waste the first step.
         first = self.learning_rate / self.warmup_steps
         ramp = optax.linear_schedule(first, self.learning_rate, max(self.warmup_steps - 1, 1))
         return optax.join_schedules([ramp, tail], [self.warmup_steps])
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
-        """AdamW for `steps` steps; clipping is not in it (`training_step.run` does it)."""
+        """AdamW for `steps` steps, without the clipping, which `step.run` does."""
         return optax.adamw(
             self.learning_rates(steps),
             self.beta1,
@@ -113,7 +104,7 @@ class Training:
 
 
 def decayed(params: Params) -> Any:
-    """Which leaves weight decay acts on: bool, in the structure of `params`."""
+    """Whether weight decay acts on each leaf: booleans in the structure of `params`."""
 
     def is_kernel(path: tuple[Any, ...], _: Any) -> bool:
         names = [str(getattr(part, "key", part)) for part in path]

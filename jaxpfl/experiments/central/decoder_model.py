@@ -1,4 +1,4 @@
-"""What a public decoder is, and how it is pretrained: a section of config files."""
+"""The config section of a public decoder and its pretraining."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,11 +13,10 @@ class DecoderModelConfig:
     """A decoder and its pretraining on public corpora.
 
     Attributes:
-      architecture, hidden_size, layers, heads, inner_size: see `models.decoder.config`; the sizes
-        that it has besides follow from the tokeniser and from what the model reads.
+      architecture, hidden_size, layers, heads, inner_size: see `models.decoder.config`; its other
+        sizes follow from the tokeniser and the longest sequence.
       sequence_length: tokens of a pretraining row.
-      corpora: names of the corpora that it is pretrained on; null: all.
-      pretraining: of the public checkpoint.
+      corpora: names of the corpora that it is pretrained on; None for all.
     """
 
     architecture: Literal["gpt2", "llama"] = "llama"

@@ -5,11 +5,11 @@ Customizing Prefinetuning to Better Match User Data in Federated Learning", sect
 momentum, the learning rate from a sweep, selection by validation data of the PUBLIC set.
 
     for each of a few learning rates, drawn log-uniformly:   one epoch from the same start
-    with the one of least validation loss:                   the other epochs
-    returned are the parameters of least validation loss
+    for the one of least validation loss:                    the other epochs
+    return the parameters of least validation loss
 
-Nothing here reads a client's data, so nothing here costs privacy, and everything may be published.
-One epoch is one dispatch: the corpus lies on the device and a scan goes over its minibatches.
+Nothing here reads a client's data, so it costs no privacy, and everything may be published. One
+epoch is one dispatch: the corpus is on the device, and a scan goes over its minibatches.
 """
 
 import hashlib
@@ -26,35 +26,22 @@ import optax
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.step import batches
-from jaxpfl.experiments.central.training import Columns, validate
+from jaxpfl.experiments.central.training import Columns, Fitted, validate
 from jaxpfl.experiments.config.sections import PrefinetuneConfig
 from jaxpfl.models.base import Model, summarise
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What one candidate trains and validates on: columns [examples, ...]. Public."""
+    """The public training and validation columns, [examples, ...], of one candidate."""
 
     name: str
     train: Columns
     valid: Columns
 
 
-@dataclass(frozen=True)
-class Prefinetuned:
-    """The selected parameters (on the host), and how they came about.
-
-    `record` holds "learning_rate", "best_epoch", "trials" (learning rate and validation loss of
-    each) and "epochs" (training and validation loss of each epoch of the chosen trial), in nats
-    per target.
-    """
-
-    params: Any
-    record: dict[str, Any]
-
-
 def learning_rates(settings: PrefinetuneConfig, seed: int) -> list[float]:
-    """The sweep: log-uniform draws, a function of the seed, the same for every candidate."""
+    """Log-uniform draws that depend on the seed alone, so that all candidates have the same."""
     low, high = settings.learning_rates
     draws = _generator(seed, "learning rates").uniform(size=settings.trials)
     return [low * (high / low) ** float(draw) for draw in draws]
@@ -68,17 +55,20 @@ def prefinetune(
     *,
     seed: int,
     callback: Callable[[int, float], None] | None = None,
-) -> Prefinetuned:
-    """Trains `model` from the parameters `start` on a public corpus.
-
-    A function of its arguments: the same seed gives the same parameters.
+) -> Fitted:
+    """Trains `model` from the parameters `start` on a public corpus; deterministic in `seed`.
 
     Args:
-      callback: is called after each epoch with the number of epochs done, of
+      callback: called after each epoch with the number of epochs so far, of
         `epochs_of(settings)`, and the least validation loss so far.
 
+    Returns:
+      Parameters, and a record with "learning_rate", "best_epoch", "valid_loss", "trials" (learning
+      rate and validation loss of each) and "epochs" (training and validation loss of each epoch of
+      the chosen trial). Losses are in nats per target.
+
     Raises:
-      InputError: every learning rate of the sweep diverged.
+      InputError: every learning rate diverged.
     """
     place = partial(jax.device_put, device=jax.devices()[0])
     train, valid = (place(dict(columns)) for columns in (corpus.train, corpus.valid))
@@ -134,11 +124,11 @@ def prefinetune(
         "trials": trials,
         "epochs": epochs,
     }
-    return Prefinetuned(jax.device_get(best), record)
+    return Fitted(jax.device_get(best), record)
 
 
 def epochs_of(settings: PrefinetuneConfig) -> int:
-    """How many epochs one candidate takes, those of the sweep included."""
+    """The number of epochs for one candidate, including one for each trial."""
     return settings.trials + settings.epochs - 1
 
 
@@ -146,7 +136,7 @@ def epochs_of(settings: PrefinetuneConfig) -> int:
 def _epoch(
     model: Model, momentum: float, params: Any, trace: Any, columns: Any, order: Any, rate: Any
 ) -> tuple[Any, Any, jax.Array]:
-    """One epoch of SGD: parameters, momentum, mean training loss. Compiled once for all rates."""
+    """One epoch of SGD: parameters, momentum, mean training loss. One program serves all rates."""
     rows_SxB, mask_SxB = order
     optimizer = optax.sgd(rate, momentum)
 

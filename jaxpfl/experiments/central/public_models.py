@@ -4,10 +4,9 @@
     CACHE/NAME-HASH/         a pretrained decoder, and the losses of its pretraining
     CACHE/training/          checkpoints of the pretraining
 
-HASH covers the texts of the corpora and every setting: another corpus, size or number of epochs
-gives another model, and every study with the same ones finds the same model. What is in the cache
-is verified whenever it is read, see `engine.artifacts`. Interrupted pretraining continues from its
-last checkpoint.
+HASH covers the texts of the corpora and every setting, so that all studies with the same ones share
+a model. Cached files are verified whenever they are read, see `engine.artifacts`. Interrupted
+pretraining continues from its last checkpoint.
 """
 
 import hashlib
@@ -48,12 +47,11 @@ class PublicModels:
 
     Attributes:
       sources: the name of each corpus -> its source.
-      limit: the number of texts that are used of each corpus: the same share of every document,
-        from its start.
+      limit: the number of texts used of each corpus: the beginning of every document, with the
+        same share of each.
       vocab_size: of the tokeniser.
       cache: the folder in which models are stored.
-      seed: of the decoders' first parameters and of the order of their examples.
-      progress: whether progress bars are shown on stderr.
+      seed: of the decoders' initial parameters and of the order of their examples.
     """
 
     sources: Mapping[str, str]

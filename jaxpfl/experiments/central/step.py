@@ -1,4 +1,4 @@
-"""One dispatch of central training: some steps of AdamW over examples that lie on the device."""
+"""One dispatch of central training: some steps of AdamW on examples that are on the device."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from jaxpfl.models.decoder import lora
 
 
 class TrainState(NamedTuple):
-    """What a step changes: parameters, AdamW's moments, and "loss_sum" and "count" so far."""
+    """What a step updates: parameters, AdamW's moments, and the sums "loss_sum" and "count"."""
 
     params: Params
     moments: Any
@@ -25,7 +25,7 @@ class TrainState(NamedTuple):
 
 
 def start(params: Params, settings: Training, steps: int, device: Any) -> TrainState:
-    """The state before the first of `steps` steps, on a device or in a sharding; a copy."""
+    """The state before the first of `steps` steps, copied to a device or sharding."""
     place = partial(jax.device_put, device=device)
     return TrainState(
         params=jax.tree.map(jnp.copy, place(params)),
@@ -46,14 +46,14 @@ def run(
     first: Array,
     last: Array,
 ) -> tuple[TrainState, Array]:
-    """Steps `first` .. `last - 1` of an epoch's order; the state, and the last step's loss.
+    """Carries out steps `first` .. `last - 1` of an epoch; returns state and last step's loss.
 
     Args:
       steps: of the whole training, for the schedule.
-      state: is used up.
+      state: donated.
       frozen: the base of LoRA, or None.
       columns: name -> [examples, ...].
-      order: rows and which are real, [steps, parts, examples of a part], see `order_of`.
+      order: as returned by `laid_out`.
     """
     rows_SxAxB, real_SxAxB = order
     optimizer = settings.optimizer(steps)
@@ -101,7 +101,7 @@ def run(
 
 
 def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows [steps, size] and which of them are real, bool; the last batch is filled up."""
+    """Splits rows into batches: rows int32 and mask bool, [steps, size]; the last is padded."""
     steps = -(-len(rows) // size)
     padded = np.zeros(steps * size, np.int32)
     padded[: len(rows)] = rows
@@ -109,16 +109,10 @@ def batches(rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return padded.reshape(steps, size), real.reshape(steps, size)
 
 
-def order_of(examples: int, settings: Training, seed: int, epoch: int, dealt: Any) -> Any:
-    """An epoch's rows and which are real, [steps, parts, examples of a part], in a random order."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-    return laid_out(generator.permutation(examples), settings, dealt)
-
-
 def laid_out(rows: np.ndarray, settings: Training, dealt: Any) -> Any:
-    """As `order_of`, in the order of `rows`."""
+    """An epoch's rows, in this order, and their mask: [steps, microbatches, examples of one]."""
     order = batches(rows, settings.batch_size)
-    # Dealt like cards, so that the parts of a last batch are equally full.
+    # Dealt like cards, so that the microbatches of a last batch are equally full.
     parts = [each.reshape(len(each), -1, settings.accumulate).swapaxes(1, 2) for each in order]
     if isinstance(dealt, NamedSharding):
         dealt = NamedSharding(dealt.mesh, PartitionSpec(None, None, "data"))
@@ -126,7 +120,7 @@ def laid_out(rows: np.ndarray, settings: Training, dealt: Any) -> Any:
 
 
 def shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
-    """Where parameters and where [steps, batch] arrays lie."""
+    """The devices or shardings of parameters and of [steps, batch] arrays."""
     if mesh is None:
         device = jax.devices()[0]
         return device, device
@@ -135,9 +129,9 @@ def shardings(mesh: Mesh | None, part: int) -> tuple[Any, Any]:
     devices = mesh.shape["data"]
     if part % devices:
         raise InputError(
-            f"a part of a batch has {part} examples, which must be a multiple of the mesh's "
-            f"{devices} devices along 'data'"
+            f"the examples of a microbatch must be a multiple of the mesh's {devices} devices "
+            f"along 'data', found {part}"
         )
-    # Axes that XLA deals with itself, whatever the caller's mesh was made with.
+    # With automatic axes, whatever the axis types of the caller's mesh.
     mesh = Mesh(mesh.devices, mesh.axis_names)
     return NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(None, "data"))

@@ -1,10 +1,8 @@
-"""Central training on public or synthetic data: prefinetuning, evaluators, downstream models.
+"""Central training on public or synthetic data; nothing here reads a client's data.
 
-Nothing here reads a client's data.
-
-The examples lie on the device, the order of an epoch is laid out beforehand, and one dispatch makes
-as many steps as take about half a second: how many that is depends on the machine, the result does
-not. Parameters and moments are updated in place (donated).
+The examples are on the device, the order of an epoch is fixed beforehand, and one dispatch carries
+out as many steps as take about half a second. This number depends on the machine, but the result
+does not. Parameters and moments are donated.
 """
 
 import hashlib
@@ -29,7 +27,7 @@ from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.step import (
     TrainState,
     batches,
-    order_of,
+    laid_out,
     run,
     shardings,
     start,
@@ -47,22 +45,18 @@ _SAMPLED = 65_536
 
 @dataclass(frozen=True)
 class Fitted:
-    """The selected parameters, on the host, and how they came about.
-
-    `record` holds "steps", "train_loss" (nats per target, mean over each epoch as its steps saw
-    it), and with validation data "valid_loss" (of every validation), "valid_steps" and "best_step".
-    """
+    """The selected parameters, on the host, and a record of their training."""
 
     params: Params
     record: dict[str, Any]
 
 
 class _State(NamedTuple):
-    """What the training consists of between two steps; all of it is in a checkpoint.
+    """The state of the training between two steps; checkpoints contain all of it.
 
     Attributes:
-      train: with the sums of the epoch under way.
-      best, best_loss, best_step: of the least validation loss so far; `best` is empty without
+      train: includes the sums of the current epoch.
+      best, best_loss, best_step: at the least validation loss so far; `best` is empty without
         validation data.
     """
 
@@ -89,23 +83,25 @@ def fit(
 ) -> Fitted:
     """Trains `params` on PUBLIC or synthetic examples.
 
-    A function of its arguments: the same seed gives the same parameters on the same hardware,
-    whether it was stopped and resumed or not.
+    The same arguments give the same parameters on the same hardware, even after an interruption.
 
     Args:
-      params: where to start; not changed. With `frozen`, the adapters (`lora.split`).
+      params: initial parameters, not changed; with `frozen`, the adapters (`lora.split`).
       columns: name -> [examples, ...], what the model reads.
       seed: of the orders of the examples.
-      valid: validation examples, columns like `columns`. The model is validated after each epoch
-        (or every `validate_every` steps), and the parameters of least validation loss are
-        returned. They must be PUBLIC: to choose by private data would be a release that nobody
-        accounts for. None returns the last parameters.
-      frozen: the base of LoRA: read, never changed. The model sees `lora.join(params, frozen)`.
-      mesh: axis "data": each batch is dealt over its devices, the parameters are on all of them.
-        Default: the first device.
-      folder: checkpoints are saved there, and training goes on from there if it was stopped. The
-        folder of another training (other data, settings, seed or start) is refused.
-      progress: show a bar on stderr.
+      valid: validation examples, like `columns`. The model is validated after each epoch (or every
+        `validate_every` steps), and the parameters of least validation loss are returned. They
+        must be PUBLIC, because a choice by private data would be a release without a charge. None
+        returns the last parameters.
+      frozen: the base of LoRA, not changed; the model sees `lora.join(params, frozen)`.
+      mesh: has an axis "data" over which batches are sharded; parameters are replicated. Default:
+        the first device.
+      folder: for checkpoints, from which interrupted training continues. The folder of another
+        training (other data, settings, seed or initial parameters) is refused.
+
+    Returns:
+      Parameters, and a record with "steps", "train_loss" (nats per target, the mean of each epoch)
+      and, with validation data, "valid_loss" (of every validation), "valid_steps", "best_step".
 
     Raises:
       InputError: no examples, columns of different lengths, a mesh that does not fit the batch.
@@ -124,7 +120,7 @@ def fit(
     if valid is not None:
         count = _checked(model, valid, "valid")
         held_out = place({name: np.asarray(valid[name]) for name in model.columns})
-        # What fits in training fits here.
+        # A batch size that fits into memory in training fits here, too.
         valid_order = jax.device_put(batches(np.arange(count), part), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
         frozen = place(frozen)
@@ -160,7 +156,7 @@ def fit(
         if folder is not None:
             identity = _run_id(model, params, columns, valid, frozen, settings, seed)
             checkpoints = stack.enter_context(Checkpoints(folder, run=identity, private=False))
-            restored = checkpoints.restore(state, warn=_warn)
+            restored = checkpoints.restore(state, warn=warnings.warn)
             if restored is not None:
                 done, state = restored.round, place(restored.state)
         bar = stack.enter_context(Progress("training", total=steps, progress=progress))
@@ -168,7 +164,8 @@ def fit(
         while done < steps:
             if done // steps_per_epoch != epoch:
                 epoch = done // steps_per_epoch
-                order = order_of(examples, settings, seed, epoch, dealt)
+                generator = np.random.Generator(np.random.Philox(key=[seed, epoch]))
+                order = laid_out(generator.permutation(examples), settings, dealt)
             boundaries = [(epoch + 1) * steps_per_epoch]
             boundaries += [(done // validate_every + 1) * validate_every] if validations else []
             boundaries += [(done // save_every + 1) * save_every] if checkpoints else []
@@ -211,10 +208,9 @@ def fit_adam(
     learning_rate: float,
     seed: int,
 ) -> Params:
-    """Trains a new model by Adam at one learning rate; its parameters, on the host.
+    """Trains a new model by Adam at one learning rate, see `fit`; returns parameters on the host.
 
-    Args:
-      seed: of the start and the orders; see `fit` for the rest.
+    `seed` determines the initial parameters and the orders.
     """
     settings = Training(
         epochs=epochs,
@@ -245,7 +241,7 @@ def validate(
     order: tuple[Array, Array],
     frozen: Params | None = None,
 ) -> Metrics:
-    """Metric sums over the rows of `order`, which are `batches`; for `models.base.summarise`."""
+    """Sums of the metrics over `order`, which `batches` makes; for `models.base.summarise`."""
     if frozen is not None:
         params = lora.join(params, frozen)
 
@@ -259,7 +255,7 @@ def validate(
 
 
 def _checked(model: Model, columns: Columns, what: str) -> int:
-    """How many examples there are."""
+    """Returns the number of examples after checking the columns."""
     for name in model.columns:
         if name not in columns:
             raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
@@ -281,7 +277,7 @@ def _run_id(
     settings: Training,
     seed: int,
 ) -> str:
-    """A digest of all that the result depends on; of a frozen base, a sample."""
+    """A digest of everything that the result depends on; of a frozen base, only of a sample."""
     schedule = {**asdict(settings), "save_every": None}
     digest = hashlib.sha256(json.dumps([repr(model), schedule, seed]).encode())
 
@@ -296,7 +292,3 @@ def _run_id(
     add({name: valid[name] for name in model.columns} if valid is not None else {})
     add(frozen if frozen is not None else {}, sampled=True)
     return digest.hexdigest()[:16]
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)

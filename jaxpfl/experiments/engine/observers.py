@@ -22,7 +22,7 @@ from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.tracking import MetricsFile
+from jaxpfl.experiments.engine.tracking import MetricsFile, flat
 from jaxpfl.progress import Progress
 
 
@@ -170,14 +170,3 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The floats of a record, nested ones under `name/inner`."""
-    numbers: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            numbers.update(flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, float):
-            numbers[f"{prefix}{name}"] = value
-    return numbers

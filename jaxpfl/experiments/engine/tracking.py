@@ -5,6 +5,7 @@ A resumed run therefore writes the same bytes as an uninterrupted one.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def _whole_lines(content: bytes) -> list[bytes]:
     return content.split(b"\n")[:-1]
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The floats of a record, nested ones under `name/inner`."""
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            numbers.update(flat(value, f"{prefix}{name}/"))
+        elif isinstance(value, float):
+            numbers[f"{prefix}{name}"] = value
+    return numbers
 
 
 class MetricsFile:

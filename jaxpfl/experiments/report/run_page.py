@@ -4,7 +4,6 @@ It shows only what the run's statement covers. Simulations of the run have a pag
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any, Self
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.tracking import read_lines
+from jaxpfl.experiments.engine.tracking import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -208,15 +207,9 @@ def _figures(
 
 
 def _series(records: Sequence[Mapping[str, Any]], path: str) -> tuple[list[int], list[float]]:
-    rounds, values = [], []
-    for record in records:
-        value: Any = record
-        for name in path.split("/"):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            rounds.append(record["round"])
-            values.append(float(value))
-    return rounds, values
+    """The rounds that have a metric, and its values."""
+    found = [(record["round"], flat(record)[path]) for record in records if path in flat(record)]
+    return [round for round, _ in found], [value for _, value in found]
 
 
 def _draw(

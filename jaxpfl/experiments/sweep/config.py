@@ -1,4 +1,4 @@
-"""What a sweep is: one experiment, and the values that some fields of its config take."""
+"""The config of a sweep: one experiment, and the values that some fields of its config take."""
 
 import itertools
 import re
@@ -19,12 +19,11 @@ _KEYS = ("base", "metric", "grid", "cases", "x", "line", "over", "gap")
 
 @dataclass(frozen=True)
 class Point:
-    """One combination of values, and the config that it makes.
+    """One combination of values, and the config of a system that has them.
 
     Attributes:
       name: name of the point's folder, made of the values that differ between points.
-      values: the values by field; the field "case" has the name of the case, if there are cases.
-      config: the config of the point, of any system.
+      values: by field; the field "case" has the name of the case, if there are cases.
     """
 
     name: str
@@ -36,9 +35,9 @@ class Point:
 class Sweep:
     """A grid over the fields of one config.
 
-    A point is one combination of values. It calibrates its noise to the epsilon in its own config,
-    and has a directory and a ledger of its own. Points that differ only in the field `over` are
-    repetitions: table and plot show their mean and its standard error.
+    Each point calibrates its noise to the epsilon in its own config, and has its own directory and
+    ledger. Points that differ only in the field `over` are repetitions: the table and the plot show
+    their mean and its standard error.
 
     The file of a sweep:
 
@@ -56,16 +55,14 @@ class Sweep:
         gap: {from: public, to: DP-FedAvg}  # optional: two of the cases, see below
 
     With `gap`, each point states how much of the gap between two cases it closes, in per cent:
-    (its metric - that of `from`) / (that of `to` - that of `from`), where all other values, the
-    repetition among them, are those of the point. Therefore the standard error is that of the
-    ratio. Source: POPri (Hou et al. 2025), Table 1.
+    (its metric - that of `from`) / (that of `to` - that of `from`), with all other values,
+    including the repetition, equal. The standard error is that of this ratio. Source: POPri (Hou
+    et al. 2025), Table 1.
 
     Attributes:
       title: the file's name without its suffix.
-      metric, over: see above.
-      points: all points, whose configs are valid.
-      x: field on the horizontal axis; None where no field of the grid has numbers.
-      line: field with a line for each value; None where nothing else varies.
+      x: field on the horizontal axis; None if no field of the grid has numbers.
+      line: field with a line for each value; None if nothing else varies.
       gap: names of the cases `from` and `to`, or None.
     """
 
@@ -79,7 +76,7 @@ class Sweep:
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """The fields that have more than one value, without the one that repetitions differ in."""
+        """The fields with more than one value, except `over`."""
         names = self.points[0].values
         return tuple(
             name
@@ -89,7 +86,7 @@ class Sweep:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Reads the YAML file of a sweep and makes the config of every point.
+    """Reads the YAML file of a sweep and builds the config of every point.
 
     Raises:
       InputError: the file or its base cannot be read, a field does not exist, or a value is

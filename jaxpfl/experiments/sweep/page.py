@@ -1,7 +1,7 @@
 """The `report.html` of a sweep: a figure, the table, the cost of a round, texts side by side.
 
-The figure shows the metric against the axis, with a line for each value. Where there is no axis it
-shows bars of the gap closed, or of the metric.
+The figure shows the metric against the field `x`, or without one, bars of the gap closed or of the
+metric.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,6 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
             *_texts(sweep, record["points"]),
             Section("Points", "Each point has a ledger of its own.", table=_points(record)),
         ],
-        runs=[],
     )
     return write_page(directory, page)
 

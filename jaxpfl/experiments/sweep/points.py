@@ -1,14 +1,13 @@
-"""Carries out all points of a sweep in one process, and then compares them in a table and a plot.
+"""Carries out all points of a sweep in one process and compares them in a table and a plot.
 
-    sweep.yaml             what was asked for: every point with its config
-    points/NAME/           a run like any other, with a ledger and a report of its own; its
-                           result.json is the result of the point
-    table.csv, sweep.json  the metric by point; mean and standard error over repetitions, of the
-                           metric and of the gap closed
+    sweep.yaml             the config of every point
+    points/NAME/           the run of a point, with its own ledger, report and result.json
+    table.csv, sweep.json  the metric of each point; mean and standard error over repetitions, of
+                           the metric and of the gap closed
     report.html, pictures/
 
-The points share compiled programs, which depend on shapes and not on noise. A finished point is not
-carried out again. A point that was interrupted is resumed, and ends in the same bits.
+The points share compiled programs, which depend on shapes and not on the noise. A finished point is
+not repeated. An interrupted point is resumed, and ends in the same bits.
 
 A sweep is a SIMULATION: each point spends its own epsilon on the same clients, on a ledger of its
 own. Whoever publishes several points has released all of them, and the report says so.
@@ -41,13 +40,11 @@ SIMULATION = (
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """The result of a sweep.
+    """The result of a sweep in the directory `out`.
 
-    Attributes:
-      out: directory of the sweep.
-      rows: one row for each combination of values, over all its repetitions. It has the values,
-        "mean", "error" (standard error of the mean; None for a single run) and "runs", and in a
-        sweep with a gap "gap" and "gap_error" in per cent, which are None where there is no gap.
+    Each combination of values has a row over all its repetitions: the values, "mean", "error"
+    (standard error of the mean; None for a single run), "runs", and in a sweep with a gap "gap" and
+    "gap_error" in per cent, which are None where there is no gap.
     """
 
     out: Path
@@ -55,15 +52,12 @@ class SweepOutcome:
 
 
 def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
-    """Carries out what is left to do of `sweep` in the directory `out`.
-
-    Args:
-      progress: whether a progress bar is shown on stderr.
+    """Carries out the unfinished points of `sweep` in the directory `out`.
 
     Raises:
       InputError: `out` holds another sweep, or the result of a point lacks the metric.
       CorruptFile: the result of a finished point was altered.
-      Interrupted: SIGINT or SIGTERM was received; the sweep can be started again and goes on.
+      Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
@@ -71,14 +65,10 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         _require_same(directory / "sweep.yaml", sweep)
         results = []
         memory: dict[Any, Any] = {}
-        with Progress(
-            f"sweep {sweep.title}",
-            total=len(sweep.points),
-            progress=progress,
-            step="point",
-        ) as bar:
+        label, total = f"sweep {sweep.title}", len(sweep.points)
+        with Progress(label, total=total, progress=progress, step="point") as bar:
             for number, point in enumerate(sweep.points, 1):
-                bar.message(f"point {number} of {len(sweep.points)}: {point.name}")
+                bar.message(f"point {number} of {total}: {point.name}")
                 results.append(_carried_out(point, directory / POINTS / point.name, memory))
                 bar.update(number)
         rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
@@ -99,7 +89,7 @@ def _carried_out(point: Point, folder: Path, memory: dict[Any, Any]) -> dict[str
     if files.sha256_file(result) != files.read_json(finished)["sha256"]:
         raise CorruptFile(
             f"{result}: was altered after the point was finished: it does not match the SHA-256 in "
-            f"{finished.name}; remove that file to resume the point"
+            f"{finished.name}; delete that file to resume the point"
         )
     return files.read_json(result)
 

@@ -265,7 +265,7 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match="axis 'data'"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
         fit(MODEL, START, columns, SETTINGS, seed=0, mesh=mesh)
-    with pytest.raises(InputError, match="a part of a batch has 1 examples"):
+    with pytest.raises(InputError, match="microbatch .* found 1"):
         mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
         parts = dataclasses.replace(SETTINGS, accumulate=8)
         fit(MODEL, START, columns, parts, seed=0, mesh=mesh)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from jaxpfl.experiments.engine import observers
-from jaxpfl.experiments.engine.observers import Observers, flat
+from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.tracking import flat
 from jaxpfl.progress import Progress
 
 

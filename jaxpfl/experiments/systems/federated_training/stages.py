@@ -31,7 +31,8 @@ from jaxpfl.algorithms.fred import (
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.central.prefinetune import Prefinetuned, epochs_of, prefinetune
+from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
+from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
@@ -66,7 +67,7 @@ class Stages:
     winner: str
     scores: list[dict[str, Any]] | None
     fred: dict[str, Any] | None
-    prefinetuned: dict[str, Prefinetuned] = field(repr=False)
+    prefinetuned: dict[str, Fitted] = field(repr=False)
 
 
 def carry_out(
@@ -184,7 +185,7 @@ class _Stages:
         found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
         return Artifact(arrays=found.arrays())
 
-    def _prefinetuned(self, name: str, start: Any) -> Prefinetuned:
+    def _prefinetuned(self, name: str, start: Any) -> Fitted:
         """The candidate's prefinetuned parameters and how they came about.
 
         Args:
@@ -193,7 +194,7 @@ class _Stages:
         found = self._artifacts(self.described).load_or_compute(
             f"prefinetuned_{name}", partial(self._prefinetune, name, start), made_from=name
         )
-        return Prefinetuned(tree_of(found.arrays, start, name), dict(found.record))
+        return Fitted(tree_of(found.arrays, start, name), dict(found.record))
 
     def _prefinetune(self, name: str, start: Any) -> Artifact:
         config, candidates = self.config, self.experiment.candidates

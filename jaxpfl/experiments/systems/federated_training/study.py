@@ -16,7 +16,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import BudgetExhausted
-from jaxpfl.experiments.central.prefinetune import Prefinetuned
+from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeric_columns
@@ -246,7 +246,7 @@ def _run(
     directory: Path,
     ledger: Path,
     *,
-    start: Prefinetuned | None,
+    start: Fitted | None,
     progress: bool,
     resumed_as: Path,
     prior: Sequence[str] = (),
