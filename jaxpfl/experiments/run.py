@@ -5,12 +5,11 @@ from pathlib import Path
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.privacy.ledger import Budget
 
@@ -50,8 +49,6 @@ def run(
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    from jaxpfl.experiments.report.run_page import write_run_page
-
     _require_tokens(algorithm, clients)
     sentences = None
     vocabulary = None if evaluation is None else evaluation.vocabulary
@@ -64,7 +61,7 @@ def run(
     with files.exclusive(directory):
         if vocabulary is not None:
             vocabulary.save(directory / "vocabulary.json")
-        loop = Loop(
+        return Loop(
             algorithm,
             clients,
             directory=directory,
@@ -78,14 +75,7 @@ def run(
             ),
             setting=Setting({"every": every}, seed, reproducible_noise),
             resume=resume,
-        )
-        try:
-            result = loop.run()
-        except (BudgetExhausted, Interrupted):
-            write_run_page(directory)
-            raise
-        write_run_page(directory)
-        return result
+        ).run_and_report()
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:

@@ -71,10 +71,11 @@ class Manifest:
     ledger_head: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
 class Artifacts:
     """The artifacts of one run, in one folder; only the process that holds the run's lock uses it.
 
-    Args:
+    Attributes:
       folder: created with the first artifact.
       run: identifies the run; artifacts of another run are refused.
       ledger: the one that the run charges; None if it charges nothing. A ledger that has lost a
@@ -82,13 +83,10 @@ class Artifacts:
       private: recorded in every artifact.
     """
 
-    def __init__(
-        self, folder: Path, *, run: str, ledger: Ledger | None = None, private: bool = True
-    ) -> None:
-        self.folder = Path(folder)
-        self.run = run
-        self.ledger = ledger
-        self.private = private
+    folder: Path
+    run: str
+    ledger: Ledger | None = None
+    private: bool = True
 
     def load_or_compute(
         self, name: str, compute: Callable[[], Artifact], made_from: Any = None

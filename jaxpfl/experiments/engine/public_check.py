@@ -49,7 +49,13 @@ class PrivateContent:
           InputError: the corpus is refused. How much is shared is private, so it is not said.
         """
         column = _compared(corpus, self._clients)
-        if column is not None and self._shares(corpus, column):
+        if column is None:
+            return
+        private, public = self._content(column), content(corpus, column)
+        shared = len(np.intersect1d(private, public, assume_unique=True))
+        # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
+        whole = corpus.num_examples <= _MOST
+        if shared > _TOO_MUCH * len(public) or (whole and shared > _TOO_MUCH * len(private)):
             raise _refused(what)
 
     def refuse_clients(self, others: Population, what: str) -> None:
@@ -67,16 +73,6 @@ class PrivateContent:
         private, public = (by_client(clients, column) for clients in (self._clients, others))
         if len(private & public) > _TOO_MUCH * len(public):
             raise _refused(what)
-
-    def _shares(self, corpus: Population, column: str) -> bool:
-        private, public = self._content(column), content(corpus, column)
-        shared = len(np.intersect1d(private, public, assume_unique=True))
-        if not shared:
-            return False
-        if shared > _TOO_MUCH * len(public):
-            return True
-        # Of a larger corpus only a part is compared, which need not hold half of the clients' data.
-        return corpus.num_examples <= _MOST and shared > _TOO_MUCH * len(private)
 
 
 def content(population: Population, column: str) -> np.ndarray:

@@ -33,6 +33,7 @@ from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -71,6 +72,16 @@ class Loop:
         self._ledger_path, self._budget = ledger, budget
         self._directory = RunDirectory(directory, algorithm, population, setting, resume=resume)
 
+    def run_and_report(self) -> Result:
+        """As `run`, and writes the run's page, even if the run stops early."""
+        try:
+            result = self.run()
+        except (BudgetExhausted, Interrupted):
+            write_run_page(self._directory.path)
+            raise
+        write_run_page(self._directory.path)
+        return result
+
     def run(self) -> Result:
         """Carries out the remaining rounds.
 
@@ -82,7 +93,10 @@ class Loop:
         with ExitStack() as stack:
             signals = stack.enter_context(caught_signals())
             bar = stack.enter_context(self._bar())
-            ledger = stack.enter_context(self._ledger())
+            unit = algorithm.queries[0].plan.unit
+            ledger = stack.enter_context(
+                Ledger(self._ledger_path, self._population, budget=self._budget, unit=unit)
+            )
             cost = Cost(ledger, algorithm, directory.run_id, self._setting.prior)
             directory.begin(cost.planned(), self._tracking, ledger.head)
             checkpoints = stack.enter_context(directory.checkpoints())
@@ -151,10 +165,6 @@ class Loop:
         ledger.verify(restored.ledger_head)
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
-
-    def _ledger(self) -> Ledger:
-        unit = self._algorithm.queries[0].plan.unit
-        return Ledger(self._ledger_path, self._population, budget=self._budget, unit=unit)
 
     def _bar(self) -> Progress:
         name = self._algorithm.name

@@ -8,8 +8,11 @@ result.json              statement and last metrics, written when the run stops
 """
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
@@ -17,9 +20,10 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.cost import stamped
-from jaxpfl.experiments.engine.run_record import RunRecord, stamp_of
+from jaxpfl.experiments.engine.run_record import begun, described, stamp_of
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Setting, Tracking
+from jaxpfl.federated.identity import environment
 
 
 class RunDirectory:
@@ -50,11 +54,9 @@ class RunDirectory:
         resume: bool,
     ) -> None:
         self.path = path
-        self._setting = setting
-        self._rounds = algorithm.rounds
+        self._algorithm, self._population, self._setting = algorithm, population, setting
         self._secret_path = files.private_directory(path / "private") / "secret.json"
-        self._record = RunRecord(path / "run.json", algorithm, population, setting)
-        record = self._record.begun()
+        record = begun(path / "run.json", algorithm, setting)
         if record is not None and not resume:
             raise InputError(f"{path}: holds a run already; resume it or choose another --out")
         self.begun = record is not None
@@ -74,9 +76,33 @@ class RunDirectory:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
     def begin(self, statement: str, tracking: Tracking, ledger_head: str) -> None:
-        """Writes `run.json`, unless an earlier attempt did; see `RunRecord.write`."""
-        if not self.begun:
-            self._record.write(self.run_id, self.stamp, statement, tracking, ledger_head)
+        """Writes `run.json`, unless an earlier attempt did.
+
+        Args:
+          statement: the planned guarantee of the whole run.
+          ledger_head: of the ledger before the first charge; identifies the ledger on resume.
+        """
+        if self.begun:
+            return
+        evaluate = tracking.evaluate
+        record = {
+            "run": self.run_id,
+            "private": not self.stamp,
+            "stamp": self.stamp,
+            "statement": statement,
+            "note": self._setting.note,
+            **described(self._algorithm, self._setting),
+            "plan": self._algorithm.queries[0].plan.to_dict(),
+            "evaluation": None if evaluate is None else evaluate.name,
+            "unit": self._population.unit,
+            "population": self._population.name,
+            "ledger_head": ledger_head,
+            "devices": jax.device_count(),
+            "backend": jax.default_backend(),
+            "environment": environment(),
+            "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
+        }
+        files.write_json(self.path / "run.json", record)
 
     def ledger_head(self) -> str:
         """The ledger's head when the run began; the run is refused any other ledger."""
@@ -87,8 +113,9 @@ class RunDirectory:
 
     def end(self, rounds: int, statement: str, metrics: Mapping[str, Any]) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement."""
-        if rounds < self._rounds:
-            statement += f", after {rounds} of {self._rounds} rounds"
+        planned = self._algorithm.rounds
+        if rounds < planned:
+            statement += f", after {rounds} of {planned} rounds"
         statement = stamped(statement, self.stamp, self._setting.note)
         record = {
             "run": self.run_id,
@@ -98,7 +125,7 @@ class RunDirectory:
             "metrics": metrics,
         }
         files.write_json(self.path / "result.json", record)
-        if rounds == self._rounds:
+        if rounds == planned:
             forget(self._secret_path)
         return statement
 

@@ -1,95 +1,50 @@
 """`run.json`: what a run is, written before its first charge and compared when it is resumed."""
 
 import dataclasses
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
-from jaxpfl.federated.identity import environment
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """The record of the run of `algorithm` on `population`; `path` is that of `run.json`."""
+def described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
+    """What must be the same when the run is resumed, as JSON data."""
+    record: dict[str, Any] = {
+        "label": algorithm.name,
+        "config": setting.config,
+        "seed": setting.seed,
+        "queries": [
+            {
+                "label": query.label,
+                "plan": query.plan.to_dict(),
+                "cohort": dataclasses.asdict(query.cohort),
+            }
+            for query in algorithm.queries
+        ],
+    }
+    return files.jsonable(record if setting.start is None else {**record, "start": setting.start})
 
-    path: Path
-    algorithm: Algorithm
-    population: Population
-    setting: Setting
 
-    def begun(self) -> dict[str, Any] | None:
-        """Returns what an earlier attempt wrote, or None.
+def begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any] | None:
+    """Returns the record that an earlier attempt wrote to `path`, or None.
 
-        Raises:
-          InputError: it is the record of another run; names the field that differs.
-        """
-        if not self.path.exists():
-            return None
-        begun, described = files.read_json(self.path), files.jsonable(self._described())
-        for name in sorted(described.keys() | ({"start"} & begun.keys())):
-            if begun.get(name) != described.get(name):
-                raise InputError(
-                    f"{self.path}: the field {name!r} of the run is not what it was when the run "
-                    "began; resume the run as it began, or choose another --out"
-                )
-        return begun
-
-    def write(
-        self, run: str, stamp: str, statement: str, tracking: Tracking, ledger_head: str
-    ) -> None:
-        """Writes the file.
-
-        Args:
-          run: the run's name in its ledger.
-          stamp: NOT PRIVATE and why, or "".
-          statement: the planned guarantee of the whole run.
-          ledger_head: of the ledger before the first charge; identifies the ledger on resume.
-        """
-        evaluate = tracking.evaluate
-        record = {
-            "run": run,
-            "private": not stamp,
-            "stamp": stamp,
-            "statement": statement,
-            "note": self.setting.note,
-            **self._described(),
-            "plan": self.algorithm.queries[0].plan.to_dict(),
-            "evaluation": None if evaluate is None else evaluate.name,
-            "unit": self.population.unit,
-            "population": self.population.name,
-            "ledger_head": ledger_head,
-            "devices": jax.device_count(),
-            "backend": jax.default_backend(),
-            "environment": environment(),
-            "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
-        }
-        files.write_json(self.path, record)
-
-    def _described(self) -> dict[str, Any]:
-        """What must be the same when the run is resumed."""
-        described: dict[str, Any] = {
-            "label": self.algorithm.name,
-            "config": self.setting.config,
-            "seed": self.setting.seed,
-            "queries": [
-                {
-                    "label": query.label,
-                    "plan": query.plan.to_dict(),
-                    "cohort": dataclasses.asdict(query.cohort),
-                }
-                for query in self.algorithm.queries
-            ],
-        }
-        start = self.setting.start
-        return described if start is None else {**described, "start": start}
+    Raises:
+      InputError: it is the record of another run; names the field that differs.
+    """
+    if not path.exists():
+        return None
+    record, expected = files.read_json(path), described(algorithm, setting)
+    for name in sorted(expected.keys() | ({"start"} & record.keys())):
+        if record.get(name) != expected.get(name):
+            raise InputError(
+                f"{path}: the field {name!r} of the run is not what it was when the run began; "
+                "resume the run as it began, or choose another --out"
+            )
+    return record
 
 
 def stamp_of(algorithm: Algorithm, setting: Setting) -> str:

@@ -12,14 +12,13 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.artifacts import tree_arrays
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -51,7 +50,7 @@ def train(
     """
     folder = directory / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
-    loop = Loop(
+    return Loop(
         algorithm,
         population,
         directory=folder,
@@ -67,14 +66,7 @@ def train(
             resumed_as=directory,
         ),
         resume=(folder / "run.json").exists(),
-    )
-    try:
-        result = loop.run()
-    except (BudgetExhausted, Interrupted):
-        write_run_page(folder)
-        raise
-    write_run_page(folder)
-    return result
+    ).run_and_report()
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
