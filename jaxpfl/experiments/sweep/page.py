@@ -28,7 +28,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     elif _compared(sweep, rows):
         figure = _gap_bars(sweep, rows)
     else:
-        figure = _bars(sweep, rows)
+        figure = _bars(sweep, rows, "mean", "error", sweep.metric).figure
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{sweep.metric} at {len(sweep.points)} points"
@@ -219,20 +219,19 @@ def _by_axis(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     return panel.figure
 
 
-def _bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
-    """One bar for each row."""
-    panel = axes(sweep.metric, width=7.2, height=0.8 + 0.36 * len(rows))
-    names = sweep.varied
-    labels = [_stamped(_label(names, row), row["private"]) for row in rows]
+def _bars(sweep: Sweep, rows: list[dict[str, Any]], value: str, error: str, title: str) -> Any:
+    """One bar for each row, with its error; returns the axes."""
+    panel = axes(title, width=7.2, height=1.0 + 0.36 * len(rows))
     places = list(range(len(rows)))[::-1]
-    errors = [row["error"] or 0.0 for row in rows]
+    errors = [row[error] or 0.0 for row in rows]
     panel.barh(
-        places, [row["mean"] for row in rows], xerr=errors if any(errors) else None,
-        color=COLOURS[0], capsize=3,
+        places, [row[value] for row in rows], xerr=errors if any(errors) else None,
+        color=COLOURS[0], capsize=3, error_kw={"ecolor": INK, "elinewidth": 1.2},
     )  # fmt: skip
+    labels = [_stamped(_label(sweep.varied, row), row["private"]) for row in rows]
     panel.set_yticks(places, labels, fontsize=8)
     panel.set_xlabel(sweep.metric)
-    return panel.figure
+    return panel
 
 
 def _compared(sweep: Sweep, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -249,16 +248,9 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
         for case in sweep.gap
     )
     rows = _compared(sweep, rows)
-    title = f"Gap in {sweep.metric} closed"
-    panel = axes(title, width=7.2, height=1.0 + 0.36 * len(rows))
-    places = list(range(len(rows)))[::-1]
-    gaps = [row["gap"] for row in rows]
-    errors = [row["gap_error"] or 0.0 for row in rows]
-    panel.barh(
-        places, gaps, xerr=errors if any(errors) else None, color=COLOURS[0], capsize=3,
-        error_kw={"ecolor": INK, "elinewidth": 1.2},
-    )  # fmt: skip
-    for place, gap, error in zip(places, gaps, errors, strict=True):
+    panel = _bars(sweep, rows, "gap", "gap_error", f"Gap in {sweep.metric} closed")
+    for place, row in enumerate(reversed(rows)):
+        gap, error = row["gap"], row["gap_error"] or 0.0
         left = gap < 0
         panel.annotate(
             f"{gap:.1f} %", (gap - error if left else gap + error, place),
@@ -268,8 +260,6 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     panel.axvline(0, color=INK, linewidth=0.8)
     # Leaves room for the numbers beside the bars.
     panel.margins(x=0.14)
-    labels = [_stamped(_label(sweep.varied, row), row["private"]) for row in rows]
-    panel.set_yticks(places, labels, fontsize=8)
     panel.set_xlabel(f"gap closed in %   (0: {start};  100: {end})", fontsize=9)
     panel.grid(False, axis="y")
     return panel.figure
