@@ -12,17 +12,11 @@ from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
-def public_vocabulary(source: str | Population, size: int) -> Vocabulary:
-    """Returns a vocabulary of exactly `size` ids from a public corpus.
-
-    Raises:
-      InputError: the corpus has fewer different words, so some ids would have no word.
-    """
-    return exactly(Vocabulary.from_public(source, size), size)
-
-
 def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
-    """Returns the vocabulary if it has `size` ids; raises as `public_vocabulary` otherwise."""
+    """Returns the vocabulary, or raises `InputError` if it has fewer than `size` ids.
+
+    A model of that vocabulary size would have ids without a word.
+    """
     if len(vocabulary) != size:
         raise InputError(
             f"the public corpus has a vocabulary of {len(vocabulary)} words, the model expects "

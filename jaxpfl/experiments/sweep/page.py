@@ -64,28 +64,18 @@ def table_lines(sweep: Sweep, rows: list[dict[str, Any]]) -> list[str]:
 
 def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
     names = sweep.varied or tuple(n for n in sweep.points[0].values if n != sweep.over)
-    repeated = any(row["error"] is not None for row in rows)
-    columns = (
-        *map(_short, names),
-        sweep.metric,
-        *(("standard error", "runs") if repeated else ()),
-        *(("gap closed",) if sweep.gap else ()),
-    )
+    columns = [(_short(name), [str(row[name]) for row in rows]) for name in names]
+    columns.append((sweep.metric, [f"{row['mean']:.5g}" for row in rows]))
+    if any(row["error"] is not None for row in rows):
+        errors = ["" if row["error"] is None else f"{row['error']:.2g}" for row in rows]
+        columns += [("standard error", errors), ("runs", [str(row["runs"]) for row in rows])]
+    if sweep.gap:
+        columns.append(("gap closed", [_gap_cell(sweep, row) for row in rows]))
     numbers = tuple(range(len(names), len(columns)))
-    if stamped := not all(row["private"] for row in rows):
-        columns = (*columns, "privacy")
-    cells = []
-    for row in rows:
-        cell = [str(row[name]) for name in names] + [f"{row['mean']:.5g}"]
-        if repeated:
-            error = row["error"]
-            cell += ["" if error is None else f"{error:.2g}", str(row["runs"])]
-        if sweep.gap:
-            cell.append(_gap_cell(sweep, row))
-        if stamped:
-            cell.append("" if row["private"] else NOT_PRIVATE)
-        cells.append(tuple(cell))
-    return Table(columns, cells, numbers)
+    if not all(row["private"] for row in rows):
+        columns.append(("privacy", ["" if row["private"] else NOT_PRIVATE for row in rows]))
+    titles, cells = zip(*columns, strict=True)
+    return Table(titles, list(zip(*cells, strict=True)), numbers)
 
 
 def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
@@ -249,7 +239,7 @@ def _gap_bars(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:
     )
     rows = _compared(sweep, rows)
     panel = _bars(sweep, rows, "gap", "gap_error", f"Gap in {sweep.metric} closed")
-    for place, row in enumerate(reversed(rows)):
+    for place, row in zip(panel.get_yticks(), rows, strict=True):
         gap, error = row["gap"], row["gap_error"] or 0.0
         left = gap < 0
         panel.annotate(

@@ -19,7 +19,7 @@ from jaxpfl.experiments.engine.build import (
     read_clients,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
-from jaxpfl.experiments.engine.texts import exactly, public_vocabulary
+from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.models.base import Model
@@ -114,7 +114,7 @@ def _vocabulary(
     size = config.model.vocab_size
     if config.data.public is not None:
         corpus = open_public(config.data.public, public, private, "data.public")
-        return public_vocabulary(corpus, size)
+        return exactly(Vocabulary.from_public(corpus, size), size)
     assert config.fred is not None
     assert candidates is not None
     texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)

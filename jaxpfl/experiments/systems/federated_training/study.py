@@ -23,6 +23,7 @@ from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeri
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.engine.study_runs import budget_of
 from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -34,7 +35,6 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.page import page
 from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
 from jaxpfl.experiments.systems.federated_training.stages import Stages
-from jaxpfl.privacy.ledger import Budget
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
 
@@ -63,7 +63,7 @@ def _carry_out(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
         ledger = Path(config.privacy.ledger)
     stages, start = None, None
     if config.prefinetune is not None:
-        stages = pipeline.carry_out(experiment, workspace, ledger, _budget(config))
+        stages = pipeline.carry_out(experiment, workspace, ledger, budget_of(config.privacy))
         start = stages.prefinetuned[stages.winner]
         experiment = experiment.starting_from(start.params)
     run = partial(_run, progress=workspace.progress, resumed_as=directory)
@@ -231,14 +231,6 @@ def _write_simulations(
     files.write_json(directory / SIMULATION, record)
 
 
-def _budget(config: Config) -> Budget | None:
-    privacy = config.privacy
-    limit = privacy.budget_epsilon if privacy.budget_epsilon is not None else privacy.epsilon
-    if limit is None or privacy.delta is None:
-        return None
-    return Budget(limit, privacy.delta)
-
-
 def _run(
     experiment: Experiment,
     config: Config,
@@ -286,7 +278,7 @@ def _run(
         experiment.train,
         directory=directory,
         ledger=ledger,
-        budget=_budget(config),
+        budget=budget_of(config.privacy),
         tracking=tracking,
         setting=Setting(
             config=to_mapping(config),

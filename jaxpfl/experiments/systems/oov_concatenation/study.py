@@ -47,7 +47,7 @@ from jaxpfl.experiments.engine.build import (
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.setting import Result, Tracking
-from jaxpfl.experiments.engine.texts import public_vocabulary
+from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.models.base import Model
@@ -75,7 +75,8 @@ def prepare(config: OovConcatenationConfig) -> "ConcatenationStudy":
     assert config.data.public is not None
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
-    vocabulary = public_vocabulary(public, config.words.model.vocab_size)
+    size = config.words.model.vocab_size
+    vocabulary = exactly(Vocabulary.from_public(public, size), size)
     study = ConcatenationStudy(config, with_words(parts["train"]), public, vocabulary)
     if config.scaled_up:
         study_runs.at_scale(config.scaled_up, study.plans)
