@@ -28,7 +28,6 @@ from jaxpfl.experiments.systems.base import (
     SIMULATION,
     Prepared,
     Synthesizer,
-    System,
     Workspace,
 )
 
@@ -82,11 +81,9 @@ def run(
             )
         # Before anything is written: a config that is refused must not leave a run directory.
         prepared = system.prepare(config)
-        shared = {} if memory is None else memory
-        workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
-        heading = f"# {workspace.stamp}\n" if workspace.stamp else ""
-        files.write_atomically(path, heading + to_yaml(config))
-        return _carried_out(system, prepared, workspace)
+        stamp = stamp_of(config)
+        files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
+        return _carried_out(config, prepared, directory, progress, memory)
 
 
 def resume(
@@ -100,11 +97,9 @@ def resume(
     """
     directory = Path(out)
     config = load(directory / CONFIG)
-    system = system_of(config.system)
     with files.exclusive(directory):
-        shared = {} if memory is None else memory
-        workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
-        return _carried_out(system, system.prepare(config), workspace)
+        prepared = system_of(config.system).prepare(config)
+        return _carried_out(config, prepared, directory, progress, memory)
 
 
 def report(out: str | Path) -> Path:
@@ -157,8 +152,11 @@ def _private(section: Any) -> bool:
     return own and all(map(_private, values))
 
 
-def _carried_out(system: System, prepared: Prepared, workspace: Workspace) -> Outcome:
-    directory = workspace.directory
+def _carried_out(
+    config: Any, prepared: Prepared, directory: Path, progress: bool, memory: dict[Any, Any] | None
+) -> Outcome:
+    system, shared = system_of(config.system), {} if memory is None else memory
+    workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.sections import OptimizerConfig
 
@@ -102,9 +102,7 @@ def with_value(mapping: Any, key: str, value: Any, where: str) -> dict[str, Any]
       InputError: a part of `key` before the last is not a section; begins with `where`.
     """
     if mapping is not None and not isinstance(mapping, Mapping):
-        raise InputError(
-            f"{where} is in no section of the config: expected a mapping of keys, found {mapping!r}"
-        )
+        raise InputError(f"{where} is in no section of the config, found {mapping!r} instead")
     first, _, rest = key.partition(".")
     changed = dict(mapping or {})
     if value is REMOVED and not rest:
@@ -147,13 +145,7 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """Returns the config as plain data: `from_mapping(to_mapping(c), where, type(c)) == c`."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        return list(value) if isinstance(value, tuple) else value
-
-    return plain(dataclasses.asdict(config))
+    return files.jsonable(dataclasses.asdict(config))
 
 
 def to_yaml(config: Any) -> str:

@@ -119,26 +119,18 @@ def build_plan(
     adaptive = AdaptiveClip(privacy.target_quantile) if privacy.adaptive else None
     clip = Clip(privacy.clip_norm, privacy.clipping, adaptive)
     sampled = participation.of(privacy.sampling, population, training.clients_per_round)
+    shared: dict[str, Any] = {
+        "rounds": training.rounds,
+        "clip": clip,
+        "participation": sampled,
+        "delta": privacy.delta,
+        "accountant": privacy.accountant,
+    }
     if privacy.epsilon is not None:
-        return Plan.calibrated(
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            rounds=training.rounds,
-            clip=clip,
-            participation=sampled,
-            accountant=privacy.accountant,
-            correlation=privacy.noise,
-            prior_releases=prior_releases,
-        )
+        calibration = {"correlation": privacy.noise, "prior_releases": prior_releases}
+        return Plan.calibrated(epsilon=privacy.epsilon, **calibration, **shared)
     assert privacy.noise_multiplier is not None
-    return Plan(
-        rounds=training.rounds,
-        clip=clip,
-        noise=Noise(privacy.noise_multiplier, privacy.noise),
-        participation=sampled,
-        delta=privacy.delta,
-        accountant=privacy.accountant,
-    )
+    return Plan(noise=Noise(privacy.noise_multiplier, privacy.noise), **shared)
 
 
 def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, population: int) -> Plan:

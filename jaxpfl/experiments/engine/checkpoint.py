@@ -82,12 +82,9 @@ class Checkpoints:
 
     def rounds(self) -> list[int]:
         """The rounds with a checkpoint, in increasing order; it may be damaged."""
-        found = []
-        for entry in self.directory.iterdir():
-            digits = entry.name.removeprefix(_PREFIX)
-            if entry.name.startswith(_PREFIX) and digits.isdecimal():
-                found.append(int(digits))
-        return sorted(found)
+        names = (entry.name for entry in self.directory.glob(f"{_PREFIX}*"))
+        digits = (name.removeprefix(_PREFIX) for name in names)
+        return sorted(int(each) for each in digits if each.isdecimal())
 
     def save(self, round: int, state: Any, *, ledger_head: str | None = None) -> None:
         """Starts to write `state`, a pytree of arrays, as the checkpoint after `round` rounds.

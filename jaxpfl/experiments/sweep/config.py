@@ -116,17 +116,12 @@ def load_sweep(path: str | Path) -> Sweep:
                 f"{mapping[name]!r}"
             )
     free = [name for name in fields if name != over]
-    x = mapping.get("x") or next(
-        (
-            n
-            for n in free
-            if n in grid and n != mapping.get("line") and len(grid[n]) > 1 and _numbers(grid[n])
-        ),
-        None,
-    )
-    if x is not None and not (x in grid and _numbers(grid[x])):
+    axes = {name for name, values in grid.items() if _numbers(values)}
+    given, line = mapping.get("x"), mapping.get("line")
+    x = given or next((n for n in free if n in axes and n != line and len(grid[n]) > 1), None)
+    if x is not None and x not in axes:
         raise InputError(f"{where}: x = {x!r} must be a field of grid with positive numbers")
-    line = mapping.get("line") or next((name for name in free if name != x), None)
+    line = line or next((name for name in free if name != x), None)
     gap = _gap(mapping.get("gap"), cases, over, where)
     return Sweep(path.stem, mapping["metric"], over, points, x, line, gap)
 
