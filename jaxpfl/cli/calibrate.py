@@ -70,13 +70,8 @@ def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
         raise InputError("--as-published shows every form: give no --accountant and no --sampling")
     from jaxpfl.privacy.published import as_published
 
-    setting = {
-        "noise_multiplier": arguments.noise_multiplier,
-        "delta": arguments.delta,
-        "rounds": arguments.rounds,
-        "population": arguments.population,
-        "clients_per_round": arguments.clients_per_round,
-    }
+    names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round")
+    setting = {name: getattr(arguments, name) for name in names}
     found = as_published(arguments.as_published, **setting)
     lines = [
         f"paper's form ({found.paper}): {found.statement()}",

@@ -120,15 +120,11 @@ def _runs(texts: list[str]) -> np.ndarray:
 
 def _compared(corpus: Population, clients: Population) -> str | None:
     shared = corpus.columns.keys() & clients.columns.keys()
-    for name in _COLUMNS:
-        if name in shared:
-            return name
-    arrays = (
-        name
-        for name in sorted(shared)
-        if isinstance(values := corpus.columns[name], np.ndarray) and values.ndim > 1
+    columns = corpus.columns.items()
+    arrays = sorted(
+        name for name, each in columns if isinstance(each, np.ndarray) and each.ndim > 1
     )
-    return next(arrays, None)
+    return next((name for name in (*_COLUMNS, *arrays) if name in shared), None)
 
 
 def _refused(what: str) -> InputError:

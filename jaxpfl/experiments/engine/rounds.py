@@ -17,6 +17,7 @@ Rounds count from 1: round r leads from the state after r - 1 rounds to the stat
 import json
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,11 @@ from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress
 
 
+@dataclass
 class Loop:
     """One run in one directory, whose lock the caller holds.
 
-    Args:
+    Attributes:
       population: the private clients.
       ledger: file that is charged before every release.
       budget: hard limit of the whole ledger, or None.
@@ -54,32 +56,28 @@ class Loop:
       CorruptFile: the secret of an unfinished run is missing or was altered.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        population: Population,
-        *,
-        directory: Path,
-        ledger: str | Path,
-        budget: Budget | None,
-        tracking: Tracking,
-        setting: Setting,
-        resume: bool,
-    ) -> None:
-        check(algorithm, population, tracking)
-        self._algorithm, self._population = algorithm, population
-        self._tracking, self._setting = tracking, setting
-        self._ledger_path, self._budget = ledger, budget
-        self._directory = RunDirectory(directory, algorithm, population, setting, resume=resume)
+    algorithm: Algorithm
+    population: Population
+    directory: Path
+    ledger: str | Path
+    budget: Budget | None
+    tracking: Tracking
+    setting: Setting
+    resume: bool
+
+    def __post_init__(self) -> None:
+        check(self.algorithm, self.population, self.tracking)
+        run = (self.algorithm, self.population, self.setting)
+        self._directory = RunDirectory(self.directory, *run, resume=self.resume)
 
     def run_and_report(self) -> Result:
         """As `run`, and writes the run's page, even if the run stops early."""
         try:
             result = self.run()
         except (BudgetExhausted, Interrupted):
-            write_run_page(self._directory.path)
+            write_run_page(self.directory)
             raise
-        write_run_page(self._directory.path)
+        write_run_page(self.directory)
         return result
 
     def run(self) -> Result:
@@ -89,16 +87,16 @@ class Loop:
           BudgetExhausted: the next round does not fit the budget; the rounds before are saved.
           Interrupted: SIGTERM or SIGINT was received; the rounds so far are saved.
         """
-        algorithm, directory = self._algorithm, self._directory
+        algorithm, directory = self.algorithm, self._directory
         with ExitStack() as stack:
             signals = stack.enter_context(caught_signals())
             bar = stack.enter_context(self._bar())
             unit = algorithm.queries[0].plan.unit
             ledger = stack.enter_context(
-                Ledger(self._ledger_path, self._population, budget=self._budget, unit=unit)
+                Ledger(self.ledger, self.population, budget=self.budget, unit=unit)
             )
-            cost = Cost(ledger, algorithm, directory.run_id, self._setting.prior)
-            directory.begin(cost.planned(), self._tracking, ledger.head)
+            cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
+            directory.begin(cost.planned(), self.tracking, ledger.head)
             checkpoints = stack.enter_context(directory.checkpoints())
             state, done = self._start(checkpoints, ledger, bar)
             bar.begin(done)
@@ -107,7 +105,7 @@ class Loop:
                 Observers(
                     directory,
                     algorithm,
-                    self._tracking,
+                    self.tracking,
                     cost,
                     bar,
                     done=done,
@@ -132,7 +130,7 @@ class Loop:
                     if signals:
                         failure = self._interrupted(signals[0], done)
                 stop = failure is not None or done == algorithm.rounds
-                if done != saved and (stop or done % self._tracking.checkpoint_every == 0):
+                if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
                     observers.publish()
                     observers.metrics.sync()
                     checkpoints.save(done, state, ledger_head=ledger.head)
@@ -149,10 +147,10 @@ class Loop:
 
     def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:
         """The state to continue from and its number of rounds, which the ledger must cover."""
-        state = initial_state(self._algorithm, self._setting.seed)
+        state = initial_state(self.algorithm, self.setting.seed)
         restored = checkpoints.restore(state, warn=bar.message)
         finished = self._directory.secret is None
-        if finished and (restored is None or restored.round < self._algorithm.rounds):
+        if finished and (restored is None or restored.round < self.algorithm.rounds):
             raise CorruptFile(
                 f"{checkpoints.directory}: the run is finished and its secret is gone, so no round "
                 "can be repeated, but its last checkpoint is missing or damaged"
@@ -167,13 +165,13 @@ class Loop:
         return restored.state, restored.round
 
     def _bar(self) -> Progress:
-        name = self._algorithm.name
+        name = self.algorithm.name
         return Progress(
             f"{name} (NOT PRIVATE)" if self._directory.stamp else name,
-            total=self._algorithm.rounds,
-            progress=self._tracking.progress,
+            total=self.algorithm.rounds,
+            progress=self.tracking.progress,
             step="round",
-            clients=self._algorithm.queries[0].plan.clients_per_round,
+            clients=self.algorithm.queries[0].plan.clients_per_round,
         )
 
     def _releaser(self, ledger: Ledger, bar: Progress, stack: ExitStack) -> Releaser | None:
@@ -191,18 +189,18 @@ class Loop:
             file.flush()
 
         return Releaser(
-            self._population,
+            self.population,
             ledger,
             self._directory.secret,
             run=self._directory.run_id,
-            name=self._algorithm.name,
-            queries=self._algorithm.queries,
+            name=self.algorithm.name,
+            queries=self.algorithm.queries,
             warn=lambda message: bar.message(f"warning: {message}"),
             observe=log,
         )
 
     def _interrupted(self, signal: int, done: int) -> Interrupted:
-        command = f"jaxpfl resume {self._setting.resumed_as or self._directory.path}"
+        command = f"jaxpfl resume {self.setting.resumed_as or self._directory.path}"
         return Interrupted(signal, f"interrupted after round {done}; resume with: {command}")
 
 
