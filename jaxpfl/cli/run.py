@@ -4,12 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxpfl.cli.common import unused_directory, use_devices
-
-if TYPE_CHECKING:
-    from jaxpfl.experiments.carry_out import Outcome
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +34,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
-    return _told(carry_out.run(config, out))
+    return carry_out.run(config, out).to_dict()
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +47,7 @@ def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     use_devices(load(arguments.directory / "config.yaml"))
     from jaxpfl.experiments import carry_out
 
-    return _told(carry_out.resume(arguments.directory))
+    return carry_out.resume(arguments.directory).to_dict()
 
 
 def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -58,8 +55,3 @@ def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
     path = carry_out.report(arguments.directory)
     return {"report": str(path), "text": str(path)}
-
-
-def _told(outcome: "Outcome") -> dict[str, Any]:
-    record = outcome.to_dict()
-    return {**record, "text": "\n".join([f"report: {record['report']}", "", *outcome.lines])}

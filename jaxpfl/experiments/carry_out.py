@@ -49,7 +49,10 @@ class Outcome:
     lines: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.record, "out": str(self.out), "report": str(self.out / REPORT)}
+        """The record and where it is, and as "text" what a terminal shows."""
+        report = str(self.out / REPORT)
+        text = "\n".join([f"report: {report}", "", *self.lines])
+        return {**self.record, "out": str(self.out), "report": report, "text": text}
 
 
 def run(

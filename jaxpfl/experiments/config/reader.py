@@ -47,15 +47,6 @@ class _Source:
         return f"{self.file} with the command line" if inside else self.file
 
 
-def load(path: str | Path, kind: type[_Config]) -> _Config:
-    """Reads a YAML file as a config of type `kind`.
-
-    Raises:
-      InputError: the file cannot be read, a key is unknown or missing, or a value is refused.
-    """
-    return from_mapping(read_mapping(path), str(path), kind)
-
-
 def read_mapping(path: str | Path) -> Any:
     """Reads a YAML file of at most 1 MB, without aliases and duplicate keys, as plain data.
 

@@ -1,6 +1,7 @@
 """The privacy cost of a run, read from its ledger, which is charged before every release."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from dp_accounting import DpEvent
 
@@ -12,48 +13,47 @@ from jaxpfl.privacy.ledger import Charge, Ledger
 ALONE = "if nothing else is released from these clients"
 
 
+@dataclass(frozen=True)
 class Cost:
     """The cost of one run, whose ledger may hold releases of other runs, too.
 
-    Args:
+    Attributes:
       algorithm: makes the releases; its first query's plan gives the delta of all statements.
       run: its name in the ledger.
       prior: names of runs that this one depends on; their releases are part of its cost.
     """
 
-    def __init__(
-        self, ledger: Ledger, algorithm: Algorithm, run: str, prior: Sequence[str] = ()
-    ) -> None:
-        self._ledger, self._algorithm = ledger, algorithm
-        self._run, self._prior = run, tuple(prior)
-        self._plan = algorithm.queries[0].plan
+    ledger: Ledger
+    algorithm: Algorithm
+    run: str
+    prior: tuple[str, ...]
 
     def epsilon(self, round: int | None = None) -> float:
         """Epsilon of the prior releases and the run's own, up to `round` or, with None, of all."""
-        if not self._algorithm.private:
+        if not self.algorithm.private:
             return float("inf")
         return self._of([charge.event for charge in self._charges(round)]).epsilon()
 
     def planned(self) -> str:
         """The guarantee of the whole run as planned, before its first round."""
         events = [charge.event for charge in self._charges(0)]
-        return self._of([*events, self._algorithm.event()]).statement()
+        return self._of([*events, self.algorithm.event()]).statement()
 
     def statement(self) -> str:
         """The guarantee of the run and of everything on its ledger, in one line."""
-        plan, runs = self._plan, (self._run, *self._prior)
-        return both_statements(self._ledger, runs, plan.delta, plan.accountant)
+        plan, runs = self.algorithm.queries[0].plan, (self.run, *self.prior)
+        return both_statements(self.ledger, runs, plan.delta, plan.accountant)
 
     def _charges(self, round: int | None) -> list[Charge]:
         return [
             charge
-            for charge in self._ledger.charges
-            if charge.run in self._prior
-            or (charge.run == self._run and (round is None or charge.round <= round))
+            for charge in self.ledger.charges
+            if charge.run in self.prior
+            or (charge.run == self.run and (round is None or charge.round <= round))
         ]
 
     def _of(self, events: Iterable[DpEvent]) -> Guarantee:
-        plan = self._plan
+        plan = self.algorithm.queries[0].plan
         return Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant)
 
 

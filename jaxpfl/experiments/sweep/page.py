@@ -29,6 +29,11 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         figure = _gap_bars(sweep, rows)
     else:
         figure = _bars(sweep, rows, "mean", "error", sweep.metric).figure
+    cells = [
+        (point["point"], f"{point['value']:.5g}", str(point["privacy"] or NOT_PRIVATE))
+        for point in record["points"]
+    ]
+    points = Table(("point", sweep.metric, "privacy"), cells, (1,))
     page = Page(
         title=f"Sweep: {sweep.title}",
         lead=f"{sweep.metric} at {len(sweep.points)} points"
@@ -42,7 +47,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
             Section("Table", _gap_text(sweep, rows), table=_table(sweep, rows)),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
-            Section("Points", "Each point has a ledger of its own.", table=_points(record)),
+            Section("Points", "Each point has a ledger of its own.", table=points),
         ],
     )
     return write_page(directory, page)
@@ -166,14 +171,6 @@ def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
         title, text = heading if start == 0 else ("", "")
         sections.append(Section(title, text, table=Table(part, rows)))
     return sections
-
-
-def _points(record: dict[str, Any]) -> Table:
-    rows = [
-        (point["point"], f"{point['value']:.5g}", str(point["privacy"] or NOT_PRIVATE))
-        for point in record["points"]
-    ]
-    return Table(("point", record["metric"], "privacy"), rows, (1,))
 
 
 def _by_axis(sweep: Sweep, rows: list[dict[str, Any]]) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.config.reader import load
+from jaxpfl.experiments.config.reader import from_mapping, read_mapping
 from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
 from jaxpfl.experiments.engine.releases import FOLDER, missing
 from jaxpfl.experiments.systems.base import RESULT
@@ -91,7 +91,8 @@ def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
     if not (directory / RESULT).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     record = files.read_json(directory / RESULT)
-    config = load(directory / "config.yaml", SyntheticTextConfig)
+    path = directory / "config.yaml"
+    config = from_mapping(read_mapping(path), str(path), SyntheticTextConfig)
     if not (directory / FOLDER / "corpus").exists():
         raise InputError(
             f"{directory}: method {config.method!r} writes no synthetic texts, expected a run of "
