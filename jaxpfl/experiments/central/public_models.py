@@ -100,13 +100,16 @@ class PublicModels:
                 documents.append([text for text in document if text])
         return [document for document in documents if document]
 
+    def texts(self, names: Sequence[str] | None = None) -> list[str]:
+        """The texts of `documents`, without their grouping."""
+        return [text for document in self.documents(names) for text in document]
+
     @cached_property
     def tokeniser(self) -> FastTokeniser:
         """The byte-level BPE that is learned from all corpora."""
 
         def learned() -> Artifact:
-            texts = [text for document in self.documents() for text in document]
-            return Artifact({"tokenizer": _learned(texts, self.vocab_size)})
+            return Artifact({"tokenizer": _learned(self.texts(), self.vocab_size)})
 
         name = f"tokeniser-{self._hash(tuple(self.sources), {})}"
         text = self._store.load_or_compute(name, learned).record["tokenizer"]

@@ -224,15 +224,15 @@ def _convert(kind: Any, value: Any, where: _Source, key: str) -> Any:
         raise InputError(f"{where.of(key)}: {key} must be one of {allowed}, found {value!r}")
     if typing.get_origin(kind) is tuple:
         inner: tuple[Any, ...] = typing.get_args(kind)
-        is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+        parts = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
         any_length = inner[1:] == (Ellipsis,)
-        if any_length and is_list:
-            inner = inner[:1] * len(value)
-        if not is_list or len(value) != len(inner):
+        if any_length:
+            inner = inner[:1] * len(parts)
+        if not parts or len(parts) != len(inner):
             expected = "a list" if any_length else f"a list of {len(inner)}"
             raise InputError(f"{where.of(key)}: {key} must be {expected}, found {value!r}")
         return tuple(
-            _convert(part, each, where, key) for part, each in zip(inner, value, strict=True)
+            _convert(part, each, where, key) for part, each in zip(inner, parts, strict=True)
         )
     if typing.get_origin(kind) is dict:
         return _convert_names(typing.get_args(kind)[1], value, where, key)
