@@ -33,9 +33,9 @@ def train(
     name: str,
     directory: Path,
     ledger: Path,
-    budget: Budget | None,
+    privacy: PrivacyConfig,
     tracking: Tracking,
-    start: str,
+    start: str | None = None,
     prior: Sequence[str] = (),
 ) -> Result:
     """Starts or resumes one run of a study, in `directory`/runs/`name`.
@@ -44,8 +44,10 @@ def train(
     from, so that all runs of a world can be charged to one ledger, under the algorithm's name.
 
     Args:
-      start: identifies the initial parameters and all else that the run's data depends on; a
-        resumed run must have the same.
+      config: of the study; a resumed run must have the same.
+      privacy: the section whose `budget_of` limits the ledger.
+      start: identifies the initial parameters, and all else that the run's data depends on besides
+        the config, if there is any; a resumed run must have the same.
       prior: runs on the same ledger that this one depends on; its epsilons include theirs.
     """
     folder = directory / "runs" / name
@@ -55,7 +57,7 @@ def train(
         population,
         directory=folder,
         ledger=ledger,
-        budget=budget,
+        budget=budget_of(privacy),
         tracking=tracking,
         setting=Setting(
             config={**to_mapping(config), "run name": name},

@@ -317,7 +317,7 @@ class _Progress:
             name=name,
             directory=self.workspace.directory,
             ledger=self.ledger,
-            budget=study_runs.budget_of(config.privacy),
+            privacy=config.privacy,
             tracking=Tracking(
                 evaluate=preview,
                 evaluate_every=config.preview.every,

@@ -291,7 +291,7 @@ class _Progress:
             name=name,
             directory=self.workspace.directory,
             ledger=self._ledger(world),
-            budget=study_runs.budget_of(getattr(config, kind).privacy),
+            privacy=getattr(config, kind).privacy,
             tracking=Tracking(
                 evaluate_every=every, checkpoint_every=every, progress=self.workspace.progress
             ),

@@ -236,7 +236,6 @@ class SyntheticText:
         population = self.clients.with_columns({"tokens": rows})
         start = self.models.downstream
         algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
-        budget = studies.budget_of(self.config.privacy)
         result = studies.train(
             self.config,
             algorithm,
@@ -244,7 +243,7 @@ class SyntheticText:
             name="fed_avg",
             directory=directory,
             ledger=self.config.ledger_path(directory),
-            budget=budget,
+            privacy=self.config.privacy,
             tracking=Tracking(
                 evaluate_every=self.plan.rounds,
                 checkpoint_every=self.config.run.checkpoint_every,
