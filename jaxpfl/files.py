@@ -122,16 +122,12 @@ def exclusive(directory: Path) -> Iterator[None]:
     Raises:
       RunLocked: another process holds the lock.
     """
-    path = directory / "run.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
+    with open(directory / "run.lock", "ab") as file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunLocked(
                 f"{directory}: another process is using this run directory; wait for it or "
                 "choose another --out"
             ) from error
         yield
-    finally:
-        os.close(descriptor)

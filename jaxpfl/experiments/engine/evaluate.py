@@ -37,11 +37,9 @@ class DeclaredPublic:
 
 
 class Pending(Protocol):
-    """Metrics that the device may still be computing."""
+    """Metrics that the device may still be computing; `result` waits for them."""
 
-    def result(self) -> dict[str, float]:
-        """Waits for the device and returns the metrics."""
-        ...
+    def result(self) -> dict[str, float]: ...
 
 
 class Scores(Protocol):

@@ -97,7 +97,10 @@ class Loop:
             )
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
-            checkpoints = stack.enter_context(directory.checkpoints())
+            folder, private = self.directory / "checkpoints", not directory.stamp
+            checkpoints = stack.enter_context(
+                Checkpoints(folder, run=directory.run_id, private=private)
+            )
             state, done = self._start(checkpoints, ledger, bar)
             bar.begin(done)
             releaser = self._releaser(ledger, bar, stack)
@@ -157,7 +160,7 @@ class Loop:
             )
         if restored is None:
             # Even before its first checkpoint, a run must keep the ledger that it began with.
-            ledger.verify(self._directory.ledger_head())
+            ledger.verify(files.read_json(self.directory / "run.json")["ledger_head"])
             return state, 0
         # A ledger that was cut off would understate the cost.
         ledger.verify(restored.ledger_head)

@@ -18,7 +18,6 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.run_record import begun, described, stamp_of
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
@@ -103,13 +102,6 @@ class RunDirectory:
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
         files.write_json(self.path / "run.json", record)
-
-    def ledger_head(self) -> str:
-        """The ledger's head when the run began; the run is refused any other ledger."""
-        return files.read_json(self.path / "run.json")["ledger_head"]
-
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.path / "checkpoints", run=self.run_id, private=not self.stamp)
 
     def end(self, rounds: int, statement: str, metrics: Mapping[str, Any]) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement."""

@@ -71,8 +71,8 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
                 bar.message(f"point {number} of {total}: {point.name}")
                 results.append(_carried_out(point, directory / POINTS / point.name, memory))
                 bar.update(number)
-        rows = summary(sweep, [value_of(result, sweep.metric) for result in results])
-        _stamp(sweep, rows, results)
+        values = [value_of(result, sweep.metric) for result in results]
+        rows = summary(sweep, values, [is_private(result) for result in results])
         _write(directory, sweep, results, rows)
     return SweepOutcome(directory, rows)
 
@@ -118,11 +118,11 @@ def value_of(result: Mapping[str, Any], metric: str) -> float:
     return known[metric]
 
 
-def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
-    """Returns mean and standard error over the repetitions of each combination of values.
+def summary(sweep: Sweep, values: list[float], private: list[bool]) -> list[dict[str, Any]]:
+    """Returns the rows of `SweepOutcome`, and under "private" whether all runs of one are private.
 
     Args:
-      values: the metric of each point, in the order of the points.
+      values, private: the metric of each point and whether it is private, in their order.
     """
     groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for index, point in enumerate(sweep.points):
@@ -137,7 +137,7 @@ def summary(sweep: Sweep, values: list[float]) -> list[dict[str, Any]]:
             gaps = [gap for index in found if (gap := closed[index]) is not None]
             whole = len(gaps) == len(found)
             row["gap"], row["gap_error"] = _mean_and_error(gaps) if whole else (None, None)
-        rows.append(row)
+        rows.append({**row, "private": all(private[index] for index in found)})
     return rows
 
 
@@ -172,16 +172,6 @@ def _mean_and_error(found: list[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(variance / len(found))
 
 
-def _stamp(sweep: Sweep, rows: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
-    """Adds to each row whether all its runs are private."""
-    for row in rows:
-        row["private"] = all(
-            is_private(result)
-            for point, result in zip(sweep.points, results, strict=True)
-            if all(row[name] == value for name, value in point.values.items() if name in row)
-        )
-
-
 def is_private(result: Mapping[str, Any]) -> bool:
     """Whether the result of a point states that it is private and has no contrary stamp."""
     return bool(result.get("private", False)) and not result.get("stamp")
@@ -195,14 +185,13 @@ def _require_same(path: Path, sweep: Sweep) -> None:
         "points": {point.name: to_mapping(point.config) for point in sweep.points},
     }
     text = yaml.safe_dump(files.jsonable(described), sort_keys=False, allow_unicode=True)
-    if path.exists():
-        if path.read_text(encoding="utf-8") != text:
-            raise InputError(
-                f"{path}: the directory holds another sweep than the one to carry out; choose "
-                "another --out"
-            )
-        return
-    files.write_atomically(path, text)
+    if not path.exists():
+        files.write_atomically(path, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise InputError(
+            f"{path}: the directory holds another sweep than the one to carry out; choose another "
+            "--out"
+        )
 
 
 def _write(

@@ -11,7 +11,7 @@ from jaxpfl import cli
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.sweep import points as sweep_module
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.points import gap_closed, run_sweep, summary, value_of
+from jaxpfl.experiments.sweep.points import gap_closed, run_sweep, value_of
 from jaxpfl.federated import door, release
 from jaxpfl.privacy.ledger import Ledger
 
@@ -34,6 +34,10 @@ SWEEP = {
     "grid": {"training.clients_per_round": [5, 10], "run.seed": [0, 1]},
     "cases": {"slow": {"training.server.learning_rate": 0.1}, "fast": {}},
 }
+
+
+def summary(sweep, values):
+    return sweep_module.summary(sweep, values, [True] * len(values))
 
 
 @pytest.fixture
