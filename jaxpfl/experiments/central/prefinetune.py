@@ -98,7 +98,7 @@ def prefinetune(
     for rate in learning_rates(settings, seed):
         params, trace, loss, valid_loss = epoch(start, no_momentum, rate, 1)
         trials.append({"learning_rate": rate, "valid_loss": valid_loss})
-        # A diverged trial has a loss of NaN, which is below nothing.
+        # The loss of a diverged trial is NaN, for which this is false.
         if valid_loss < best_loss:
             best, best_loss, best_epoch = params, valid_loss, 1
             chosen = (params, trace, rate, loss)

@@ -139,7 +139,7 @@ def fit(
         loss = summarise(jax.device_get(metrics))["loss"]
         index = -(-done // validate_every) - 1
         state = state._replace(valid_losses=state.valid_losses.at[index].set(loss))
-        # A diverged run has a loss of NaN, which is below nothing.
+        # The loss of a diverged run is NaN, for which this is false.
         if loss < float(state.best_loss):
             state = state._replace(
                 best=jax.tree.map(jnp.copy, state.train.params),

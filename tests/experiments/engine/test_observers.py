@@ -1,11 +1,14 @@
 """What observes a run: TensorBoard is optional, numbers are flat."""
 
+import io
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from jaxpfl import progress
 from jaxpfl.experiments.engine import observers
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.setting import Tracking
@@ -63,3 +66,13 @@ def test_progress_without_a_terminal_is_a_line(capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert "round 2/2" in err and "clients/s" in err and "loss 2" in err
+
+
+def test_a_label_with_brackets_is_shown_as_it_is():
+    """A user's name for a candidate or a sweep is no markup."""
+    shown = io.StringIO()
+    bar = progress._rich_bar(Console(file=shown, force_terminal=True, width=120))
+    with bar:
+        bar.add_task("prefinetune on [red]x[/]", total=1, status="[y]")
+    assert "[red]x[/]" in shown.getvalue()
+    assert "[y]" in shown.getvalue()
