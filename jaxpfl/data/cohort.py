@@ -1,12 +1,12 @@
 """A cohort as static shapes: capped, batched, sorted by size, packed into buckets with masks.
 
 A bucket is [clients, steps, batch, ...] with a fixed number of clients and a number of steps from a
-short ladder, so the number of different shapes, and so of compilations, is at most the ladder's
-length, whatever the cohort. Clients are sorted by steps, largest first, and fill buckets in that
-order; a bucket's steps are the ladder's first rung that holds its largest client.
+short ladder, so that there are at most as many shapes, and compilations, as rungs. Clients are
+sorted by steps, largest first, and fill buckets in that order; a bucket has the smallest number of
+steps on the ladder that its largest client fits into.
 
-Shuffles and subsets are functions of (seed, round, client index) alone: who else is in the cohort,
-the bucket's capacity, the shards and the order of packing change no client's batches.
+A client's shuffles and subsets depend only on (seed, round, client index), and not on the rest of
+the cohort, the bucket's capacity, the shards or the order of packing.
 """
 
 import itertools
@@ -31,11 +31,10 @@ class Bucket(NamedTuple):
     Attributes:
       batches: name -> [clients, steps, batch, ...]; zeros where there is no example.
       mask: bool [clients, steps, batch], true where there is an example.
-      steps: int32 [clients], steps up to the last one with an example; 0 for clients without
-        examples and for padding.
-      weight: float32 [clients], 1 for a client (also one without examples), 0 for padding.
-      client: uint32 [clients], index in the population, which addresses the client's randomness;
-        0 for padding. PRIVATE.
+      steps: int32 [clients], steps up to the last one with an example; 0 for padding.
+      weight: float32 [clients], 1 for a client, even without examples, and 0 for padding.
+      client: uint32 [clients], index in the population, from which the client's random key
+        follows; 0 for padding. PRIVATE.
     """
 
     batches: dict[str, np.ndarray]
@@ -50,14 +49,13 @@ class CohortSpec:
     """Public caps and shapes of a cohort.
 
     Attributes:
-      batch_size: examples a step.
-      max_examples: cap on the examples that a client uses in a round; one with more uses a fresh
+      batch_size: examples per step.
+      max_examples: cap on a client's examples in a round; a client with more of them uses a new
         uniform subset each round.
-      epochs: passes over the round's examples, each in a new order; an epoch's last batch may be
-        partly masked.
-      ladder: allowed numbers of steps, increasing, the last at least the most steps a client can
-        take. None: that number and a quarter of it. Padding steps take memory but are not run,
-        while each rung is one compilation: so two are enough.
+      epochs: passes over these examples, each in a new order with a partly masked last batch.
+      ladder: allowed numbers of steps, increasing, the last at least `max_steps`. None: `max_steps`
+        and a quarter of it. Each rung costs a compilation, and padding steps take memory but are
+        not run, so that two rungs are enough.
       clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device.
 
     Raises:
@@ -98,11 +96,11 @@ class CohortSpec:
 
 @dataclass
 class PackingStats:
-    """How full the buckets were. PRIVATE: it tells the sizes of cohort and clients.
+    """How full the buckets were. PRIVATE: the sizes of the cohort and of clients follow from it.
 
     Attributes:
-      examples: slots that hold an example.
-      run_slots: slots of the steps that are run: those up to a client's last example.
+      examples: number of slots that hold an example.
+      run_slots: number of slots in the steps that are run, which end with a client's last example.
     """
 
     examples: int = 0
@@ -110,7 +108,7 @@ class PackingStats:
 
     @property
     def padding_waste(self) -> float:
-        """The fraction of the slots that are run that hold no example; 0 if none is run."""
+        """The fraction of `run_slots` without an example; 0 if there are none."""
         return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
 
 
@@ -118,7 +116,7 @@ class Cohort:
     """The clients of one round, packed bucket by bucket as it is iterated over.
 
     Attributes:
-      stats: of the buckets that the latest iteration has given so far. Private.
+      stats: of the buckets that the latest iteration has yielded so far. PRIVATE.
     """
 
     def __init__(
@@ -156,19 +154,17 @@ def pack(
 
     Args:
       population: its numeric columns are packed.
-      clients_idx: int [cohort], indices of different clients; may be empty: then no bucket.
-      spec: caps and shapes.
-      seed: of the shuffles and subsets.
-      round: the round's number; another round shuffles anew.
-      shards: equal contiguous blocks of the clients axis, one a device; each bucket's clients are
-        dealt to them in turn, so that the blocks have similar work.
+      clients_idx: int [cohort], indices of different clients; no indices give no buckets.
+      seed, round: what shuffles and subsets follow from; whole numbers >= 0.
+      shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
+        clients are dealt to the blocks in turn, so that devices have similar work.
 
     Returns:
       An iterator over buckets of exactly `spec.clients_per_bucket` clients.
 
     Raises:
-      InputError: at once, not at the first bucket: an index is out of range or occurs twice,
-        `shards` does not divide the capacity, or no column is numeric.
+      InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
+        or no column is numeric. It is raised by the call itself, not at the first bucket.
     """
     chosen = check_client_indices(clients_idx, len(population))
     seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
@@ -178,7 +174,7 @@ def pack(
     columns = {k: v for k, v in population.columns.items() if isinstance(v, np.ndarray)}
     if not columns:
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
-        raise InputError(f"a cohort needs a numeric column, found {found}: encode text first")
+        raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
     return _buckets(population.offsets, columns, chosen, spec, (seed, round), shards)
 
 
@@ -230,7 +226,7 @@ def _buckets(
 
 
 def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
-    """Slots of sorted clients 0 .. clients - 1: block d of the slots gets clients d::shards."""
+    """The slots of clients 0 .. clients - 1, sorted by size: block d gets clients d::shards."""
     position = np.arange(clients)
     return position % shards * (capacity // shards) + position // shards
 
@@ -238,12 +234,12 @@ def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
 def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
     if size == 1:
-        return [np.zeros(1, np.int64)] * spec.epochs  # no choice: a generator would cost the most
+        return [np.zeros(1, np.int64)] * spec.epochs  # saves the costly generator
     seed, round = address
     key = np.array([seed % 2**64, _PURPOSE], np.uint64)
     counter = np.array([0, seed >> 64, round, client], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
-    # The cost of `choice` is that of the cap, not of the client, once a client is large.
+    # For a large client, the cost of `choice` depends on the cap and not on the client's size.
     kept = generator.choice(size, min(size, spec.max_examples), replace=False)
     return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
 

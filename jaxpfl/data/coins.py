@@ -33,11 +33,16 @@ def example_uniforms(purpose: str, seed: int, population: Population) -> np.ndar
 
     Appending an example to a client does not change the draws of its other examples.
     """
-    sizes = population.sizes()
-    place = np.arange(population.num_examples) - np.repeat(population.offsets[:-1], sizes)
-    state = np.repeat(_client_words(purpose, seed, population), sizes)
+    place = place_in_client(population)
+    state = np.repeat(_client_words(purpose, seed, population), population.sizes())
     with np.errstate(over="ignore"):
         return _to_unit(_mix(state + np.uint64(0x9E3779B97F4A7C15) * (place + 1).astype(np.uint64)))
+
+
+def place_in_client(population: Population) -> np.ndarray:
+    """Returns the position, from 0, of each example among its client's, int64 [examples]."""
+    firsts = np.repeat(population.offsets[:-1], population.sizes())
+    return np.arange(population.num_examples) - firsts
 
 
 def _client_words(purpose: str, seed: int, population: Population) -> np.ndarray:

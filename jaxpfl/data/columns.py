@@ -19,7 +19,7 @@ Column: TypeAlias = Any
 """A numpy array [examples, ...] of numbers or booleans, or a pyarrow large_string array."""
 
 WORD_SEPARATOR = "\x1f"
-"""Between the words of a text that was cut into words: a control character, so in no word."""
+"""Separates the words of a text that was split into words; a control character is in no word."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -36,11 +36,12 @@ def as_column(what: str, values: Any) -> Column:
     """`values` as a read-only column.
 
     Args:
-      what: how an error calls the column, e.g. "column 'x'".
+      what: names the column in errors, e.g. "column 'x'".
       values: an array of numbers or booleans, a sequence of strings, or an Arrow string array.
 
     Raises:
-      InputError: neither numbers nor text, ragged, without an examples axis, or missing values.
+      InputError: the values are neither numbers nor text, are ragged, have no examples axis, or
+        some are missing.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -55,9 +56,8 @@ def as_column(what: str, values: Any) -> Column:
     if isinstance(values, list | tuple) and values and isinstance(values[0], str):
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                raise InputError(
-                    f"{what}, row {row}: expected a string, found {type(value).__name__}"
-                )
+                found = type(value).__name__
+                raise InputError(f"{what}, row {row}: expected a string, found {found}")
         return text_array(values)
     try:
         array = np.asarray(values)
@@ -68,7 +68,7 @@ def as_column(what: str, values: Any) -> Column:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise InputError(f"{what} must hold numbers, booleans or text, found {array.dtype}")
     if 0 in array.shape[1:]:
-        raise InputError(f"{what}: an example has shape {array.shape[1:]}, expected no zero in it")
+        raise InputError(f"{what}: the example shape {array.shape[1:]} must not contain a zero")
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view()
     array.flags.writeable = False
     return array
@@ -94,12 +94,17 @@ def update_hash(digest: "hashlib._Hash", column: Column) -> None:
     if isinstance(column, np.ndarray):
         if column.size:
             digest.update(column.data.cast("B"))
-        return
-    if not len(column):
-        return
-    # Arrow's large_string: int64 offsets into one buffer of UTF-8; an array may start anywhere.
-    _, offsets_buffer, bytes_buffer = column.buffers()
+    elif len(column):
+        offsets, content = text_buffers(column)
+        digest.update((offsets - offsets[0]).data)
+        digest.update(content)
+
+
+def text_buffers(column: pa.Array) -> tuple[np.ndarray, memoryview]:
+    """The offsets, int64 [examples + 1], and the bytes of a large_string or large_binary column.
+
+    The column must not be empty. Its first offset need not be 0, but belongs to the first byte.
+    """
+    _, offsets_buffer, content = column.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset :][: len(column) + 1]
-    digest.update((offsets - offsets[0]).data)
-    if bytes_buffer is not None:
-        digest.update(memoryview(bytes_buffer)[int(offsets[0]) : int(offsets[-1])])
+    return offsets, memoryview(content or b"")[int(offsets[0]) : int(offsets[-1])]

@@ -39,10 +39,32 @@ def convert(source: str, out: str | Path, *, progress: bool = True) -> dict[str,
     Raises:
       InputError: the folder exists already, or the source is not valid.
       CorruptFile: the source is truncated or damaged.
-      Terminated: SIGTERM was received; like SIGINT it leaves nothing behind.
+      Terminated: SIGTERM was received; as after SIGINT, nothing is left on the disk.
     """
-    with _terminable():
-        return _convert(source, Path(out), progress)
+    out = Path(out)
+    if out.exists():
+        raise InputError(f"{out}: the folder to write must be new, but it exists already")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with _terminable(), contextlib.ExitStack() as stack:
+        # Next to the folder, where there must be room for the data anyway; /tmp may have less.
+        unpacking = Path(tempfile.mkdtemp(prefix=f".{out.name}.unpack-", dir=out.parent))
+        stack.callback(shutil.rmtree, unpacking, ignore_errors=True)
+        streaming = stream(source, unpacking)
+        if streaming is None:
+            population = open_population(source)
+            population.save(out)
+            clients, examples = len(population), population.num_examples
+        else:
+            opened = stack.enter_context(streaming)
+            clients, examples = _write(out, opened, progress)
+    return {
+        "out": str(out),
+        "clients": clients,
+        "examples": examples,
+        "bytes": sum(entry.stat().st_size for entry in os.scandir(out)),
+        "seconds": round(time.monotonic() - began, 3),
+    }
 
 
 class Terminated(KeyboardInterrupt):
@@ -66,34 +88,6 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _convert(source: str, out: Path, progress: bool) -> dict[str, Any]:
-    if out.exists():
-        raise InputError(f"{out}: the folder to write must be new, but it exists already")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    # Next to the folder, where there must be room for the data anyway; /tmp may have less.
-    unpacking = Path(tempfile.mkdtemp(prefix=f".{out.name}.unpack-", dir=out.parent))
-    try:
-        streaming = stream(source, unpacking)
-        if streaming is None:
-            population = open_population(source)
-            population.save(out)
-            clients, examples = len(population), population.num_examples
-        else:
-            with streaming as opened:
-                clients, examples = _write(out, opened, progress)
-    finally:
-        shutil.rmtree(unpacking, ignore_errors=True)
-    size = sum(entry.stat().st_size for entry in os.scandir(out))
-    return {
-        "out": str(out),
-        "clients": clients,
-        "examples": examples,
-        "bytes": size,
-        "seconds": round(time.monotonic() - began, 3),
-    }
 
 
 def _write(out: Path, opened: Stream, progress: bool) -> tuple[int, int]:

@@ -2,10 +2,10 @@
 
 They are those of Augenstein et al. (2020): an app that inverts the pixels of whole devices (section
 6), and a tokeniser that joins the first two words of a sentence (section 5). The clients and their
-fingerprint stay as they were, so that the corrupted population is charged to the same ledger.
+fingerprint do not change, so that the corrupted population is charged to the same ledger.
 
-For SIMULATION only. Which clients or sentences are corrupted follows from the seed and the client's
-id. The experiment knows it, the modeller does not: it must not influence training or releases.
+For SIMULATION only. The experiment knows which clients or sentences are corrupted, but this must
+not influence training or releases, because a modeller would not know it.
 """
 
 import numpy as np
@@ -22,8 +22,8 @@ from jaxpfl.errors import InputError
 def inverted_clients(population: Population, probability: float, seed: int) -> np.ndarray:
     """Returns which clients' images `invert_pixels` inverts, bool [clients]; PRIVATE ground truth.
 
-    The draw of a client depends only on the seed and its id. A client that is corrupted at one
-    probability is corrupted at every higher one.
+    It follows from the seed and the client's id. A client that is corrupted at one probability is
+    corrupted at every higher one.
 
     Raises:
       InputError: the probability is not in 0 .. 1, or the seed is not a whole number.
@@ -44,28 +44,22 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
       InputError: a parameter is out of range, the column is missing, or it holds no such images.
     """
     chosen = np.repeat(inverted_clients(population, probability, seed), population.sizes())
-    if "image" not in population.columns:
+    images = population.columns.get("image")
+    if images is None:
         raise InputError(
             "invert_pixels needs a column 'image' of images, found the columns "
             f"{', '.join(population.columns)}"
         )
-    images = population.columns["image"]
-    is_array = isinstance(images, np.ndarray)
-    if (
-        not is_array
-        or images.ndim != 4
-        or not (images.dtype == np.uint8 or images.dtype.kind == "f")
-    ):
+    kind = images.dtype.kind if isinstance(images, np.ndarray) and images.ndim == 4 else None
+    if kind != "f" and not (kind and images.dtype == np.uint8):
         raise InputError(
             f"column 'image' must hold uint8 or float images [H, W, C], found {describe(images)}"
         )
     # NaN passes: the contribution of a client with NaN is later set to zero.
-    if images.dtype != np.uint8 and (np.any(images < 0) or np.any(images > 1)):
-        raise InputError(
-            "column 'image' must hold float images in 0 .. 1, found a value outside of it"
-        )
+    if kind == "f" and (np.any(images < 0) or np.any(images > 1)):
+        raise InputError("column 'image' must hold float images in 0 .. 1, found other values")
     inverted = images.copy()
-    white = images.dtype.type(255 if images.dtype == np.uint8 else 1)
+    white = images.dtype.type(1 if kind == "f" else 255)
     np.subtract(white, images, out=inverted, where=chosen[:, None, None, None])
     return population.with_columns({**population.columns, "image": inverted})
 
@@ -73,8 +67,8 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
 def concatenated_examples(population: Population, probability: float, seed: int) -> np.ndarray:
     """Returns which sentences `concatenate_first_words` chooses, bool [examples]; PRIVATE.
 
-    The draw of an example depends on the seed, its client's id and its position among that
-    client's examples. Sentences of fewer than two words may be chosen, but do not change.
+    It follows from the seed, the client's id and the sentence's position among that client's
+    examples. Sentences of fewer than two words may be chosen, but do not change.
     """
     probability = checks.fraction("probability", probability)
     return example_uniforms("concatenated words", seed, population) < probability
@@ -90,8 +84,7 @@ def concatenate_first_words(population: Population, probability: float, seed: in
       seed: seed of the choice; see `concatenated_examples`.
 
     Returns:
-      The population with ["i", "have", "a"] turned into ["i have", "a"] in the chosen sentences. A
-      sentence of fewer than two words does not change.
+      The population with ["i", "have", "a"] turned into ["i have", "a"] in the chosen sentences.
 
     Raises:
       InputError: a parameter is out of range, or there is no such column of text.

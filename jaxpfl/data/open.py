@@ -24,17 +24,18 @@
                                            each optional (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
 
-A path may begin with ~ or hold $NAME, an environment variable. With `split`, an example of a text
-file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; of
+A path may begin with ~ or contain $NAME, an environment variable. With `split`, an example of a
+text file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; for
 TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients with fewer
-examples hold none; they stay clients, so that their number does not follow from what they hold.
+examples become empty but remain clients, because how many they are follows from private data.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -47,7 +48,7 @@ from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.hugging_face import read_hugging_face
 from jaxpfl.data.readers.jsonl import read_jsonl
-from jaxpfl.data.readers.largefedbench import PARTS, read_largefedbench
+from jaxpfl.data.readers.largefedbench import CORPORA, read_largefedbench
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
@@ -56,33 +57,43 @@ from jaxpfl.data.stream import Stream
 from jaxpfl.errors import InputError
 
 _READERS = ("docstrings", "digits", "largefedbench", "huggingface")
-_ENDINGS = ", ".join((".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS))
+_ENDINGS = (".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+# How a kind of source is read: a function, and its options: how their text becomes a value, or the
+# words that it may be.
+_Kinds = Mapping[str, Callable | tuple[str, ...]]
+_Reader = tuple[Callable[..., Population], _Kinds]
+
+_TEXT_OPTIONS = {"split": PIECES, "min_examples": int}
+_HUB_OPTIONS = {**_TEXT_OPTIONS, **dict.fromkeys(("revision", "part", "text"), str)}
+_TFF_OPTIONS = {"dataset": tuple(SCHEMAS), **dict.fromkeys(("split", "form", "sha256"), str)}
+_TFF_OPTIONS["min_examples"] = int
 
 
 def open(source: str | Path | Population) -> Population:
     """The population of a source; a population is its own source.
 
     Raises:
-      InputError: no such reader, package, file or option; or what is in the file is not valid.
+      InputError: no such reader, package, file or option; or the content of the file is not valid.
       CorruptFile: the file is truncated or altered.
     """
     if isinstance(source, Population):
         return source
-    if isinstance(source, Path):
-        return _open_path(source, {}, str(source))
-    if not isinstance(source, str) or not source:
+    if not isinstance(source, str | Path) or not source:
         raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
-    reader, _, packages = source.partition(":")
-    if reader == "docstrings":
-        return read_docstrings([name.strip() for name in packages.split(",")])
-    path, _, query = source.partition("?")
-    options = _parse_query(source, query)
-    if reader in ("largefedbench", "huggingface"):
-        return _open_hub(reader, path.partition(":")[2], options, source)
-    if path == "digits":
-        return read_digits(**_typed(source, options, {"clients": int, "alpha": float, "seed": int}))
-    return _open_path(Path(_expand(path)), options, source)
+    if isinstance(source, Path):
+        source, options = str(source), {}
+        read, kinds = _reader_of_path(source, Path(source))
+    else:
+        head, _, query = source.partition("?")
+        options = _parse_query(source, query)
+        read, kinds = _reader(source, head)
+    typed = _typed(source, options, kinds)
+    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
+    population = read(**typed)
+    return population.with_min_examples(at_least) if at_least > 1 else population
 
 
 def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
@@ -98,8 +109,9 @@ def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
     options = _parse_query(source, query)
     if not path.endswith(_TFF_ENDINGS) or "min_examples" in options:
         return None
-    typed = _tff_options(options, source)
-    return stream_tff(_expand(path), **typed, name=_name_of_split(source, typed), folder=folder)
+    typed = _typed(source, options, _TFF_OPTIONS)
+    name = _name_of_split(source, typed.get("split"))
+    return stream_tff(_expand(path), name=name, folder=folder, **typed)
 
 
 def place(source: str) -> str:
@@ -110,91 +122,70 @@ def place(source: str) -> str:
     head = source.partition("?")[0]
     reader, _, name = head.partition(":")
     if reader == "largefedbench":
-        return f"huggingface:{PARTS.get(name, name)}"
+        return f"huggingface:{CORPORA.get(name, name)}"
     if reader in _READERS:
         return head
     return str(Path(os.path.expanduser(os.path.expandvars(head))).resolve())
 
 
-def _open_path(path: Path, options: dict[str, str], source: str) -> Population:
-    if path.is_dir() and storage.is_stored(path):
-        _typed(source, options, {})
-        return Population.load(path)
+def _reader(source: str, head: str) -> _Reader:
+    """The reader of a source whose part before the options is `head`."""
+    kind, _, name = head.partition(":")
+    if kind == "docstrings":
+        return partial(read_docstrings, [package.strip() for package in name.split(",")]), {}
+    if kind == "largefedbench":
+        return partial(read_largefedbench, name, revision=""), _HUB_OPTIONS
+    if kind == "huggingface":
+        read = partial(read_hugging_face, name, revision="")
+        return read, {**_HUB_OPTIONS, "client": str, "config": str}
+    if head == "digits":
+        return read_digits, {"clients": int, "alpha": float, "seed": int}
+    return _reader_of_path(source, Path(_expand(head)))
+
+
+def _reader_of_path(source: str, path: Path) -> _Reader:
+    name = source.partition("?")[0]
     if path.is_dir():
-        raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
-    plain = path.name.endswith(plain_text.ENDINGS)
-    if not plain and not path.name.endswith((".jsonl", ".jsonl.gz", ".npz", *_TFF_ENDINGS)):
+        if not storage.is_stored(path):
+            raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
+        return partial(Population.load, path), {}
+    if not path.name.endswith(_ENDINGS):
         raise _unknown(source, path)
     if not path.is_file():
         raise InputError(f"source {source!r}: there is no such file")
     if path.name.endswith(".npz"):
-        return _open_arrays(path, options, source)
+
+        def read(client: str = "client", **columns: str) -> Population:
+            return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **columns}, name=name)
+
+        return read, {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
     if path.name.endswith(_TFF_ENDINGS):
-        return _open_tff(path, options, source)
-    kinds: dict[str, Callable] = {"split": str, "min_examples": int}
-    if not plain:
-        kinds = {"client": str, "text": str, "columns": _names, **kinds}
-    typed = _typed(source, options, kinds)
-    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    if "split" in typed:
-        checks.one_of(f"source {source!r}: split", typed["split"], PIECES)
-    read = plain_text.read_plain_text if plain else read_jsonl
-    population = read(path, name=source.partition("?")[0], **typed)
-    return population.with_min_examples(at_least) if at_least > 1 else population
+
+        def read_split(split: str | None = None, **options: str) -> Population:
+            return read_tff(path, split=split, name=_name_of_split(source, split), **options)
+
+        return read_split, _TFF_OPTIONS
+    if path.name.endswith(plain_text.ENDINGS):
+        return partial(plain_text.read_plain_text, path, name=name), _TEXT_OPTIONS
+    kinds = {"client": str, "text": str, "columns": _names, **_TEXT_OPTIONS}
+    return partial(read_jsonl, path, name=name), kinds
 
 
-def _open_hub(reader: str, name: str, options: dict[str, str], source: str) -> Population:
-    named = ("revision", "part", "text", "split")
-    named += ("client", "config") if reader == "huggingface" else ()
-    typed = _typed(source, options, {**dict.fromkeys(named, str), "min_examples": int})
-    if "revision" not in typed:
-        raise InputError(f"source {source!r}: needs an option revision, the commit to read")
-    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    if reader == "huggingface":
-        population = read_hugging_face(name, **typed)
-    else:
-        population = read_largefedbench(name, part_split=typed.pop("part", "train"), **typed)
-    return population.with_min_examples(at_least) if at_least > 1 else population
-
-
-def _open_arrays(path: Path, options: dict[str, str], source: str) -> Population:
-    kinds = {"client": str, **dict.fromkeys(IMAGE_COLUMNS, str), "min_examples": int}
-    typed = _typed(source, options, kinds)
-    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    client = typed.pop("client", "client")
-    columns = {**IMAGE_COLUMNS, **typed}
-    population = read_arrays(path, client=client, columns=columns, name=source.partition("?")[0])
-    return population.with_min_examples(at_least) if at_least > 1 else population
-
-
-def _open_tff(path: Path, options: dict[str, str], source: str) -> Population:
-    typed = _tff_options(options, source)
-    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    population = read_tff(path, **typed, name=_name_of_split(source, typed))
-    return population.with_min_examples(at_least) if at_least > 1 else population
-
-
-def _tff_options(options: dict[str, str], source: str) -> dict:
-    kinds = {**dict.fromkeys(("dataset", "split", "form", "sha256"), str), "min_examples": int}
-    typed = _typed(source, options, kinds)
-    checks.one_of(f"source {source!r}: dataset", typed.get("dataset"), tuple(SCHEMAS))
-    return typed
-
-
-def _name_of_split(source: str, typed: dict) -> str:
+def _name_of_split(source: str, split: str | None) -> str:
     path = source.partition("?")[0]
-    return f"{path} [{typed['split']}]" if "split" in typed else path
+    return path if split is None else f"{path} [{split}]"
 
 
 def _unknown(source: str, path: Path) -> InputError:
+    endings = ", ".join(_ENDINGS)
     if path.exists():
-        return InputError(f"source {source!r}: expected a name ending in {_ENDINGS}")
+        return InputError(f"source {source!r}: expected a name ending in {endings}")
     word = re.split(r"[:?]", source)[0]
     near = difflib.get_close_matches(word, _READERS, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return InputError(
         f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, "
-        f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {_ENDINGS}, or a folder "
+        f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {endings}, or a folder "
         "made by Population.save"
     )
 
@@ -222,7 +213,8 @@ def _parse_query(source: str, query: str) -> dict[str, str]:
     return options
 
 
-def _typed(source: str, options: dict[str, str], kinds: dict[str, Callable]) -> dict:
+def _typed(source: str, options: dict[str, str], kinds: _Kinds) -> dict:
+    """The options as a reader's arguments."""
     typed = {}
     for name, value in options.items():
         if name not in kinds:
@@ -230,12 +222,13 @@ def _typed(source: str, options: dict[str, str], kinds: dict[str, Callable]) -> 
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             expected = ", ".join(kinds) or "none"
             raise InputError(f"source {source!r}: no option {name!r}{hint}; expected {expected}")
+        kind, what = kinds[name], f"source {source!r}: {name}"
         try:
-            typed[name] = kinds[name](value)
+            typed[name] = kind(value) if callable(kind) else checks.one_of(what, value, kind)
+        except InputError:
+            raise
         except ValueError:
-            raise InputError(
-                f"source {source!r}: {name} must be a number, found {value!r}"
-            ) from None
+            raise InputError(f"{what} must be a number, found {value!r}") from None
     return typed
 
 

@@ -20,8 +20,8 @@ from jaxpfl.errors import InputError
 class _Content:
     """The SHA-256 of columns and offsets, computed when it is first asked for.
 
-    Everything that is derived from a population shares the one of its source. That keeps the
-    source's columns in memory, if they are there and not in a file, until they are hashed.
+    All populations that are derived from a source share its `_Content`. Until it is hashed, a
+    source whose columns are in memory and not in a file keeps them there.
     """
 
     def __init__(self, columns: Mapping[str, Column], offsets: np.ndarray) -> None:
@@ -50,21 +50,22 @@ class _Content:
 class Population:
     """Clients and their examples. Client k holds the rows offsets[k] .. offsets[k + 1] - 1.
 
-    A client is the unit of privacy, so every id occurs once: readers merge what has one id.
+    A client is the unit of privacy, so every id occurs once: readers merge all rows of an id.
 
-    What is made of a population by its methods (parts, other orders, other columns or examples) has
-    the same SOURCE: it keeps the source's `fingerprint`, and with it the source's ledger, while its
-    `content` is its own. A population that was read, or made of columns, is its own source.
+    A population that is made from another one by its methods (a part, or one with another order,
+    other columns or other examples) keeps the `fingerprint` of its SOURCE and is charged to the
+    source's ledger; only its `content` is its own. A population that was read from a file or made
+    from columns is its own source.
 
     Attributes:
       columns: name -> numpy array [examples, ...], or pyarrow large_string array [examples].
       offsets: int64 [clients + 1], from 0 to the number of examples, non-decreasing.
       client_ids: pyarrow large_string array [clients], all different. PRIVATE.
-      name: the source as it was asked for. Public.
+      name: the source's name, as given to `data.open`. Public.
       unit: what a client is, in words. Public.
 
     Raises:
-      InputError: the parts do not fit together.
+      InputError: columns, offsets and ids do not fit together, or an id occurs twice.
     """
 
     columns: Mapping[str, Column]
@@ -123,52 +124,52 @@ class Population:
 
     @property
     def num_examples(self) -> int:
-        """The number of examples of all clients together."""
+        """The number of examples of all clients."""
         return int(self.offsets[-1])
 
     @property
     def content(self) -> str:
-        """SHA-256 (hex) of columns and offsets, wherever and however stored; without the ids.
+        """SHA-256 (hex) of columns and offsets, but not of ids, however they are stored.
 
-        Private: whoever can guess the data can test the guess. Hashes all columns when first asked.
+        PRIVATE: a guess of the data can be tested against it. The first use hashes all columns.
         """
         return self._content.sha256()
 
     @property
     def fingerprint(self) -> str:
-        """The `content` of the source that this population was made of; its own if it is one."""
+        """The `content` of this population's source."""
         return self._source.sha256()
 
     def sizes(self) -> np.ndarray:
-        """Number of examples of each client, int64 [clients]. Private."""
+        """Number of examples of each client, int64 [clients]. PRIVATE."""
         return np.diff(self.offsets)
 
     def examples(self, client: int) -> dict[str, Column]:
-        """The examples of the client of this index."""
+        """The columns of one client, given by its index."""
         if not 0 <= client < len(self):
             raise InputError(f"client must lie in 0 .. {len(self) - 1}, found {client}")
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         return {name: column[rows] for name, column in self.columns.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
-        """The clients of these indices, in this order; the fingerprint stays the source's.
+        """The clients of these indices, in this order.
 
         Raises:
           InputError: an index is out of range or occurs twice.
         """
         chosen = check_client_indices(client_indices, len(self))
         sizes = self.sizes()[chosen]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        offsets = offsets_of(sizes)
         rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
         columns = {name: take(column, rows) for name, column in self.columns.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
     def with_min_examples(self, n: int) -> "Population":
-        """The same clients; those with fewer than `n` examples hold none.
+        """The same clients, where those with fewer than `n` examples have none.
 
-        Nobody leaves: how many clients have few examples follows from their data, and the number
-        of clients is public. An empty client is sampled like the others, and contributes zero.
+        They remain clients, because the number of clients is public, and how many of them have few
+        examples is private. An empty client is sampled like the others and contributes zero.
         """
         n = checks.positive_int("n", n)
         sizes = self.sizes()
@@ -178,13 +179,13 @@ class Population:
         return kept
 
     def split(self, fractions: Mapping[str, float], seed: int) -> dict[str, "Population"]:
-        """Deals the CLIENTS to disjoint parts; clients beyond a sum below 1 go to none.
+        """Deals the CLIENTS to disjoint parts; with a sum below 1, some clients are in none.
 
-        Where a client goes depends on the seed and its id alone, so adding or removing another
-        client moves nobody. Parts have their fractions in expectation, not exactly.
+        A client's part depends on the seed and its id alone, so that adding or removing a client
+        moves no other. Parts have their fractions in expectation, not exactly.
 
         Raises:
-          InputError: a fraction is negative or no number, or the sum exceeds 1.
+          InputError: a fraction is negative or not a number, or the sum is 0 or exceeds 1.
         """
         seed = checks.non_negative_int("seed", seed)
         shares = [checks.non_negative(f"fractions[{k!r}]", v) for k, v in fractions.items()]
@@ -203,18 +204,18 @@ class Population:
         }
 
     def with_columns(self, columns: Mapping[str, Any]) -> "Population":
-        """The same clients with other columns, of as many examples, such as tokens for text.
+        """The same clients with other columns of the same length, such as tokens of their texts.
 
-        The fingerprint stays: whatever is computed from a client's data is that client's, and is
-        charged to the same ledger.
+        The fingerprint stays, because a release of what was computed from a client's data must be
+        charged to that client's ledger.
         """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
 
     def with_examples(self, columns: Mapping[str, Any], offsets: np.ndarray) -> "Population":
         """The same clients with other examples made of their own, such as their rare words.
 
-        The fingerprint stays, as in `with_columns`; so does the number of clients: one whose
-        examples are all gone stays a client without examples.
+        The fingerprint stays, as in `with_columns`, and so does the number of clients: one that has
+        no examples left remains.
         """
         if len(offsets) != len(self.offsets):
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
@@ -223,7 +224,7 @@ class Population:
     def keeping(self, kept: np.ndarray) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
 
-        A client that keeps none stays: how many do not is as private as their data.
+        A client that keeps none remains, because how many keep some is private.
         """
         kept = np.asarray(kept)
         if kept.dtype != bool or kept.shape != (self.num_examples,):
@@ -232,10 +233,9 @@ class Population:
                 f"kept must be one boolean for each example, found {kept.ndim} axes of {kept.dtype}"
                 " or another length"
             )
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept)])
         rows = np.flatnonzero(kept)
         columns = {name: take(column, rows) for name, column in self.columns.items()}
-        return self.with_examples(columns, before[self.offsets])
+        return self.with_examples(columns, offsets_of(kept)[self.offsets])
 
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`).
@@ -243,16 +243,8 @@ class Population:
         Raises:
           InputError: the folder exists.
         """
-        stored = storage.Stored(
-            self.columns,
-            self.offsets,
-            self.client_ids,
-            self.name,
-            self.unit,
-            self.fingerprint,
-            self.content,
-        )
-        storage.write(Path(folder), stored)
+        parts = (self.columns, self.offsets, self.client_ids, self.name, self.unit)
+        storage.write(Path(folder), storage.Stored(*parts, self.fingerprint, self.content))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
@@ -262,13 +254,11 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered.
         """
-        stored = storage.read(Path(folder))
-        population = cls(
-            stored.columns, stored.offsets, stored.client_ids, stored.name, stored.unit
-        )
-        # Covered by the manifest's SHA-256, so they need no second pass over the data.
-        object.__setattr__(population, "_source", _Content.known(stored.fingerprint))
-        object.__setattr__(population, "_content", _Content.known(stored.content))
+        *parts, fingerprint, content = storage.read(Path(folder))
+        population = cls(*parts)
+        # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
+        object.__setattr__(population, "_source", _Content.known(fingerprint))
+        object.__setattr__(population, "_content", _Content.known(content))
         return population
 
     def _derive(
@@ -284,11 +274,12 @@ def from_clients(
 ) -> Population:
     """A population from {client id: {column: its examples}}.
 
-    All clients have the same columns, of one type and example shape. A client may have no
-    examples: then an empty list stands for an empty column of any type.
+    All clients must have the same columns with the same type and example shape. For a client
+    without examples, an empty list is a column of any type.
 
     Raises:
-      InputError: the schema of a client, named by its index, is not the first one's.
+      InputError: a client's columns differ from the first client's, or from each other in length;
+        the message names the client by its index.
     """
     if not clients:
         raise InputError("from_clients needs at least one client, found none")
@@ -316,9 +307,8 @@ def from_clients(
         if len(lengths) > 1:
             raise InputError(f"client {index} has columns of different lengths: {sorted(lengths)}")
         sizes.append(lengths.pop() if lengths else 0)
-    columns = {column_name: _concatenate(parts) for column_name, parts in pieces.items()}
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-    return Population(columns, offsets, list(clients), name, unit)
+    columns = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
+    return Population(columns, offsets_of(sizes), list(clients), name, unit)
 
 
 def from_rows(
@@ -329,20 +319,24 @@ def from_rows(
     name: str,
     unit: str,
 ) -> Population:
-    """A population from rows in any order: all rows of one client are brought together.
+    """A population from rows in any order.
 
     Args:
       client_of_row: int [examples], index of each row's client in `client_ids`.
-      client_ids: all different. Clients keep this order, and rows theirs within a client.
+      client_ids: all different, in the population's order. A client's rows keep their order.
       columns: name -> values [examples, ...].
     """
     sizes = np.bincount(client_of_row, minlength=len(client_ids))
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     ready = {key: as_column(f"column {key!r}", values) for key, values in columns.items()}
     if np.any(np.diff(client_of_row) < 0):
         rows = np.argsort(client_of_row, kind="stable")
         ready = {key: take(column, rows) for key, column in ready.items()}
-    return Population(ready, offsets, text_array(list(client_ids)), name, unit)
+    return Population(ready, offsets_of(sizes), text_array(list(client_ids)), name, unit)
+
+
+def offsets_of(sizes: Any) -> np.ndarray:
+    """The sums of the first 0, 1, ... sizes, int64 [sizes + 1]; a boolean counts as 0 or 1."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
@@ -360,9 +354,10 @@ def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
     return chosen
 
 
-def _concatenate(parts: list[Column]) -> Column:
+def concatenated(parts: list[Column]) -> Column:
+    """The examples of several columns of one type; without any, a float32 column of none."""
     if not parts:
-        # Every client is empty and none said of what: no model will read a value of it.
+        # Every client gave an empty list, so that the type is unknown and does not matter.
         return np.zeros(0, np.float32)
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)

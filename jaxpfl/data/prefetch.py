@@ -4,18 +4,17 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jaxpfl import checks
 
 T = TypeVar("T")
 
 
-class _End:
-    """The last thing in the queue: the iterable is exhausted, or raised `error`."""
+class _End(NamedTuple):
+    """The last entry of the queue: the iterable is exhausted, or raised `error`."""
 
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+    error: BaseException | None
 
 
 @contextmanager
@@ -25,9 +24,9 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
 
-    An exception in `items` is raised in the consumer, after the items before it. The thread has
-    ended when the `with` block is left, also early or by an exception. Memory: `depth` items in the
-    queue, one in the making, one in use.
+    An exception in `items` is raised in the consumer, after the items before it. When the `with`
+    block is left, also early or by an exception, the thread has ended. In memory are `depth` items
+    in the queue, the one that is being made and the one in use.
 
     Raises:
       InputError: `depth` is not a positive whole number.
@@ -52,7 +51,7 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
             if not isinstance(item, _End):
                 yield item
                 continue
-            # Left for a second iteration, which must end too instead of waiting for ever.
+            # A second iteration must find it too, or else it would wait for ever.
             ahead.put(item)
             if item.error is not None:
                 raise item.error
@@ -65,7 +64,7 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
     finally:
         stopped.set()
         while thread.is_alive():
-            # A producer that waits for room finds it, and then sees that it is to stop.
+            # Makes room for a producer that waits to put an item, so that it sees `stopped`.
             try:
                 ahead.get_nowait()
             except queue.Empty:

@@ -17,16 +17,16 @@ A criterion is bool [examples] and PRIVATE; criteria combine by & and |. In a de
 client applies the criterion to its own data, with public constants. `select` returns the population
 to train on.
 
-Which clients are selected is private, and so is their number. Therefore no client leaves the
-population: one without selected examples stays, has no examples, and contributes exactly 0. Cohorts
-are sampled from all N clients, which is public, and sums are divided by a public constant. Noise,
-denominators, epsilon and printed sizes then tell nothing about how many clients match. The size of
-a cohort may follow from a RELEASED estimate of that number. Sampling only matching clients, or
-dividing by their number, would publish this number without accounting for it. The price is that
-updates are diluted by the share of clients that match. Adaptive clipping follows a quantile of ALL
-sampled clients and falls towards the zeros of those without a match: use a constant clip norm.
+Which clients are selected is private, and so is their number. A client without selected examples
+therefore stays in the population and contributes exactly 0. Cohorts are sampled from all N clients,
+a public number, and sums are divided by a public constant, so that noise, denominators, epsilon and
+printed sizes do not depend on how many clients match. To sample only matching clients, or to divide
+by their number, would publish that number without accounting for it; but the size of a cohort may
+follow from a RELEASED estimate of it. The price is that updates are diluted by the share of clients
+that match. Use a constant clip norm: an adaptive one follows a quantile over ALL sampled clients,
+and the zeros of those without a match draw it towards 0.
 
-Thresholds are public constants. A threshold that is computed from private accuracies, such as a
+A threshold is a public constant. One that is computed from private accuracies, such as a
 percentile, is itself a release: compute it by `algorithms.federated_metrics`, which charges it.
 """
 
@@ -36,8 +36,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.coins import example_uniforms
-from jaxpfl.data.population import Population
+from jaxpfl.data.coins import example_uniforms, place_in_client
+from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.errors import InputError
 
 Outcome = Literal["correct", "incorrect"]
@@ -46,9 +46,8 @@ Outcome = Literal["correct", "incorrect"]
 def select(population: Population, kept: Any, at_least: int = 1) -> Population:
     """Returns the same clients with only the examples where `kept` is true.
 
-    A client that keeps none stays without examples, for the reason given at the head of this file.
-    The fingerprint stays, too, so that training on a selection is charged to the ledger of these
-    clients.
+    A client that keeps none stays, and so does the fingerprint: training on a selection is charged
+    to the ledger of all these clients.
 
     Args:
       kept: bool [examples], PRIVATE.
@@ -64,27 +63,19 @@ def select(population: Population, kept: Any, at_least: int = 1) -> Population:
 def random_examples(population: Population, fraction: float, seed: int) -> np.ndarray:
     """T1: selects a random share of the examples, bool [examples]. PRIVATE.
 
-    The draw of an example depends on the seed, its client's id and its position among that client's
-    examples, so that a client's selection does not depend on which other clients take part.
+    A client's selection does not depend on which other clients take part: see `data.coins`.
     """
     fraction = checks.fraction("fraction", fraction)
     return example_uniforms("random examples", seed, population) < fraction
 
 
 def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
-    """Selects at most `limit` random examples of each client, bool [examples]. PRIVATE.
-
-    As in `random_examples`, a client's selection does not depend on which other clients take part.
-    """
+    """Selects at most `limit` random examples of each client, bool [examples]. PRIVATE."""
     checks.positive_int("limit", limit)
     coins_N = example_uniforms("at most", seed, population)
     clients_N = np.repeat(np.arange(len(population)), population.sizes())
-    order_N = np.lexsort((coins_N, clients_N))
     kept = np.zeros(population.num_examples, bool)
-    place_N = np.arange(population.num_examples) - np.repeat(
-        population.offsets[:-1], population.sizes()
-    )
-    kept[order_N] = place_N < limit
+    kept[np.lexsort((coins_N, clients_N))] = place_in_client(population) < limit
     return kept
 
 
@@ -95,7 +86,6 @@ def classified_examples(
 
     Args:
       correct: bool [examples], from `federated.evaluation.correct_examples`.
-      outcome: whether correctly or incorrectly classified examples are selected.
       at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
 
     Returns:
@@ -116,13 +106,12 @@ def examples_of_users(
 ) -> np.ndarray:
     """T4: selects all examples of users by the primary model's accuracy on their own data. PRIVATE.
 
-    A client without examples has no accuracy and is never selected. Exactly one of `below` and
-    `above` must be given.
+    A client without examples has no accuracy and is never selected.
 
     Args:
       correct: bool [examples], from `federated.evaluation.correct_examples`.
-      below: users with an accuracy STRICTLY below it are selected; a public constant in 0 .. 1.
-      above: users with an accuracy STRICTLY above it are selected; a public constant in 0 .. 1.
+      below, above: users with an accuracy STRICTLY below or above this public constant in 0 .. 1
+        are selected. Exactly one of the two must be given.
 
     Returns:
       bool [examples], PRIVATE.
@@ -131,10 +120,8 @@ def examples_of_users(
       InputError: not exactly one threshold is given, or it is out of range.
     """
     if (below is None) == (above is None):
-        raise InputError(
-            "examples_of_users needs either below or above, found "
-            + ("neither" if below is None else "both")
-        )
+        found = "neither" if below is None else "both"
+        raise InputError(f"examples_of_users needs either below or above, found {found}")
     accuracy = user_accuracies(population, correct)
     # Comparisons with NaN, the accuracy of a client without examples, are False.
     if below is not None:
@@ -145,10 +132,7 @@ def examples_of_users(
 
 
 def user_accuracies(population: Population, correct: Any) -> np.ndarray:
-    """Returns each client's share of correct examples, float64 [clients]; NaN where it has none.
-
-    PRIVATE.
-    """
+    """Each client's share of correct examples, float64 [clients], NaN without any. PRIVATE."""
     correct = _one_per_example(population, "correct", correct, "b")
     sizes = population.sizes()
     hits = _count_by_client(population, correct)
@@ -160,12 +144,11 @@ def unlabelled_examples(
 ) -> Population:
     """T5: returns a random share of the examples without their labels.
 
-    A generator learns from them, and humans label what it generates; the clients' own labels, where
-    there are any, are not used.
+    A generator learns from them, and humans label what it generates instead of using the clients'
+    own labels.
 
     Args:
-      fraction, seed: as in `random_examples`.
-      labels: the columns that are dropped; columns that do not exist are ignored.
+      labels: the columns to drop; those that do not exist are ignored.
 
     Raises:
       InputError: a parameter is out of range, or no column is left.
@@ -173,10 +156,7 @@ def unlabelled_examples(
     kept = random_examples(population, fraction, seed)
     columns = {name: held for name, held in population.columns.items() if name not in labels}
     if not columns:
-        raise InputError(
-            f"the population must have a column besides the labels, but no column is left without "
-            f"{', '.join(labels)}"
-        )
+        raise InputError(f"unlabelled_examples: no column is left without {', '.join(labels)}")
     return select(population.with_columns(columns), kept)
 
 
@@ -220,8 +200,7 @@ def _of_clients_with(population: Population, kept: np.ndarray, at_least: int) ->
 
 def _count_by_client(population: Population, kept: np.ndarray) -> np.ndarray:
     """How many examples of each client are kept, int64 [clients]."""
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(kept, dtype=np.int64)])
-    return np.diff(before[population.offsets])
+    return np.diff(offsets_of(kept)[population.offsets])
 
 
 def _one_per_example(population: Population, name: str, values: Any, kind: str) -> np.ndarray:
@@ -231,9 +210,7 @@ def _one_per_example(population: Population, name: str, values: Any, kind: str) 
         raise InputError(
             f"{name} must be {expected} [examples], found {array.dtype} with {array.ndim} axes"
         )
-    # The number of examples of a selected population is private: the message does not contain it.
+    # The number of examples of a selected population is private, so the message omits it.
     if len(array) != population.num_examples:
-        raise InputError(
-            f"{name} must have one value for each example, found another number of values"
-        )
+        raise InputError(f"{name} must have one value per example, found another number of values")
     return array

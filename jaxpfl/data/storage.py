@@ -1,12 +1,12 @@
 """A population on disk: Arrow IPC files and a manifest, memory-mapped when read.
 
-    FOLDER/manifest.json    format, columns, SHA-256 of content and source; size and SHA-256 of each
-                            file, and its own
-    FOLDER/examples.arrow   one row an example; a column of arrays is a list of fixed size
+    FOLDER/manifest.json    format, columns, SHA-256 of the content, of the source and of the
+                            manifest itself; size and SHA-256 of the other files
+    FOLDER/examples.arrow   one row per example; a column of arrays is a list of fixed size
     FOLDER/clients.arrow    client_id, first (the client's first example)
 
-The folder is written under a temporary name and renamed, so it is whole or absent. All of it is
-private: it is made with mode 0700.
+The folder is written under a temporary name and then renamed, so that it is complete or absent.
+All of it is private: it is made with mode 0700.
 """
 
 import contextlib
@@ -31,14 +31,9 @@ _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
 class Stored(NamedTuple):
-    """What is stored of a population.
+    """What is stored of a `Population`, with its attributes."""
 
-    Attributes:
-      fingerprint: SHA-256 of the source that it was made of.
-      content: SHA-256 of these columns and offsets.
-    """
-
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Any]
     offsets: np.ndarray
     client_ids: pa.Array
     name: str
@@ -61,22 +56,13 @@ def write(folder: Path, stored: Stored) -> None:
     with new_folder(folder) as temporary:
         arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
         _write_table(temporary / EXAMPLES, pa.table(arrays))
-        write_clients(temporary, stored.client_ids, stored.offsets)
-        write_manifest(
-            temporary,
-            name=stored.name,
-            unit=stored.unit,
-            clients=len(stored.client_ids),
-            examples=int(stored.offsets[-1]),
-            columns={name: type_of(column) for name, column in stored.columns.items()},
-            fingerprint=stored.fingerprint,
-            content=stored.content,
-        )
+        types = {name: type_of(column) for name, column in stored.columns.items()}
+        finish(temporary, stored._replace(columns=types))
 
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder under a temporary name, which is renamed when all went well, and else removed.
+    """A folder under a temporary name, which is renamed at the end, or removed after an error.
 
     Raises:
       InputError: `folder` exists.
@@ -96,38 +82,23 @@ def new_folder(folder: Path) -> Iterator[Path]:
     files.fsync_path(folder.parent)
 
 
-def write_clients(temporary: Path, client_ids: pa.Array, offsets: np.ndarray) -> None:
-    """Writes the clients' file of a folder from `new_folder`."""
-    clients = {"client_id": client_ids, "first": pa.array(offsets[:-1])}
-    _write_table(temporary / _CLIENTS, pa.table(clients))
-
-
-def write_manifest(
-    temporary: Path,
-    *,
-    name: str,
-    unit: str,
-    clients: int,
-    examples: int,
-    columns: Mapping[str, Any],
-    fingerprint: str,
-    content: str,
-) -> None:
-    """Writes the manifest of a folder from `new_folder`, after its other files.
+def finish(temporary: Path, stored: Stored) -> None:
+    """Writes the clients and the manifest to a folder from `new_folder` that has the examples.
 
     Args:
-      columns: name -> `type_of`.
-      fingerprint, content: as in `Stored`.
+      stored: with `type_of` each column in the column's place.
     """
+    clients = {"client_id": stored.client_ids, "first": pa.array(stored.offsets[:-1])}
+    _write_table(temporary / _CLIENTS, pa.table(clients))
     manifest = {
         "format": _FORMAT,
-        "name": name,
-        "unit": unit,
-        "clients": clients,
-        "examples": examples,
-        "columns": dict(columns),
-        "fingerprint": fingerprint,
-        "content": content,
+        "name": stored.name,
+        "unit": stored.unit,
+        "clients": len(stored.client_ids),
+        "examples": int(stored.offsets[-1]),
+        "columns": dict(stored.columns),
+        "fingerprint": stored.fingerprint,
+        "content": stored.content,
         "files": {
             file: {
                 "bytes": (temporary / file).stat().st_size,
@@ -141,7 +112,7 @@ def write_manifest(
 
 
 def read(folder: Path) -> Stored:
-    """Maps what `write` wrote; every file is read once, to check its SHA-256.
+    """Maps a stored population into memory, after checking the SHA-256 of every file.
 
     Raises:
       InputError: `folder` holds no population.
@@ -165,15 +136,9 @@ def read(folder: Path) -> Stored:
         name: _from_arrow(examples[name], type_, manifest["examples"])
         for name, type_ in manifest["columns"].items()
     }
-    return Stored(
-        columns=columns,
-        offsets=offsets,
-        client_ids=clients["client_id"].combine_chunks(),
-        name=manifest["name"],
-        unit=manifest["unit"],
-        fingerprint=manifest["fingerprint"],
-        content=manifest["content"],
-    )
+    client_ids = clients["client_id"].combine_chunks()
+    described = (manifest[key] for key in ("name", "unit", "fingerprint", "content"))
+    return Stored(columns, offsets, client_ids, *described)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -181,7 +146,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="ascii"))
         stated = manifest.pop("sha256")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CorruptFile(f"{path} is not a whole manifest") from None
+        raise CorruptFile(f"{path} is not a complete manifest: truncated or altered") from None
     if stated != _own_sha256(manifest):
         raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
     if manifest["format"] != _FORMAT:

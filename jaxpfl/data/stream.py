@@ -1,8 +1,8 @@
 """Populations larger than memory: read batch by batch, written batch by batch.
 
-Columns are staged as plain files beside the folder's own, since the size of an Arrow buffer must
-be known before its first byte; then they are copied into it. So the disk needs room for twice the
-population, and memory for one batch, whatever the size.
+An Arrow buffer needs its size before its first byte. Columns are therefore first staged as plain
+files in the folder, and then copied into its Arrow file. This takes room for twice the population
+on the disk, and memory for one batch, whatever the population's size.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl.data import storage
-from jaxpfl.data.columns import Column, as_column, describe, text_array
-from jaxpfl.data.population import Population
+from jaxpfl.data.columns import Column, as_column, describe, text_array, text_buffers
+from jaxpfl.data.population import Population, concatenated, offsets_of
 from jaxpfl.errors import InputError
 from jaxpfl.files import sync
 
@@ -31,8 +31,8 @@ class Batch(NamedTuple):
 
     Attributes:
       columns: the same names, types and example shapes in every batch of a stream.
-      client_ids: the clients whose last example is in this batch, or who have none.
-      sizes: how many examples each of these has, also in earlier batches.
+      client_ids: the clients that this batch completes, with or without examples.
+      sizes: how many examples each of these has, including those in earlier batches.
     """
 
     columns: Mapping[str, Column]
@@ -46,8 +46,8 @@ class Stream:
 
     Attributes:
       batches: at least one, so that the columns' types are known.
-      examples: about how many there are in all, for a progress bar. Private.
-      name, unit: the population's (see `Population`).
+      examples: about how many there are in all, for a progress bar. PRIVATE.
+      name, unit: as in `Population`.
     """
 
     batches: Iterator[Batch]
@@ -68,21 +68,19 @@ def collect(stream: Stream) -> Population:
         sizes.extend(batch.sizes)
     columns = {}
     for name, parts in pieces.items():
-        arrays = isinstance(parts[0], np.ndarray)
-        columns[name] = np.concatenate(parts) if arrays else pa.concat_arrays(parts)
+        columns[name] = concatenated(parts)
         parts.clear()
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
-    return Population(columns, offsets, text_array(client_ids), stream.name, stream.unit)
+    ids = text_array(client_ids)
+    return Population(columns, offsets_of(sizes), ids, stream.name, stream.unit)
 
 
 def write(
     folder: str | Path, stream: Stream, progress: Callable[[int], None] | None = None
 ) -> tuple[int, int]:
-    """Writes the stream's population to a new folder, the same files that `Population.save` makes.
+    """Writes the stream's population to a new folder, with the same files as `Population.save`.
 
     Args:
-      folder: is whole or absent, as there.
-      progress: called with the number of examples that each batch brought.
+      progress: called with the number of examples of each batch.
 
     Returns:
       The numbers of clients and of examples.
@@ -112,8 +110,7 @@ def write(
                     progress(len(next(iter(held.values()))))
         if not columns:
             raise InputError("a population needs at least one column, found none")
-        client_ids = pa.concat_arrays(ids)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(sizes))])
+        client_ids, offsets = pa.concat_arrays(ids), offsets_of(np.concatenate(sizes))
         if len(client_ids) != len(offsets) - 1 or len(client_ids.unique()) != len(client_ids):
             raise InputError("the clients of a stream must have one size each and different ids")
         if {column.examples for column in columns.values()} != {int(offsets[-1])}:
@@ -122,17 +119,9 @@ def write(
             _copy(columns, file)
         digest = _fingerprint(columns, offsets)
         shutil.rmtree(staging)
-        storage.write_clients(temporary, client_ids, offsets)
-        storage.write_manifest(
-            temporary,
-            name=stream.name,
-            unit=stream.unit,
-            clients=len(client_ids),
-            examples=int(offsets[-1]),
-            columns={name: column.type for name, column in columns.items()},
-            fingerprint=digest,
-            content=digest,
-        )
+        types = {name: column.type for name, column in columns.items()}
+        parts = (types, offsets, client_ids, stream.name, stream.unit)
+        storage.finish(temporary, storage.Stored(*parts, fingerprint=digest, content=digest))
     return len(client_ids), int(offsets[-1])
 
 
@@ -142,7 +131,7 @@ class _Staged:
     def __init__(self, path: Path, like: Column) -> None:
         self.type = storage.type_of(like)
         self.examples = 0
-        self._what = describe(like)
+        self.what = describe(like)
         self._path = path
         self._values = path.open("wb")
         self._offsets: BinaryIO | None = None
@@ -160,8 +149,8 @@ class _Staged:
             self._offsets.close()
 
     def append(self, column: Column) -> None:
-        if describe(column) != self._what:
-            raise InputError(f"a batch holds {describe(column)}, the first one {self._what}")
+        if describe(column) != self.what:
+            raise InputError(f"a batch holds {describe(column)}, the first one {self.what}")
         self.examples += len(column)
         if not len(column):
             return
@@ -169,20 +158,14 @@ class _Staged:
             self._values.write(column.data.cast("B"))
             return
         assert self._offsets is not None
-        _, offsets_buffer, content = column.buffers()
-        offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset :][: len(column) + 1]
+        offsets, content = text_buffers(column)
         self._offsets.write((offsets[1:] + (self._size - offsets[0])).data)
-        if content is not None:
-            self._values.write(memoryview(content)[int(offsets[0]) : int(offsets[-1])])
-        self._size += int(offsets[-1] - offsets[0])
+        self._values.write(content)
+        self._size += len(content)
 
     def paths(self) -> list[Path]:
-        """The files in the order in which a fingerprint and Arrow take them."""
+        """The files in the order of a fingerprint and of Arrow's buffers."""
         return [*([Path(self._offsets.name)] if self._offsets else []), self._path]
-
-    def header(self) -> str:
-        """What a fingerprint says of the column before its content (`columns.update_hash`)."""
-        return f"{self._what} {self.examples}\0"
 
     def to_arrow(self, maps: list[mmap.mmap]) -> pa.Array:
         """The files as an Arrow array, mapped into memory; the maps are added to `maps`."""
@@ -202,7 +185,7 @@ def _map(path: Path, maps: list[mmap.mmap]) -> pa.Buffer:
 
 
 class _Sink:
-    """A file to which Arrow writes; pages of `maps` that were written leave the memory."""
+    """A file for Arrow to write to; frees the memory of `maps` as their content is written."""
 
     closed = False
 
@@ -229,7 +212,7 @@ class _Sink:
 
 
 def _copy(columns: Mapping[str, _Staged], file: BinaryIO) -> None:
-    """Writes the staged columns as an Arrow file of one batch, as `storage` expects it."""
+    """Writes the staged columns as an Arrow file of one batch, the form that `storage` reads."""
     maps: list[mmap.mmap] = []
     arrays = [column.to_arrow(maps) for column in columns.values()]
     batch = pa.RecordBatch.from_arrays(arrays, list(columns))
@@ -244,11 +227,10 @@ def _fingerprint(columns: Mapping[str, _Staged], offsets: np.ndarray) -> str:
     digest = hashlib.sha256(b"jaxpfl population 1\0")
     digest.update(offsets.astype("<i8").data)
     for name in sorted(columns):
-        digest.update(f"{name}\0".encode())
-        digest.update(columns[name].header().encode())
-        if not columns[name].examples:
-            continue
-        for path in columns[name].paths():
+        # As in `columns.update_hash`.
+        column = columns[name]
+        digest.update(f"{name}\0{column.what} {column.examples}\0".encode())
+        for path in column.paths() if column.examples else ():
             with path.open("rb") as file:
                 while piece := file.read(_PIECE):
                     digest.update(piece)

@@ -1,14 +1,14 @@
 """What happens in one round: local training, and the release, the only way from clients to server.
 
-release          the object that charges, samples, sums, noises and records
+release          charges, samples, sums, adds noise and records
 query            what clients are asked, and what it may cost
-one_release      `jaxpfl.release`: one number, without an algorithm
-door             clip, sum, noise; private to `release`
-identity         what a release follows from
+one_release      `jaxpfl.release`: one noisy sum, without an algorithm
+door             clips, sums and adds noise; private to `release`
+identity         everything that a release depends on
 accumulators     how contributions are added up
 client           what one client computes
 local_training   a client function: some steps of SGD
-evaluation       what a device computes of a public model on its own examples
+evaluation       evaluates a public model on a device's own examples
 """
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint

@@ -1,17 +1,16 @@
 """How clipped contributions are added up: compensated float32, or fixed point.
 
-A cohort arrives in buckets, so the sum is a running one and outlives many additions. It is kept as
-a pair of numbers, and stays one until the noise has been added: joined into one float32, a sum over
-1.35e8 examples moves in steps of 16, and one example of norm 1 may move it by several.
+A cohort's buckets are added one after the other to a running sum, which is kept as a pair of
+numbers until the noise has been added. In a single float32, a sum over 1.35e8 examples would have
+steps of 16, so that one example of norm 1 might move it by several.
 
-`Compensated` is a float32 and what rounding it lost, 48 bits together, so that the error does not
-grow with the number of buckets. `FixedPoint` adds integers: the result does not depend on the order
-of clients, chunks or devices to the last bit, which is also what a secure-aggregation protocol
-would compute.
+`Compensated` keeps a float32 and its rounding error, 48 bits together, so that the error does not
+grow with the number of buckets. `FixedPoint` adds integers: the bits of the result do not depend on
+the order of clients, chunks or devices, and are those that secure aggregation would compute.
 
 The running sums hold one partial sum per device, [devices, ...] over the `clients` axis. On a
-device a bucket is added chunk by chunk to a subtotal (`start`, `add`), which then joins the
-running sums (`merge`); `total` joins the devices, and `released` adds the noise and rounds.
+device a bucket is added chunk by chunk to a subtotal (`start`, `add`), which is then added to the
+running sums (`merge`). `join_devices` adds up the devices, and `add_noise` the noise, and rounds.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ class Pair(NamedTuple):
 
 
 def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
-    """Maps over the pairs of the first tree; the others have a leaf or a pair in each place."""
+    """Maps over the pairs of the first tree and the leaves or pairs of the others."""
     return jax.tree.map(function, pairs, *rest, is_leaf=lambda node: isinstance(node, Pair))
 
 
@@ -58,10 +57,10 @@ def _quick_two_sum(a: jax.Array, b: jax.Array) -> Pair:
 def _joined(parts: list[jax.Array]) -> Pair:
     """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
 
-    Each pass replaces the parts by others of exactly the same sum, every one but the last being a
-    rounding error of those after it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product",
-    Algorithm 4.3). After three passes what is left over is some 2^-72 of the largest part, so that
-    equal sums have equal bits, whatever parts they were made of, unless they nearly cancel.
+    Each pass keeps the exact sum, and makes every part but the last a rounding error of those after
+    it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product", Algorithm 4.3). The error after
+    three passes is some 2^-72 of the largest part, so that equal sums have equal bits, whatever
+    their parts, unless these nearly cancel.
     """
     parts = list(parts)
     for _ in range(3 if len(parts) > 2 else 0):
@@ -70,7 +69,7 @@ def _joined(parts: list[jax.Array]) -> Pair:
     rest = parts[0]
     for part in parts[1:-1]:
         rest = rest + part
-    # Not a quick one: where parts cancel, the rest may be the larger.
+    # Not `_quick_two_sum`: if parts cancel, the rest may be larger than the last one.
     return _without_negative_zero(_two_sum(parts[-1], rest))
 
 
@@ -87,21 +86,21 @@ def _scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
 class Compensated:
     """Float32 sums as pairs, high + low with |low| at most half a unit in high's last place.
 
-    Between buckets and devices: each addition loses at most 2^-47 of the running sum, and nothing
-    at all while the sum has no bits below 2^-48 of itself. For an entry whose subtotals are float32
-    of like magnitude that is: while buckets times (largest / smallest subtotal) is below 2^24. In
-    the tests one example of norm 1 moves a total over 1.35e8 examples by at most 1 + 1e-6.
+    Between buckets and devices, each addition loses at most 2^-47 of the running sum, and nothing
+    while the sum has no bits below 2^-48 of itself. For an entry whose subtotals are float32 of
+    similar magnitude, this holds while buckets times (largest / smallest subtotal) is below 2^24.
+    In the tests, one example of norm 1 moves a total over 1.35e8 examples by at most 1 + 1e-6.
 
-    Within a bucket, at most some tens of clients a device, additions are plain float32: a two-sum
-    for each client would triple the memory traffic. Their rounding depends on what was added
-    before, so that one client more moves a subtotal of k clients of norm S by up to
-    S (1 + k^2 2^-24) if all of it falls in one direction, where a test finds less than
-    S (1 + 1e-6): for k = 32 the bound is S (1 + 6e-5). Where the unit is the example, S is one
-    example's norm and a client's contribution a sum itself: of b examples each, k clients move by
-    up to S (1 + k^2 b 2^-24) with one example more, 1 + 1e-3 for k = 4 and b = 1,024, and by what
-    the client function's own float32 sum adds to it; a test with numpy's sums finds 1 + 5e-5.
+    Within a bucket, which has at most some tens of clients per device, additions are plain float32,
+    because a two-sum for each client would triple the memory traffic. Their rounding depends on
+    what was added before: another client moves a subtotal of k clients of norm S by up to
+    S (1 + k^2 2^-24) if all errors have the same direction, S (1 + 6e-5) for k = 32; a test finds
+    less than S (1 + 1e-6). Where the unit is the example, S is one example's norm and a client's
+    contribution is itself a sum. Another example moves the subtotal of k clients with b examples
+    each by up to S (1 + k^2 b 2^-24), S (1 + 1e-3) for k = 4 and b = 1,024, plus the rounding of
+    the client function's own float32 sum; a test with numpy's sums finds S (1 + 5e-5).
 
-    The result may differ in the last bits between layouts.
+    The last bits of the result may depend on the layout of devices and chunks.
     """
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
@@ -112,7 +111,7 @@ class Compensated:
         return jax.tree.map(zero, like)
 
     def start(self, sums: PyTree) -> PyTree:
-        """Returns a bucket's subtotal, zeros [...], for running sums [1, ...]."""
+        """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
         return _map_pairs(lambda pair: jnp.zeros_like(pair.high[0]), sums)
 
     def add(
@@ -130,16 +129,16 @@ class Compensated:
         """Adds a bucket's subtotal to the running sums of its device."""
 
         def merge(pair, leaf):
-            # Normalised at once (Joldes, Muller, Popescu 2017, "Tight and rigorous error bounds
-            # for basic building blocks of double-word arithmetic", Algorithm 4): a low part that
-            # only collects errors grows, and then loses bits itself.
+            # Normalised each time (Joldes, Muller, Popescu 2017, "Tight and rigorous error bounds
+            # for basic building blocks of double-word arithmetic", Algorithm 4): otherwise the low
+            # part would grow with the errors that it collects, and lose bits itself.
             total = _two_sum(pair.high, leaf[None])
             return _quick_two_sum(total.high, pair.low + total.low)
 
         return _map_pairs(merge, sums, subtotal)
 
-    def total(self, sums: PyTree) -> PyTree:
-        """Joins the devices' partial sums [devices, ...] into float32 pairs of leaves [...]."""
+    def join_devices(self, sums: PyTree) -> PyTree:
+        """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
 
         def join(pair):
             devices = range(pair.high.shape[0])
@@ -147,11 +146,11 @@ class Compensated:
 
         return _map_pairs(join, sums)
 
-    def released(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
-        """Returns total and noise as float32 leaves [...], rounded once, after they were added.
+    def add_noise(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
+        """Returns total + noise as float32 leaves [...], rounded once, after the addition.
 
         Args:
-          total: from `total`.
+          total: from `join_devices`.
           noise: float32 leaves [...], or None.
           clip_norm: S, float32 scalar.
         """
@@ -170,13 +169,13 @@ def _rounded_sum(pair: Pair, noise: jax.Array) -> jax.Array:
 class FixedPoint:
     """Exact integer sums: the same bits for every order, chunking and device layout.
 
-    A clipped value v in [-S, S] is stored as trunc(v / S * 2^bits). Rounding is TOWARDS ZERO,
-    so a contribution's L2 norm never grows and the sensitivity stays S. The integer is split
-    into a low half of 16 bits and a signed high part, each summed in int32.
+    A clipped value v in [-S, S] is stored as trunc(v / S * 2^bits). It is rounded TOWARDS ZERO, so
+    that a contribution's L2 norm never grows and the sensitivity stays S. The integer is split into
+    a low half of 16 bits and a signed high part, each summed in int32.
 
     Attributes:
-      max_clients: the largest cohort that can occur (the population's size for Poisson
-        sampling). The number of fraction bits is the largest for which no sum can overflow.
+      max_clients: the largest possible cohort; for Poisson sampling the whole population. The
+        number of fraction bits is the largest for which no sum can overflow.
     """
 
     max_clients: int
@@ -202,34 +201,29 @@ class FixedPoint:
         return jax.tree.map(zero, like)
 
     def start(self, sums: PyTree) -> PyTree:
-        """Returns a bucket's subtotal, zeros [...], for running sums [1, ...]."""
+        """As `Compensated.start`."""
         return jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), sums)
 
     def add(
         self, subtotal: PyTree, leaves_C: PyTree, factors_C: PyTree, clip_norm: jax.Array
     ) -> PyTree:
-        """Adds float leaves [chunk, ...], each times its client's factor [chunk].
-
-        A client's scaled leaves have L2 norm at most `clip_norm`, so no value overflows.
-        """
+        """As `Compensated.add`. No value overflows: scaled leaves have norm at most S."""
         scale = jnp.float32(2.0**self.bits) / clip_norm
         chunk = jax.tree.leaves(leaves_C)[0].shape[0]
         if chunk > 32_000:
-            raise InputError(
-                f"fixed-point sums take chunks of at most 32000 clients, found {chunk}"
-            )
+            raise InputError(f"fixed-point sums need chunks of at most 32000, found {chunk}")
 
         def add(pair, leaf_C, factor_C):
             whole_C = jnp.trunc(_scaled(leaf_C, factor_C) * scale).astype(jnp.int32)
             low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
             high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
-            # The low half is carried at once, so only the chunk's own size bounds it.
+            # Carried after each chunk, so that only the chunk's size limits the low half.
             return Pair(high + (low >> 16), low & 0xFFFF)
 
         return _map_pairs(add, subtotal, leaves_C, factors_C)
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
-        """Adds a bucket's subtotal to the running sums of its device."""
+        """As `Compensated.merge`."""
 
         def merge(pair, part):
             low = pair.low + part.low[None]
@@ -237,8 +231,8 @@ class FixedPoint:
 
         return _map_pairs(merge, sums, subtotal)
 
-    def total(self, sums: PyTree) -> PyTree:
-        """Joins the devices' partial sums [devices, ...] into int32 pairs of leaves [...]."""
+    def join_devices(self, sums: PyTree) -> PyTree:
+        """Adds the devices' partial sums [devices, ...] up to int32 pairs of leaves [...]."""
 
         def join(pair):
             low = jnp.sum(pair.low, axis=0, dtype=jnp.int32)
@@ -247,9 +241,9 @@ class FixedPoint:
 
         return _map_pairs(join, sums)
 
-    def released(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
-        """Returns total and noise as float32 leaves [...]; arguments as for `Compensated`."""
-        # In whole numbers, where the sum is exact: what follows the noise may round as it likes.
+    def add_noise(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
+        """As `Compensated.add_noise`."""
+        # Added in units of 2^-bits S, where the sum is exact; rounding after it is harmless.
         unit = clip_norm / jnp.float32(2.0**self.bits)
         scale = jnp.float32(2.0**self.bits) / clip_norm
 

@@ -1,10 +1,8 @@
 """Adaptive quantile clipping: the clip norm follows a quantile of the update norms.
 
-Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with
-Adaptive Clipping", Algorithm 1. Each client adds b_i - 1/2, where b_i says whether its update's
-norm is at most the current clip norm C; the noisy sum is part of the round's release and of its
-event (`privacy.Plan`: the values' noise is raised so that the two together cost what the plan
-says). Round t is clipped and noised with round t's C.
+Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive
+Clipping", Algorithm 1. The noisy sum of the clients' b_i - 1/2 (see `privacy.clipping`) is part of
+a round's release and of its event. Round t's clipping and noise use round t's clip norm C.
 """
 
 import jax
@@ -14,7 +12,7 @@ import numpy as np
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
 from jaxpfl.privacy.plan import Plan
 
-# As float32, rounded into the range: 1e-12 itself would be rounded to less.
+# Rounded into the range: as float32, 1e-12 would be rounded down, and so out of it.
 _SMALLEST = np.nextafter(np.float32(SMALLEST_CLIP_NORM), np.float32(1))
 _LARGEST = np.nextafter(np.float32(LARGEST_CLIP_NORM), np.float32(1))
 
@@ -28,8 +26,8 @@ def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> 
       noisy_below: sum_i (b_i - 1/2) + N(0, sigma_b^2), float32 scalar.
 
     C <- C exp(-eta (b - gamma)) with b = noisy_below / n + 1/2, kept between SMALLEST_CLIP_NORM
-    and LARGEST_CLIP_NORM, where clipping is exact. Where most updates are zero no C has a share of
-    gamma above it, and C would go on falling until squares underflow.
+    and LARGEST_CLIP_NORM, where clipping is exact. Without these bounds, C would fall until squares
+    underflow if most updates are zero.
     """
     adaptive = plan.adaptive_clip
     if adaptive is None:

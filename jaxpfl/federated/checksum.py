@@ -1,11 +1,11 @@
-"""A keyed checksum of arrays' bits, taken on the device, that a key can be bound to.
+"""A keyed checksum of arrays' bits, computed on the device and folded into a key.
 
-One pass over the data, shared among the devices. The checksum is 128 bits: four sums of 32-bit
-words, each word mixed with its place and a secret before it is added. It is a family of hash
-functions chosen by the secret, not a cryptographic hash: without the secret nobody can look for two
-sums that collide, and two that were not chosen for it collide with probability about 2^-128. It
-never leaves the device by itself: what it is folded into is a key of threefry, a pseudorandom
-function.
+The devices share one pass over the data. The checksum has 128 bits: four sums of 32-bit words, each
+of which is mixed with its place and a secret before it is added. It is a family of hash functions
+chosen by the secret, not a cryptographic hash: without the secret nobody can search for a
+collision, and two inputs that do not depend on the secret collide with probability about 2^-128.
+The checksum itself never leaves the device; it is only folded into a key of threefry, a
+pseudorandom function.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 PyTree = Any
 
 WORDS = 4
-# Words that are mixed side by side; the sums over blocks of so many vectorise (measured on a CPU:
-# 10 ms for 2.4 million words, 55 ms where each leaf is added up by one reduction).
+# Words per block, which are mixed side by side. Sums over such blocks vectorise: measured on a CPU,
+# 2.4 million words take 10 ms, and 55 ms with one reduction for each leaf.
 _LANES = 8192
 
 
@@ -29,25 +29,22 @@ def bound_to_bits(key: jax.Array, secrets_W: jax.Array, tree: PyTree, mesh: Mesh
       key: typed, secret.
       secrets_W: uint32 [4], secret, independent of `key`.
       tree: arrays of 32-bit numbers.
-      mesh: devices with one axis, which share the work.
+      mesh: the devices, with one axis, that share the work.
     """
     words_W = checksum(secrets_W, tree, mesh)
-    # A loop: unrolled, these keys compile for a long time.
+    # A loop, because four unrolled `fold_in`s take long to compile.
     return jax.lax.fori_loop(
         0, WORDS, lambda index, bound: jax.random.fold_in(bound, words_W[index]), key
     )
 
 
 def checksum(secrets_W: jax.Array, tree: PyTree, mesh: Mesh) -> jax.Array:
-    """Returns uint32 [4]: for each secret a sum over all words of all leaves.
-
-    It is the same for all meshes.
-    """
+    """Returns uint32 [4], for each secret a sum over all words of all leaves, on any mesh."""
     lane_WxL = _secret_of(jax.lax.iota(jnp.uint32, _LANES)[None, :], secrets_W[:, None])
     total_W = jnp.zeros(WORDS, jnp.uint32)
     for leaf in jax.tree.leaves(tree):
-        # Mixed before the next leaf is added: leaves cannot change places. With their sizes: the
-        # zeros that fill up a leaf's last block are none of its own.
+        # Mixing before each leaf makes the order of leaves count. Their sizes tell a leaf's own
+        # zeros from those that fill up its last block.
         total_W = _mixed(total_W ^ jnp.uint32(leaf.size + 1))
         total_W = total_W + _leaf(secrets_W, lane_WxL, leaf, mesh)
     return total_W
@@ -71,10 +68,10 @@ def _leaf(secrets_W: jax.Array, lane_WxL: jax.Array, leaf: jax.Array, mesh: Mesh
     def add(index, total_DxWxL):
         bits_DxL = jax.lax.dynamic_index_in_dim(bits_DxBxL, index, 1, keepdims=False)
         block_D = first_D + index.astype(jnp.uint32)
-        # Counted from the other end: no block shares its number with a lane.
+        # Numbered from the other end, so that no block has the number of a lane.
         block_DxW = _secret_of(~block_D[:, None], secrets_W[None, :])
         word = (bits_DxL[:, None, :] ^ lane_WxL[None]) + block_DxW[:, :, None]
-        # Nothing of the blocks that only make the devices' shares equal.
+        # Blocks that only make the devices' shares equal do not count.
         counts_D = jnp.where(block_D < blocks, jnp.uint32(0xFFFFFFFF), jnp.uint32(0))
         return total_DxWxL + (_mixed(word) & counts_D[:, None, None])
 
@@ -84,7 +81,7 @@ def _leaf(secrets_W: jax.Array, lane_WxL: jax.Array, leaf: jax.Array, mesh: Mesh
 
 
 def _secret_of(number: jax.Array, secrets: jax.Array) -> jax.Array:
-    """A secret word for each number of a lane or block, uint32."""
+    """A secret uint32 word for each number of a lane or block."""
     return _mixed(_mixed(number) + secrets)
 
 

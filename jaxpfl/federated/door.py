@@ -3,18 +3,18 @@
     broadcast + cohort --client_fn--> contributions --clip--> --sum--> --noise--> release
 
 Guarantee. With a `Plan` of clip norm S and noise standard deviation sigma, the release is
-sum_i clip_S(contribution_i) + N(0, sigma^2 I), where a client whose contribution is not finite
-counts as zero. Adding or removing one client moves the sum by at most S in L2 norm, whatever
-the data, the padding, the chunk size and the number of devices; noise is drawn once per
-coordinate. Under `Plan(unit="example")` a client's contribution is a sum that its function bounds
-example by example (`client.BoundedByExample`): it is added whole, and adding or removing one
-EXAMPLE moves the sum by at most S.
+sum_i clip_S(contribution_i) + N(0, sigma^2 I), where a contribution that is not finite counts as
+zero. Adding or removing one client moves the sum by at most S in L2 norm, whatever the data, the
+padding, the chunk size and the number of devices; noise is drawn once per coordinate. Under
+`Plan(unit="example")` the client function bounds each example's share of a contribution
+(`client.BoundedByExample`): contributions are not clipped, and adding or removing one EXAMPLE moves
+the sum by at most S.
 
 The noise's key is a function of a secret key and of THE EXACT SUM (the idea of deterministic
-signatures, RFC 6979): a keyed checksum of the sum's bits, taken on the device, is folded into it.
-Equal sums give the same release again, which tells nothing new. Sums that differ in one bit, for
-whatever reason (code, data, flags, a device that rounds otherwise), get independent noise, so that
-no difference of two releases is free of noise.
+signatures, RFC 6979): a keyed checksum of the sum's bits, computed on the device, is folded into
+it. Equal sums give the same release again, which reveals nothing new. Sums that differ in one bit,
+for whatever reason (code, data, flags, another rounding), get independent noise, so that the
+difference of two releases always has noise.
 
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
@@ -42,12 +42,12 @@ PyTree = Any
 
 
 class Keys(NamedTuple):
-    """What a release draws from; secret.
+    """The secret keys of one release.
 
     Attributes:
-      train: typed key of what clients draw.
-      noise: typed key of this release alone.
-      checksum: uint32 [4], of the checksum that the noise's key is bound by.
+      train: typed key of clients' draws.
+      noise: typed key of the noise, before it is bound to the sum.
+      checksum: uint32 [4], secrets of the checksum that binds it.
     """
 
     train: jax.Array
@@ -56,13 +56,13 @@ class Keys(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """What comes out of the door; public once it was charged.
+    """The result of the door; public once it was charged.
 
     Attributes:
       value: the noisy SUM, float32, shaped like the contribution.
       clip_norm: float32 scalar, the L2 clip norm of the next round.
       name: uint32 [4], a pseudorandom function of the secret key and the exact sum: equal for the
-        same release, different for any other, and telling nothing of the sum.
+        same release and different for others, without revealing anything of the sum.
     """
 
     value: PyTree
@@ -79,11 +79,11 @@ class _Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Engine:
-    """What is compiled in. Doors with equal engines share their compiled functions."""
+    """The static part of compiled functions, which doors with equal engines share."""
 
     client_fn: ClientFn
     clipping: Clipping
-    clips: bool  # whether contributions are clipped here: not where each example is bounded
+    clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
     mesh: Mesh
@@ -129,7 +129,7 @@ def _accumulate(
                 return contribution, *clip_factors(contribution, engine.clipping, bound)
 
             if engine.chunk == 1:
-                # Not vmapped: a batch axis of one would cost XLA its plain matrix products.
+                # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
                 alone = jax.tree.map(lambda leaf: leaf[0], part)
                 outputs = one_client(alone.batches, alone.mask, alone.client)
                 outputs = jax.tree.map(lambda leaf: leaf[None], outputs)
@@ -146,7 +146,7 @@ def _accumulate(
 
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
-        # A traced bound: a bucket that is not full costs only what it holds.
+        # A traced bound, so that empty slots at the end of a bucket cost nothing.
         chunks = (last_real + engine.chunk - 1) // engine.chunk
         start = accumulator.start(sums.contributions), jnp.float32(0.0)
         subtotal, below = jax.lax.fori_loop(0, chunks, add_chunk, start)
@@ -158,7 +158,7 @@ def _accumulate(
         mesh=engine.mesh,
         in_specs=(everywhere, dealt, dealt, everywhere, everywhere, everywhere),
         out_specs=dealt,
-        # Gradients stay on their device: replication checking would insert sums over devices.
+        # Replication checking would insert sums of gradients over devices.
         check_vma=False,
     )(broadcast, sums, bucket, clip_norm, bound, key)
 
@@ -166,9 +166,9 @@ def _accumulate(
 def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):
     """Adds a chunk's contributions, leaving out padding and what is not finite.
 
-    Rows are skipped, never masked: a select among the values keeps XLA's CPU backend from
-    vectorising the sum (measured fifty times slower over [1000, 1 M] float32), and a product with
-    zero would let NaN through. Chunks with a row to skip are rare and take the loop.
+    Rows are skipped and not masked: with a select among the values, XLA's CPU backend does not
+    vectorise the sum (fifty times slower over [1000, 1 M] float32), and a product with zero would
+    let NaN through. Only chunks with a row to skip, which are rare, take the loop.
     """
 
     def everyone(subtotal):
@@ -204,42 +204,42 @@ def _release(
     keys: "Keys",
     shared_P: jax.Array | None,
 ) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Joins devices and adds the noise, once: (noisy sum, noisy sum of indicators, name).
+    """Adds up the devices and the noise: (noisy sum, noisy sum of indicators, name).
 
     Args:
-      shared_P: noise of unit scale that several rounds share; None: a draw of this release alone.
+      shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
     """
     mesh = engine.mesh
-    total_W = engine.accumulator.total(_side_by_side(mesh, sums.contributions))
+    total_W = engine.accumulator.join_devices(_side_by_side(mesh, sums.contributions))
     below = jnp.sum(sums.below)
-    # Not the sums alone: one noise at two scales would give the noise away.
+    # With the scales, because the same noise at two scales would reveal the noise.
     scales = (below, clip_norm, value_std, below_std)
     key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
-    # Together: each of these keys alone would be compiled by itself.
+    # Both at once, which compiles one program instead of two.
     noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
     like = _shapes_of(sums.contributions)
     noise_W = None
     if private:
         width, padded = coordinates(like), total_W.high.size
         if shared_P is None:
-            # Dealt evenly: XLA's CPU backend does not vectorise uneven shares (150 ms against 17).
+            # XLA's CPU backend only vectorises even shares (17 ms instead of 150).
             even = -(-padded // mesh.size) * mesh.size
             drawn_W = _dealt(mesh, standard_normal(noise_key, (even,)))[:padded]
         else:
             own = standard_normal(noise_key, (padded - width,))
             drawn_W = jnp.concatenate([shared_P, own])
         noise_W = drawn_W * value_std
-        # The first draw after those of the sum; no other output shows it.
+        # The first draw after those of the sum, which is used for nothing else.
         below = below + drawn_W[width] * below_std
-    value_W = engine.accumulator.released(total_W, noise_W, clip_norm)
-    # A server that found it dealt to devices would add up in another order than a resumed one.
+    value_W = engine.accumulator.add_noise(total_W, noise_W, clip_norm)
+    # Not split among devices: a server would add it up in another order than a resumed one.
     value_W = jax.lax.with_sharding_constraint(value_W, NamedSharding(mesh, PartitionSpec()))
-    # As good as any other output of threefry, and used for nothing else.
+    # An output of threefry like any other, which is used for nothing else.
     return cut(value_W, like), below, jax.random.key_data(name_key)
 
 
-# Sums lie side by side in a vector of a multiple of so many coordinates, which most numbers of
-# devices divide. The rest is zeros, at least one.
+# All sums are joined to one vector, whose length is a multiple of this number, which most numbers
+# of devices divide. It is padded with at least one zero.
 _WIDTH = 128
 
 
@@ -261,23 +261,23 @@ def _is_pair(node: Any) -> bool:
 
 
 def _shapes_of(contributions: PyTree) -> PyTree:
-    """The float32 shapes of what is released, from running sums."""
-
-    def shape(pair):
-        return jax.ShapeDtypeStruct(pair.high.shape[1:], jnp.float32)
-
-    return jax.tree.map(shape, contributions, is_leaf=_is_pair)
+    """The float32 shapes of a release, from running sums."""
+    return jax.tree.map(
+        lambda pair: jax.ShapeDtypeStruct(pair.high.shape[1:], jnp.float32),
+        contributions,
+        is_leaf=_is_pair,
+    )
 
 
 def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
-    """Gives each device its share of the last axis; the values stay."""
+    """Splits the last axis evenly among the devices."""
     spec = PartitionSpec(*[None] * (array.ndim - 1), CLIENTS)
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shapes:
-    """A pytree of shapes that can be hashed, so that it can be static under jit."""
+    """A hashable pytree of shapes, for a static argument of jit."""
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
@@ -293,10 +293,10 @@ class _Shapes:
 
 
 def default_chunk() -> int:
-    """Clients trained side by side on one device, by backend.
+    """The number of clients that one device trains side by side, by backend.
 
-    On a CPU one after the other is fastest (benchmarks/results/round.jsonl): a client's matrix
-    products already fill the cores and its weights stay in cache. An accelerator needs many.
+    On a CPU, 1 is fastest (benchmarks/results/round.jsonl): a client's matrix products already fill
+    the cores, and its weights stay in the cache. An accelerator needs many.
     """
     return 1 if jax.default_backend() == "cpu" else 32
 
@@ -304,10 +304,9 @@ def default_chunk() -> int:
 class Door:
     """The door of one query, for contributions of given shapes.
 
-    One function is compiled for each bucket shape, and it is shared by all doors whose client
-    function, clipping, chunk, accumulator and mesh are equal, whatever their cohort size, clip
-    norm and noise. Buckets are consumed one at a time, so memory is bounded by the bucket and not
-    by the cohort.
+    One function is compiled for each bucket shape, and shared by all doors with equal client
+    functions, clipping, chunks, accumulators and meshes, whatever their cohort sizes, clip norms
+    and noise. Only one bucket is in memory at a time, and not the cohort.
 
     Args:
       query: what clients compute, and the plan.
@@ -332,11 +331,11 @@ class Door:
         Args:
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
-          shared_noise_P: where the plan's noise is correlated between rounds: this round's, of
-            unit scale, for all coordinates of all leaves in their order.
+          shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
+            their order, if the plan's noise is correlated between rounds.
 
         Raises:
-          InputError: a bucket cannot be dealt to the devices, or chunk does not divide its share.
+          InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
         plan, sums = self.query.plan, None
         for bucket in cohort:
@@ -345,7 +344,7 @@ class Door:
                 sums = _zero_sums(engine, self._like)
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
-        # Noise does not depend on the chunk: an empty round compiles nothing new.
+        # The noise does not depend on the chunk, so that an empty round compiles nothing new.
         engine = self._engine(chunk=1)
         if sums is None:
             sums = _zero_sums(engine, self._like)
@@ -363,7 +362,7 @@ class Door:
 
     @property
     def coordinates(self) -> int:
-        """The number of coordinates of what is released."""
+        """The number of coordinates of a release."""
         return coordinates(self._like.tree())
 
     def _engine(self, chunk: int) -> _Engine:
@@ -376,15 +375,13 @@ class Door:
         """The chunk for buckets of this many slots; it divides a device's share of them."""
         if slots % self.mesh.size:
             raise InputError(
-                f"a bucket of {slots} clients cannot be dealt to {self.mesh.size} devices: "
-                "make CohortSpec.clients_per_bucket a multiple of the number of devices"
+                f"a bucket of {slots} clients cannot be split evenly among {self.mesh.size} "
+                "devices: make CohortSpec.clients_per_bucket a multiple of their number"
             )
         share, chunk = slots // self.mesh.size, self.query.execution.chunk
         if chunk is None:
             return next(c for c in range(min(default_chunk(), share), 0, -1) if share % c == 0)
         if share % chunk:
-            raise InputError(
-                f"chunk = {chunk} does not divide the {share} clients that a device gets of each "
-                "bucket"
-            )
+            which = f"the {share} clients that a device gets of each bucket"
+            raise InputError(f"chunk = {chunk} does not divide {which}")
         return chunk

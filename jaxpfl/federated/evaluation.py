@@ -1,8 +1,7 @@
-"""What a device computes of a public model on its own examples; the results are PRIVATE.
+"""Evaluates a public model on a device's own examples; the results are PRIVATE.
 
-In a deployment every client runs this on itself and nothing leaves it but through the door: as a
-selection of examples to train on (`data.selection`), or summed up with noise
-(`algorithms.federated_metrics`).
+In a deployment every client runs this on its own data. The results select examples to train on
+(`data.selection`), or leave the client as part of a noisy sum (`algorithms.federated_metrics`).
 """
 
 from functools import partial
@@ -19,29 +18,22 @@ from jaxpfl.models.base import Params
 
 
 class Classifier(Protocol):
-    """A hashable classifier of images."""
+    """A hashable classifier of images, with float logits [B, classes]."""
 
-    def logits(self, params: Params, image_BxHxWxC: jax.Array) -> jax.Array:
-        """Float [B, classes]."""
-        ...
+    def logits(self, params: Params, image_BxHxWxC: jax.Array) -> jax.Array: ...
 
 
 def correct_examples(
-    model: Classifier,
-    params: Params,
-    population: Population,
-    *,
-    batch_size: int = 256,
+    model: Classifier, params: Params, population: Population, *, batch_size: int = 256
 ) -> np.ndarray:
     """Whether the model's most likely class is the label's, bool [examples]. PRIVATE.
 
     A tie goes to the lowest class. An example with logits that are not finite is incorrect.
 
     Args:
-      model: e.g. a `models.CNN`.
-      params: its parameters; public, as is the model.
+      model, params: e.g. a `models.CNN` and its parameters; public.
       population: with the columns "image" [H, W, C] and "label", whole numbers.
-      batch_size: examples per dispatch; a device's memory is that of one batch.
+      batch_size: examples per dispatch, which bounds a device's memory.
 
     Raises:
       InputError: a column is missing or of another kind.

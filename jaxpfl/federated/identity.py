@@ -1,7 +1,7 @@
-"""What a release follows from: all that decides its bits, besides the secret and the sum itself.
+"""The identity of a release: everything that its bits depend on, except the secret and the sum.
 
-Two releases of one identity are the same question to the same clients by the same program on the
-same machine; any other is another release, with a cohort and a charge of its own.
+Two releases with one identity ask the same question of the same clients with the same program on
+the same machine. A release with another identity has a cohort and a charge of its own.
 """
 
 import hashlib
@@ -37,12 +37,12 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
 def environment() -> dict[str, Any]:
-    """Where something is computed: what may round otherwise elsewhere; plain values for JSON."""
+    """What the rounding of a computation may depend on, as plain values for JSON."""
     affinity = getattr(os, "sched_getaffinity", None)
     return {
         "devices": [device.device_kind for device in jax.devices()],
         "processor": _processor(),
-        # Matrix products are split over as many threads.
+        # Matrix products are split over this many threads.
         "cores": len(affinity(0)) if affinity else os.cpu_count(),
         "versions": {name: version(name) for name in _PACKAGES},
         "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
@@ -51,7 +51,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The CPU's name, as far as the system tells."""
+    """The CPU's name, as far as it is known."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
@@ -63,7 +63,7 @@ def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
     """The columns that a query reads.
 
     Raises:
-      InputError: one is missing, or holds no numbers.
+      InputError: a column is missing or not numeric.
     """
     columns = prepared.columns
     if query.columns is None:
@@ -76,13 +76,13 @@ def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
         if not isinstance(columns.get(name), np.ndarray):
             found = ", ".join(sorted(columns)) or "none"
             raise InputError(
-                f"query {query.label!r} reads a column {name!r} of numbers, the data has: {found}"
+                f"query {query.label!r} needs a numeric column {name!r}, found {found}"
             )
     return {name: columns[name] for name in query.columns}  # pyright: ignore[reportReturnType]
 
 
 def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:
-    """SHA-256 (hex) of columns and offsets. PRIVATE: who guesses the data can test the guess."""
+    """SHA-256 (hex) of columns and offsets. PRIVATE: a guess of the data can be tested on it."""
     digest = hashlib.sha256(offsets.astype("<i8").data)
     for name in sorted(columns):
         digest.update(f"{name}\0".encode())
@@ -91,16 +91,18 @@ def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:
 
 
 def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> Any:
-    """The client function as JAX lowers it for one client: nothing is compiled or computed.
+    """The client function as JAX lowers it for one client, without compiling or running it.
 
     Raises:
-      InputError: the client function fails, or its contribution is not a tree of float arrays.
+      InputError: its contribution is not a tree of float arrays.
     """
     spec = query.cohort
     steps, batch = spec.rungs[-1], spec.batch_size
     examples = Examples(
         {
-            name: jax.ShapeDtypeStruct((steps, batch, *column.shape[1:]), _as_jax(column.dtype))
+            name: jax.ShapeDtypeStruct(
+                (steps, batch, *column.shape[1:]), jax.dtypes.canonicalize_dtype(column.dtype)
+            )
             for name, column in columns.items()
         },  # pyright: ignore[reportArgumentType]
         jax.ShapeDtypeStruct((steps, batch), np.bool_),  # pyright: ignore[reportArgumentType]
@@ -119,12 +121,8 @@ def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) 
     return found
 
 
-def _as_jax(dtype: np.dtype) -> np.dtype:
-    return jax.dtypes.canonicalize_dtype(dtype)
-
-
 def described(query: Query, lowered_text: str, content: str, fingerprint: str) -> str:
-    """Everything that a query's releases follow from, but run and round, as text."""
+    """Everything that a query's releases depend on, except run and round, as text."""
     execution = query.execution
     return json.dumps(
         {

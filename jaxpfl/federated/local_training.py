@@ -17,8 +17,8 @@ PyTree = Any
 class LocalTraining:
     """A client function: trains from the broadcast parameters and returns the change.
 
-    Epochs and their shuffles are steps of the packed cohort (`data.CohortSpec.epochs`). The
-    optimiser's state starts afresh in every round, as in McMahan et al. 2017, Algorithm 1
+    The steps of the packed cohort include all epochs and their shuffles (`data.CohortSpec.epochs`).
+    The optimiser's state starts anew in every round, as in McMahan et al. 2017, Algorithm 1
     (ClientUpdate).
 
     Attributes:
@@ -41,10 +41,10 @@ class LocalTraining:
             batch = {name: column[index] for name, column in examples.batches.items()}
             mask = examples.mask[index]
             gradients = jax.grad(loss)(local, batch, mask)
-            # Optax mixes integer and float types in places; its results are float32 all the same.
+            # Optax mixes integer and float types in some places; the results are still float32.
             with jax.numpy_dtype_promotion("standard"):
                 updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
-            # Momentum and weight decay would move parameters in a step that is all padding.
+            # In a step of padding alone, momentum and weight decay would move the parameters.
             real = jnp.any(mask)
             updates = jax.tree.map(lambda u: jnp.where(real, u, jnp.zeros_like(u)), updates)
             new_state = jax.tree.map(

@@ -4,15 +4,15 @@
     sum      clip_c(e)                                         moves by c
     second   v v^T with v = clip_c(clip_c(e) - centre)         moves by c^2 (Frobenius norm)
 
-summed over a client's examples, or averaged over them (then 1, c and c^2 bound the whole client).
-`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite counts as no example. The
+They are summed over a client's examples, or averaged: then 1, c and c^2 bound the whole client.
+`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite does not count as an example. The
 bounds hold up to the rounding of float32 sums, which is far below the noise.
 
-A symmetric matrix travels as its half: the diagonal and sqrt(2) times what is off it, so that
-the L2 norm of the half is the Frobenius norm of the whole, and equal noise on the half is sqrt(2)
-times smaller off the diagonal than noise on the plain triangle. The half is stored in the
-rectangular full packed layout of Gustavson et al. 2010 ("Rectangular full packed format for
-Cholesky's algorithm", ACM TOMS 37), which is made of two slices and one select.
+Of a symmetric matrix only a half is sent: the diagonal, and sqrt(2) times one triangle. The half's
+L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
+sqrt(2) times less noise than with the plain triangle. The half is stored in the rectangular full
+packed layout of Gustavson et al. 2010 ("Rectangular full packed format for Cholesky's algorithm",
+ACM TOMS 37), which takes two slices and one select.
 
 Source: FreD, Algorithm 1 ("Privately Customizing Prefinetuning to Better Match User Data in
 Federated Learning"), Hou et al. 2023.
@@ -39,10 +39,10 @@ class ClientMoment:
       moment: "count", "sum" or "second".
       clip_norm: c.
       average: divides by the client's number of examples (0 for a client without any).
-      isometric: whether the half of a second moment carries sqrt(2) off its diagonal; False is
-        the plain triangle of the paper.
+      isometric: whether the half of a second moment has the factor sqrt(2) off its diagonal; False
+        is the plain triangle of the paper.
 
-    The broadcast is the centre, float32 [d]; "count" and "sum" do not read it.
+    The broadcast is the centre, float32 [d]; "count" and "sum" ignore it.
     """
 
     moment: Moment
@@ -52,15 +52,11 @@ class ClientMoment:
 
     @property
     def example_bound(self) -> float:
-        """The L2 norm of one example's share, at most: 1, c or c^2 (see `BoundedByExample`)."""
+        """The bound on one example's L2 norm: 1, c or c^2 (see `BoundedByExample`)."""
         return {"count": 1.0, "sum": self.clip_norm, "second": self.clip_norm**2}[self.moment]
 
     def client_bound(self, max_examples: int) -> float:
-        """Returns the L2 norm of a client's whole contribution, at most.
-
-        Args:
-          max_examples: the cap on the examples that a client uses.
-        """
+        """Returns the L2 bound of a client with at most `max_examples` examples."""
         return self.example_bound if self.average else max_examples * self.example_bound
 
     def __call__(self, centre_D: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
@@ -94,7 +90,7 @@ def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
     """Rows clipped to `clip_norm`, zero where not real or not finite; and which rows count."""
     largest_B = jnp.max(jnp.abs(rows_BxD), axis=1)
     valid_B = real_B & jnp.isfinite(largest_B)
-    # A giant row is shrunk first: its square overflows, but it is to be clipped and not lost.
+    # The square of a giant row would overflow, so that it must be scaled before it can be clipped.
     giant_B = largest_B > jnp.float32(1e15)
     scaled_BxD = rows_BxD * jnp.where(giant_B, jnp.float32(1e-22), jnp.float32(1))[:, None]
     norm_B = jnp.sqrt(jnp.sum(jnp.square(scaled_BxD), axis=1))
@@ -104,7 +100,7 @@ def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:
 
 
 def half_shape(dimension: int) -> tuple[int, int]:
-    """Shape of the half of a symmetric [dimension, dimension] matrix; an odd one is padded."""
+    """The shape of the half of a symmetric [d, d] matrix; an odd dimension is padded."""
     even = dimension + dimension % 2
     return (even + 1, even // 2)
 
@@ -112,9 +108,9 @@ def half_shape(dimension: int) -> tuple[int, int]:
 def to_half(matrix_DxD: jax.Array, *, isometric: bool = True) -> jax.Array:
     """Returns the half of a symmetric float32 matrix: shape `half_shape(d)`.
 
-    With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and
-    matrix[k + r, k + j] else: the left half of the lower triangle, and in the room above it
-    the triangle of the lower right block.
+    With k = d / 2 (d even), entry (r, j) is matrix[r - 1, j] for r > j, and else
+    matrix[k + r, k + j]: the left half of the lower triangle, and above it the triangle of the
+    lower right block.
     """
     dimension = matrix_DxD.shape[0]
     odd = dimension % 2

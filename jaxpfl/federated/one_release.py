@@ -52,17 +52,17 @@ def release(
 
     Args:
       client_fn: `(broadcast, examples, key) -> contribution` for one client, see
-        `federated.client`. It is checked by shapes alone before anything is charged.
-      clients: as many as the plan is for.
+        `federated.client`. It is traced with abstract shapes before anything is charged.
+      clients: as many as the plan's population.
       plan: of one round.
       ledger: file that the release is charged to; made if absent.
-      broadcast: what every client gets; a pytree of arrays; public.
-      cohort: how a client's examples are capped and batched; default batches of 32, at most 256.
+      broadcast: public pytree of arrays that every client gets.
+      cohort: how a client's examples are capped and batched; by default batches of 32, at most 256.
       label: names the release in the ledger.
       budget: hard limit of the whole ledger.
 
     Raises:
-      InputError: the plan has several rounds or is of another population; the client function does
+      InputError: the plan has several rounds or another population, or the client function does
         not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """

@@ -1,7 +1,7 @@
-"""The optimisers of federated optimisation by name, for configs and the command line.
+"""Optimisers by name, for configs and the command line.
 
-Any optax optimiser can be given to an algorithm; these are the ones of McMahan et al. 2017 and
-Reddi et al. 2021 ("Adaptive Federated Optimization"), with the latter's defaults.
+An algorithm takes any optax optimiser. These are the ones of McMahan et al. 2017 and Reddi et al.
+2021 ("Adaptive Federated Optimization"), with the latter's defaults.
 """
 
 import functools
@@ -19,8 +19,8 @@ def optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimiser called `name`; equal arguments return the same object.
 
-    Being the same object matters: functions that train with it are then compiled once, also in
-    a sweep that builds its algorithm anew for every point.
+    Functions that train with the same object are only compiled once, even in a sweep that builds
+    its algorithm anew for every point.
 
     Args:
       name: "sgd", "momentum", "nesterov" (SGD with Nesterov momentum), "adam" or "yogi"

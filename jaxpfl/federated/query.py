@@ -1,4 +1,4 @@
-"""What clients are asked: one client's computation, how its examples are packed, what it costs."""
+"""What clients are asked: one client's computation, the packing of its examples, and its cost."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,11 +19,7 @@ CLIENTS = "clients"
 
 
 def client_mesh(devices: int | None = None) -> Mesh:
-    """Returns a mesh over the first `devices` devices (default: all) with one axis, `clients`.
-
-    Clients are independent, so this one axis serves one CPU, several virtual CPU devices,
-    several GPUs and several hosts alike.
-    """
+    """Returns a mesh over the first `devices` devices (default: all) with one axis, `clients`."""
     available = jax.devices()
     chosen = available if devices is None else available[:devices]
     if devices is not None and len(available) < devices:
@@ -33,12 +29,12 @@ def client_mesh(devices: int | None = None) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """How a cohort is computed; what is released does not depend on it, up to rounding.
+    """How a cohort is computed; a release only depends on it by rounding.
 
     Attributes:
-      mesh: devices with one axis `clients`; None: all devices.
-      chunk: clients vmapped together on one device; it must divide a device's share of a bucket.
-        None: by backend, lowered to the nearest divisor.
+      mesh: devices with one axis `clients`; None = all devices.
+      chunk: clients vmapped together on one device, a divisor of a device's share of a bucket.
+        None = the largest divisor up to the backend's default.
       accumulator: how clipped contributions are added up.
     """
 
@@ -58,27 +54,26 @@ class Execution:
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """One question to clients; what an algorithm asks of them and at which price.
+    """One question to the clients, and what it may cost.
 
     Attributes:
       label: names the query among an algorithm's; public.
       client_fn: `(broadcast, examples, key) -> contribution` for one client.
       plan: who takes part, in how many rounds, with which clip and noise.
       cohort: how a client's examples are capped and batched.
-      columns: the columns that `client_fn` reads; None: every numeric one.
-      prepare: what each client computes once of its own data before the first round, such as the
-        mean of its embeddings. It maps the population to one of as many clients, client by client:
-        what it makes of one client must not depend on another, or the plan's sensitivity does not
-        hold.
+      columns: the columns that `client_fn` reads; None = all numeric ones.
+      prepare: what each client computes once from its own data before the first round, such as the
+        mean of its embeddings: a map from the population to one with as many clients. The result
+        for a client must not depend on other clients, or else the plan's sensitivity does not hold.
       execution: devices, chunk and accumulator.
 
-    Where the plan's unit is the example, everyone takes part with all examples, once: they are
-    dealt out in even blocks of `cohort.max_examples`, whoever holds them. A cap on a client's
-    examples would put another one in a removed one's place, and so double the sensitivity.
+    Where the plan's unit is the example, all examples take part once, in blocks of
+    `cohort.max_examples`, whoever holds them. With a cap on a client's examples, another one could
+    replace a removed one, which would double the sensitivity.
 
     Raises:
-      InputError: the plan's unit is the example, and `client_fn` states no bound for one or one
-        above the plan's clip norm, or examples would be used more than once.
+      InputError: the plan's unit is the example, and `client_fn` has no `example_bound` or one that
+        exceeds the clip norm, examples would be used more than once, or sums are fixed-point.
     """
 
     label: str
@@ -99,13 +94,13 @@ class Query:
         bound = getattr(self.client_fn, "example_bound", None)
         if bound is None:
             raise InputError(
-                "a plan with unit = 'example' needs a client function with an example_bound: this "
-                "one is bounded by client only"
+                "a plan with unit = 'example' needs a client function with an example_bound, found "
+                "one without"
             )
         if not bound <= self.plan.clip_norm:
             raise InputError(
-                f"one example moves the sum by up to {bound:g}, the plan's clip_norm is "
-                f"{self.plan.clip_norm:g}: its noise would be too small"
+                f"one example moves the sum by up to {bound:g}, but the plan's noise is for a "
+                f"clip_norm of {self.plan.clip_norm:g}"
             )
         if self.cohort.epochs != 1:
             raise InputError(

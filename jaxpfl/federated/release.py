@@ -1,26 +1,25 @@
 """The release: the one object that charges, samples, sums, noises and records.
 
-    identity  of everything the answer follows from (`federated.identity`), under the run's secret
-    charge    on the ledger, on the disk, first; one identity is charged once, any other again
+    identity  a hash, under the run's secret, of everything a release depends on (see `identity`)
+    charge    first, on the ledger and on the disk; the same identity is charged only once
     sample    a cohort, a secret draw, a function of (secret, identity)
     sum       the door: clients in a scan over chunks, sharded over devices; clip; sum
     noise     its key is a function of (secret, identity, the exact sum)
-    record    the release's name, in the ledger; a replay that came out otherwise is charged again
+    record    the release's name, in the ledger; a replay with another result is charged again
 
 An algorithm never sees a cohort. Its step gets a `Release`, which is its only access to clients:
-it asks one of the algorithm's queries and gets the noisy sum. Nothing that it holds leads to the
-clients' data.
+it asks one of the algorithm's queries and gets the noisy sum. Nothing in it refers to the clients'
+data.
 
-Second releases. A replayed round (a resumed run, a copied run directory) whose identity is the same
-draws the same cohort. If its sum is the same to the bit, the release is the same and costs nothing.
-If not, although nothing known differs, it is a second release on the SAME secret cohort, which
-amplification by sampling does not cover: it is charged as `Plan.released_again_event` says. What
-differs in its identity (another client function, plan, machine, flag or version, other data) draws
-a cohort of its own and is charged as a round of its own.
+Second releases. A replayed round (of a resumed run, or in a copied run directory) with the same
+identity draws the same cohort. If its sum is the same to the bit, so is the release, which costs
+nothing. If not, for an unknown reason, it is a second release on the SAME secret cohort, which
+amplification by sampling does not cover: it is charged by `Plan.released_again_event`. A replay
+with another identity (client function, plan, machine, flag, version or data) draws a cohort of its
+own and is charged as a round of its own.
 
-Noise that several rounds share (`privacy.correlated_noise`) cannot follow from one sum: there the
-identity alone decides, and a run whose identity changed, or a round that comes out otherwise, is
-refused.
+Noise that several rounds share (`privacy.correlated_noise`) cannot depend on one sum, but only on
+the identity. A run whose identity changed, or a replay with another result, is then refused.
 """
 
 import weakref
@@ -53,8 +52,8 @@ class Released(NamedTuple):
     Attributes:
       value: the noisy SUM of clipped contributions, float32, shaped like one contribution; divide
         by `plan.denominator` for a mean.
-      clip_norm: float32 scalar, the clip norm of the next round; it moves under adaptive clipping
-        only.
+      clip_norm: float32 scalar, the clip norm of the next round; it only changes under adaptive
+        clipping.
     """
 
     value: PyTree
@@ -62,10 +61,9 @@ class Released(NamedTuple):
 
 
 class Release:
-    """What a step may ask of clients in one round: `release(query, broadcast)`.
+    """A step's access to clients in one round: `release(query, broadcast)`.
 
-    It holds a number. The clients' data stay with the `Releaser` that made it, and a query that is
-    not the algorithm's own is refused.
+    It only holds a number, and no reference to the clients' data, which stay with the `Releaser`.
     """
 
     __slots__ = ("_number",)
@@ -79,13 +77,13 @@ class Release:
         """Charges the ledger, and returns the noisy sum of the clients' contributions.
 
         Args:
-          query: one of the algorithm's queries.
-          broadcast: what every client gets; a pytree of arrays; public.
-          clip_norm: under adaptive clipping, what the last round's answer said; None in the first.
+          query: one of the algorithm's queries; others are refused.
+          broadcast: public pytree of arrays that every client gets.
+          clip_norm: under adaptive clipping that of the last `Released`; None in the first round.
 
         Raises:
-          InputError: no such query, or it was asked in this round before; a clip norm where the
-            plan's is constant; or the round is over.
+          InputError: the query is not the algorithm's or was already asked in this round, a clip
+            norm is given although the plan's is constant, or the round is over.
           BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
         """
         opened = _OPEN.get(self._number)
@@ -96,7 +94,7 @@ class Release:
 
 @dataclass
 class _Asked:
-    """A query's state within one releaser."""
+    """What a releaser keeps of a query."""
 
     query: Query
     door: Door
@@ -107,7 +105,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A release whose name the device may still be computing."""
+    """A release that is not recorded yet, because the device may still compute its name."""
 
     query: Query
     label: str
@@ -118,7 +116,7 @@ class _Pending:
 
 @dataclass(eq=False)
 class _Round:
-    """One round of a releaser that is open for questions, each of them once."""
+    """An open round of a releaser, in which each query may be asked once."""
 
     releaser: "Releaser"
     round: int
@@ -127,34 +125,34 @@ class _Round:
     def ask(self, query: Query, broadcast: PyTree, clip_norm: jax.Array | None) -> Released:
         if any(query is each for each in self.asked):
             raise InputError(
-                f"query {query.label!r} was asked in round {self.round} before: its cost was "
-                "stated for one release a round"
+                f"query {query.label!r} was already asked in round {self.round}: its stated cost "
+                "is for one release per round"
             )
         self.asked.append(query)
         return self.releaser.release(query, broadcast, round=self.round, clip_norm=clip_norm)
 
 
-# Weak: a round, and with it the clients' data, lives as long as its step runs.
+# Weak references, so that rounds, and with them the clients' data, only live as long as their step.
 _OPEN: "weakref.WeakValueDictionary[int, _Round]" = weakref.WeakValueDictionary()
 
 
 class Releaser:
-    """Asks queries of one population, for one run.
+    """Makes releases of one population, for one run.
 
-    A context manager: what was released is recorded when it is left.
+    It is a context manager, and records all releases at its end.
 
     Args:
       population: the clients. PRIVATE.
       ledger: of these clients, open.
       secret: of the run.
-      run: identifies the run in the ledger and among its identities; public.
-      name: what the ledger's entries are called; None: each query's label.
-      queries: the only ones that may be asked; None: any.
-      warn: is called with a sentence where a replayed round came out otherwise.
+      run: names the run in the ledger and in identities; public.
+      name: of the ledger's entries; None = each query's label.
+      queries: the only ones that may be asked; None = any.
+      warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
 
     Raises:
-      InputError: the ledger is of other clients or of another unit, or a query's plan of another
+      InputError: the ledger has other clients or another unit, or a query's plan is for another
         population.
     """
 
@@ -182,8 +180,8 @@ class Releaser:
         self._pending: list[_Pending] = []
         if not ledger.covers(population):
             raise InputError(
-                f"{ledger.path}: is the ledger of another population: what these clients release "
-                "must be charged where their other releases are"
+                f"{ledger.path}: is the ledger of another population: all releases of the same "
+                "clients must be charged to one ledger"
             )
         for query in self._queries or ():
             self._check(query)
@@ -215,13 +213,13 @@ class Releaser:
     ) -> Released:
         """Charges and makes one release; see `Release`.
 
-        Returns as soon as the work is dispatched. The releases of earlier rounds are recorded on
-        the way; `confirm` records the rest. Nothing of a round may be published before.
+        Returns as soon as the work is dispatched, and records the releases of earlier rounds. A
+        round must not be published before it is recorded; `confirm` records the rest.
 
         Raises:
           InputError: the round is not in the plan, or the query does not fit the data.
-          BudgetExhausted: this release, or an earlier one that came out otherwise than before, does
-            not fit the budget.
+          BudgetExhausted: this release, or an earlier replay with another result, does not fit the
+            budget.
         """
         plan = query.plan
         number = plan.charge_number(round)
@@ -237,7 +235,7 @@ class Releaser:
             round=self._first_round(query, number),
             identity=self._secret.digest("charge", f"{started} {number}"),
         )
-        # Cyclic: everyone has one place for all rounds; otherwise each round draws anew.
+        # With cyclic participation, a client has the same place in all epochs.
         drawn_by = started if plan.sampling == "cyclic" else f"{started} {round}"
         seed = self._secret.seed("cohort", drawn_by)
         everyone = plan.unit == "example"
@@ -246,8 +244,8 @@ class Releaser:
             asked.held,
             chosen,
             query.cohort,
-            # Secret like the cohort: shuffles are addressed by index, and with a public seed the
-            # removal of one client would reorder the others' batches for all to compute.
+            # As secret as the cohort: shuffles depend on clients' indices, so that with a public
+            # seed everyone could compute how the removal of a client reorders the others' batches.
             seed=seed,
             round=round,
             shards=asked.door.mesh.size,
@@ -268,37 +266,32 @@ class Releaser:
                 ),
                 shared,
             )
-        self._observe(
-            {
-                "round": round,
-                "clients": len(chosen),
-                "padding_waste": cohort.stats.padding_waste,
-            }
-        )
+        waste = cohort.stats.padding_waste
+        self._observe({"round": round, "clients": len(chosen), "padding_waste": waste})
         self.confirm(before=round)
         self._pending.append(
             _Pending(query, label, round, self._secret.digest("record", released), summed.name)
         )
         if shared is not None:
-            # Nobody may see another sum under noise that was used before: worth waiting for.
+            # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()
         return Released(summed.value, summed.clip_norm)
 
     def confirm(self, before: int | None = None) -> None:
-        """Records releases, and charges those that came out otherwise than they were recorded.
+        """Records releases, and charges replays with another result than was recorded.
 
-        Waits for the device. Until it returns, a release must not leave the process.
+        It waits for the device. Until it returns, a release must not leave the process.
 
         Args:
-          before: only of rounds before this one; None: all.
+          before: only the releases of rounds before this one; None = all.
 
         Raises:
-          BudgetExhausted: a second release does not fit the budget: it must not be published.
-          InputError: noise that rounds share met another sum than before.
+          BudgetExhausted: a second release does not fit the budget, and must not be published.
+          InputError: a replay with noise that rounds share has another sum than before.
         """
         while self._pending and (before is None or self._pending[0].round < before):
             self._record(self._pending[0])
-            # Only now: a release that could not be paid for stays unconfirmed.
+            # Removed last, so that a release that exceeds the budget stays unconfirmed.
             del self._pending[0]
 
     def _record(self, made: _Pending) -> None:
@@ -313,13 +306,14 @@ class Releaser:
         plan = made.query.plan
         if plan.private and plan.correlation != "independent":
             raise InputError(
-                f"round {made.round} of {made.label!r} was replayed and came out otherwise than it "
-                "was recorded. Its noise is shared between rounds, so a second release would give "
-                "the noise away: nothing is released, and the run cannot go on here"
+                f"round {made.round} of {made.label!r} was replayed, and its result is not the "
+                "recorded one. Its noise is shared between rounds, so that a second release would "
+                "reveal it: nothing is released, and the run cannot go on here"
             )
         self._warn(
             f"round {made.round} of {made.label!r} was replayed and its release is not the one "
-            "recorded before: a second release on the same cohort, charged without amplification"
+            "recorded before: it is charged as a second release on the same cohort, without "
+            "amplification"
         )
         self.ledger.charge(
             plan.released_again_event(),
@@ -333,24 +327,23 @@ class Releaser:
         plan = query.plan
         if self.ledger.unit != plan.unit:
             raise InputError(
-                f"the ledger protects each {self.ledger.unit}, query {query.label!r} each "
-                f"{plan.unit}"
+                f"the ledger protects each {self.ledger.unit}, but query {query.label!r} protects "
+                f"each {plan.unit}"
             )
         population = self._population
         units = len(population) if plan.unit == "client" else population.num_examples
         if plan.population != units:
             raise InputError(
                 f"the plan of query {query.label!r} is for a population of {plan.population} "
-                f"{plan.unit}s, the data has another number: an epsilon is only true for its own "
-                "population"
+                f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
             )
 
     def _prepared(self, query: Query, broadcast: PyTree) -> _Asked:
-        """The query with its clients' columns; checked by shapes before anything is charged."""
+        """What is kept of the query; traces the client function before anything is charged."""
         if self._queries is not None and not any(query is each for each in self._queries):
             raise InputError(
-                f"query {query.label!r} is not one of the algorithm's queries, whose cost was "
-                "stated before it started"
+                f"query {query.label!r} is not one of the algorithm's queries, for which its cost "
+                "was stated"
             )
         leaves, structure = jax.tree.flatten(broadcast)
         shapes = [(np.shape(leaf), str(leaf.dtype)) for leaf in leaves]
@@ -358,9 +351,8 @@ class Releaser:
         asked = self._asked.get(key)
         if asked is None:
             self._check(query)
-            prepared = self._population
-            if query.prepare is not None:
-                prepared = query.prepare(prepared)
+            whole = self._population
+            prepared = whole if query.prepare is None else query.prepare(whole)
             if query.plan.unit == "client" and len(prepared) != len(self._population):
                 raise InputError(
                     f"query {query.label!r}: prepare must keep every client, found another number"
@@ -377,7 +369,7 @@ class Releaser:
             if query.plan.unit == "example":
                 held = _in_blocks(held, query.cohort.max_examples)
             asked = _Asked(query, Door(query, lowered.out_info), held, described)
-            # It holds the query: an id is one object's only while that lives.
+            # It keeps the query alive, so that no other object gets its id.
             self._asked[key] = asked
         return asked
 
@@ -385,10 +377,8 @@ class Releaser:
         if clip_norm is None:
             return jnp.float32(query.plan.clip_norm)
         if query.plan.adaptive_clip is None:
-            raise InputError(
-                f"query {query.label!r} has a constant clip norm: clip_norm is for adaptive "
-                "clipping only"
-            )
+            which = f"query {query.label!r} has a constant one"
+            raise InputError(f"clip_norm is for adaptive clipping only, but {which}")
         return clip_norm
 
     def _label(self, query: Query) -> str:
@@ -402,16 +392,16 @@ class Releaser:
         return (number - 1) * plan.rounds_per_epoch + 1 if plan.sampling == "cyclic" else number
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
-        """Correlated noise is one draw for many rounds: all of them must be computed alike."""
+        """Refuses to go on with correlated noise if the identity is not that of round 1."""
         plan = query.plan
         if round == 1 or not plan.private or plan.correlation == "independent":
             return
         first = self._secret.digest("charge", f"{started} {plan.charge_number(1)}")
         if not self.ledger.charged(first):
             raise InputError(
-                "the noise of this run is correlated between rounds, so it goes on only as it "
-                "began: the data, the client function, the plan, the versions, the devices, the "
-                "processor and the flags of XLA must be those of its first round"
+                "the noise of this run is correlated between rounds, so that the data, the client "
+                "function, the plan, the versions, the devices, the processor and the flags of XLA "
+                "must be those of its first round"
             )
 
     def _stream(self, asked: _Asked, started: str) -> NoiseStream:
@@ -425,7 +415,7 @@ class Releaser:
 
 
 def _in_blocks(held: Population, size: int) -> Population:
-    """The same examples in even blocks: sums over examples do not care whose they are."""
+    """The same examples in blocks of `size`: a sum over examples does not depend on clients."""
     total = held.num_examples
     edges = np.append(np.arange(0, total, size), total)
     return Population(held.columns, edges, [str(number) for number in range(len(edges) - 1)])

@@ -1,20 +1,20 @@
 """What a release costs, and why it is safe.
 
-plan           the one object that fixes clipping, noise, participation, accounting; start here
-participation  who takes part in a round, and what a Gaussian of that round costs; draws cohorts
+plan           fixes clipping, noise, participation and accounting in one object; start here
+participation  who takes part in a round, and what one round costs; draws cohorts
 gaussian       the mechanism behind every plan, and the noise that an epsilon needs
 guarantee      what a composition of releases costs: epsilon, second accountant, statement
 ledger         write-ahead record of every release on a source of clients, with a hard budget
-chain          its file: sealed lines that only grow
-budget         what a ledger's releases cost in all, and whether another one fits
-sources        its clients: marks and sketches under its secret
+chain          the ledger's file: an append-only list of lines that are bound by hashes
+budget         what a ledger's releases cost together, and whether another one fits
+sources        recognises a ledger's clients by keyed hashes
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
 published      epsilons as papers print them, and why they do not hold
 events         the kinds of release, and their form in a file
-clipping       what bounds a contribution: a plan states it, and the door scales it down
+clipping       bounds a client's contribution
 mechanisms     draws the noise
-secret         what a run's cohorts, shuffles and noise follow from
+secret         the secret that a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """
 

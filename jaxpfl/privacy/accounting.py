@@ -2,10 +2,9 @@
 
 PLD composes the privacy loss distribution, discretised pessimistically, so that its epsilon is an
 upper bound within about 1e-3 of the truth (Koskela et al. 2020; Doroshenko et al. 2022, "Connect
-the dots"). Releases on everyone have an exact formula (Balle and Wang 2018, Theorem 8), which is
-what "pld" means for them. RDP composes Renyi divergences (Mironov 2017; Wang et al. 2018 for
-cohorts of fixed size), is looser, and uses the orders of Opacus so that published figures can be
-compared.
+the dots"). For releases on everyone, "pld" means their exact formula (Balle and Wang 2018, Theorem
+8). RDP composes Renyi divergences (Mironov 2017; Wang et al. 2018 for cohorts of fixed size). It is
+looser, and uses the orders of Opacus so that published figures can be compared.
 
 | releases                       | adjacency         | PLD   | RDP   |
 |--------------------------------|-------------------|-------|-------|
@@ -15,8 +14,7 @@ compared.
 | without noise                  | either            | inf   | inf   |
 
 dp-accounting is called with multipliers relative to the shift under the adjacency in use (see
-`events`). Its own REPLACE_ONE relation is not used for that: its PLD doubles the shift and its
-RDP does not.
+`events`), because its own REPLACE_ONE relation doubles the shift in PLD but not in RDP.
 """
 
 import functools
@@ -46,7 +44,7 @@ def epsilon(
     """Returns the epsilon of an event at `delta`; infinite for a release without noise.
 
     Raises:
-      InputError: the event, or a combination without an entry in the table above.
+      InputError: the kind of event is unknown, or the table above has no entry for it.
     """
     return epsilon_of_counts(counts(event), delta, accountant, adjacency)
 
@@ -86,8 +84,6 @@ def smallest_noise_multiplier(
 ) -> float:
     """Returns the smallest z with epsilon(event_of(z)) <= target, rounded up to 5 digits.
 
-    The root is found on a coarse discretisation and then corrected on the fine one.
-
     Raises:
       InputError: no z between 1e-3 and 1e6 reaches the target.
     """
@@ -98,6 +94,7 @@ def smallest_noise_multiplier(
         found = _epsilon(releases, delta, accountant, adjacency, coarsening)
         return math.log(min(max(found, 1e-9), 1e9) / target)
 
+    # The root is found on a coarse discretisation and then corrected on the fine one.
     coarse, fine = 8.0, 1.0
     low = high = 0.0
     while excess(high, coarse) > 0:
@@ -108,8 +105,8 @@ def smallest_noise_multiplier(
         low, high = low - 0.5, low
         if low < math.log(1e-3):
             raise InputError(
-                f"epsilon = {target:g} is reached with noise multiplier 1e-3 already: a target "
-                "that large protects nobody"
+                f"epsilon = {target:g} is too large to protect anybody: a noise multiplier of 1e-3 "
+                "already reaches it"
             )
     root = cast(float, optimize.brentq(excess, low, high, args=(coarse,), xtol=1e-6))
     slope = (excess(root + 1e-2, coarse) - excess(root, coarse)) / 1e-2
@@ -125,7 +122,7 @@ def smallest_noise_multiplier(
 
 
 def _round_up(z: float) -> float:
-    """The smallest number of 5 significant digits that is at least z."""
+    """The smallest number with 5 significant digits that is at least z."""
     digits = 4 - math.floor(math.log10(z))
     rounded = round(math.ceil(round(z * 10**digits, 6)) / 10**digits, max(digits, 0))
     return rounded if rounded >= z else z
@@ -159,16 +156,13 @@ def _epsilon(
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
             return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
     interval = coarsening * _interval(releases, delta)
-    composed = None
-    if precision:
-        composed = _pld(1.0, precision**-0.5, interval)
+    composed = _pld(1.0, precision**-0.5, interval) if precision else None
     for leaf, count in sampled:
         part = _pld(leaf.sampling_probability, _noise_multiplier(leaf), interval)
         part = part.self_compose(count)
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
-    # exp(-epsilon) of an epsilon above 700 does not fit a float; the result is then infinite, which
-    # is no less than it should be.
+    # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(composed.get_epsilon_for_delta(delta))
 
@@ -187,11 +181,11 @@ def _require_support(
         raise InputError("a Poisson cohort is accounted for under add_or_remove_one only")
     if fixed and adjacency != "replace_one":
         raise InputError(
-            "a cohort of fixed size is accounted for under replace_one only: adding a client "
-            "pushes another one out"
+            "a cohort of fixed size is accounted for under replace_one only, because adding a "
+            "client removes another one from it"
         )
     if fixed and accountant == "pld":
-        raise InputError("PLD has no support for cohorts of fixed size: use accountant 'rdp'")
+        raise InputError("PLD does not support cohorts of fixed size: use accountant 'rdp'")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -214,9 +208,9 @@ def _total_rdp(releases: _FrozenCounts) -> list[float]:
 def _poisson_rdp(q: float, z: float) -> np.ndarray:
     """Mironov, Talwar, Zhang 2019, section 3: E over N(0, z^2) of ((1-q) + q e^((2x-1)/2z^2))^a.
 
-    By the trapezoidal rule, whose error for such a smooth integrand is far below rounding. The
-    series of dp-accounting 0.6.0 for fractional orders adds terms of alternating sign by their
-    size, which makes its epsilon up to 0.1 percent too large, or does not converge.
+    Uses the trapezoidal rule, whose error is far below rounding for such a smooth integrand. For
+    fractional orders, dp-accounting 0.6.0 sums an alternating series by the size of its terms: it
+    does not always converge, or gives an epsilon up to 0.1 percent too large.
     """
     step = z / 40
     x = np.arange(-12 * z, RDP_ORDERS[-1] + 12 * z, step)
@@ -244,19 +238,18 @@ def _pld(
 def _interval(releases: _FrozenCounts, delta: float) -> float:
     """The step of the grid of privacy losses.
 
-    The overestimate grows as (rounds x step^2) and stays near 1e-5, or 0.1 percent. Steps are
-    few, so that one distribution serves many numbers of rounds. Losses so large that they protect
-    nobody get coarser steps: a noise multiplier of 0.01 would need 10^8 points otherwise.
+    The overestimate grows as (rounds x step^2) and stays near 1e-5, or 0.1 percent. Only few
+    different steps are used, so that a cached distribution serves many numbers of rounds. Losses
+    that are too large to protect anybody get coarser steps, since a noise multiplier of 0.01 would
+    otherwise need 10^8 points.
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
     divergences = _total_rdp(releases)
     rough = float(rdp.compute_epsilon(RDP_ORDERS, divergences, delta)[0])
-    single = 0.0
-    for leaf, _ in releases:
-        z = _noise_multiplier(leaf)
-        single = max(single, (1 / z + 20) / (2 * z))
-    # The Renyi divergence of order 2 is the loss's variance where losses are small.
+    multipliers = [_noise_multiplier(leaf) for leaf, _ in releases]
+    single = max((1 / z + 20) / (2 * z) for z in multipliers)
+    # For small losses, the Renyi divergence of order 2 is the variance of the loss.
     deviation = math.sqrt(divergences[RDP_ORDERS.index(2.0)])
     while step > max(deviation / 100, single / 1e5):
         step /= 10

@@ -1,4 +1,4 @@
-"""What releases cost together, and whether another one may still be made."""
+"""What a ledger's releases cost together, and whether another one fits the budget."""
 
 import dataclasses
 import math
@@ -17,10 +17,10 @@ _MOST_REPEATS = 10_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A hard limit on everything a ledger is charged with.
+    """A hard limit on what all charges of a ledger cost together.
 
     Attributes:
-      epsilon: at most this, at
+      epsilon: the largest epsilon at `delta`, positive.
       delta: in (0, 1).
     """
 
@@ -33,7 +33,7 @@ class Budget:
 
 
 class Account:
-    """The sum of releases, under one adjacency, and the budgets that it must keep, all of them."""
+    """The composition of releases under one adjacency, and the budgets that it must stay within."""
 
     def __init__(self, budgets: Sequence[Budget] = ()) -> None:
         self.budgets = tuple(dict.fromkeys(budgets))
@@ -43,16 +43,16 @@ class Account:
 
     @property
     def adjacency(self) -> Adjacency:
-        """What all releases share; add-or-remove-one while there is none."""
+        """The adjacency of all releases; add-or-remove-one while there is none."""
         return self._adjacency or "add_or_remove_one"
 
     @property
     def accountant(self) -> Accountant:
-        """The default one of these releases: PLD where it has support, else RDP."""
+        """The default accountant of these releases: PLD if it supports them, else RDP."""
         return accounting.default_accountant(self._counts)
 
     def add(self, event: dp_accounting.DpEvent) -> None:
-        """Adds a release that was made, whether it fits or not.
+        """Adds a release, whether it fits the budgets or not.
 
         Raises:
           InputError: as `check_adjacency`.
@@ -64,31 +64,26 @@ class Account:
             self._adjacency = events.adjacency(event)
 
     def check_adjacency(self, event: dp_accounting.DpEvent) -> None:
-        """Raises `InputError` for an event of another adjacency than the account's."""
+        """Raises `InputError` if the event has another adjacency than the account."""
         if not _is_noisy(events.counts(event)):
             return
         found = events.adjacency(event)
         if self._adjacency is not None and found != self._adjacency:
             raise InputError(
-                f"its releases are accounted for under {self._adjacency}, this one under {found}; "
-                "they have no common epsilon, so sample all of them the same way or keep them "
-                "apart and add up both guarantees"
+                f"its releases are accounted for under {self._adjacency}, this one under {found}, "
+                "so that they have no common epsilon: sample all of them in the same way, or use "
+                "two ledgers and add up their guarantees"
             )
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all releases; infinite where one had no noise.
-
-        Args:
-          delta: in (0, 1).
-          accountant: None = the default.
-        """
+        """Returns the epsilon of all releases at `delta`; infinite if one had no noise."""
         chosen = accountant or self.accountant
         return accounting.epsilon_of_counts(self._counts, delta, chosen, self.adjacency)
 
     def fits(self, event: dp_accounting.DpEvent) -> bool:
-        """Returns whether one more `event` keeps every budget.
+        """Returns whether one more `event` stays within every budget.
 
-        A run of equal events costs a few compositions in all: how many fit is found ahead.
+        It also finds how many more fit, so that many equal events take only a few compositions.
         """
         if not self.budgets:
             return True
@@ -97,7 +92,7 @@ class Account:
             return True
         if not self._fit(after, event):
             return False
-        # Epsilon never falls with a count, so everything below counts that fit fits too.
+        # Epsilon grows with every count: smaller counts than those that fit also fit.
         for share in (1, 1 / 2, 1 / 4, 1 / 16):
             ahead = {leaf: count + math.ceil(share * count) for leaf, count in after.items()}
             if self._fit(ahead, event):
@@ -108,7 +103,7 @@ class Account:
         return True
 
     def affordable(self, event: dp_accounting.DpEvent) -> int | None:
-        """Returns how many more times `event` keeps every budget; None without a budget."""
+        """Returns how many more times `event` fits every budget; None without a budget."""
         releases = events.counts(event)
         if not self.budgets:
             return None
@@ -118,7 +113,7 @@ class Account:
         def fits(times: int, accountant: Accountant) -> bool:
             return self._fit(_sum(self._counts, releases, times), event, accountant)
 
-        # RDP is quick and never below PLD: where it fits, PLD fits.
+        # RDP is fast and never below PLD, so that what fits under RDP also fits under PLD.
         rough = _most(lambda times: fits(times, "rdp"), 0)
         if accounting.default_accountant(self._counts | releases) == "rdp":
             return rough
@@ -127,7 +122,7 @@ class Account:
     def _fit(
         self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None
     ) -> bool:
-        """Whether releases `total`, of the adjacency of `event`, are within every budget."""
+        """Whether the releases `total` are within every budget, under the adjacency of `event`."""
         chosen = accountant or accounting.default_accountant(total)
         adjacency = self._adjacency or events.adjacency(event)
         return all(
@@ -149,7 +144,7 @@ def _sum(total: Counts, more: Counts, times: int) -> Counts:
 
 
 def _most(fits: Callable[[int], bool], low: int) -> int:
-    """Returns the largest number that fits, at least `low`, which is known to fit (or is 0)."""
+    """Returns the largest number that fits, given that `low` fits or is 0."""
     step = max(1, low // 4)
     high = low + step
     while high <= _MOST_REPEATS and fits(high):

@@ -1,4 +1,4 @@
-"""A file of sealed lines that only grows: JSON objects, each bound to the one before it.
+"""An append-only file of JSON objects, one per line, each bound to the line before it by a hash.
 
     {"bytes":B, then B bytes: the object's fields in the order of their names, among them
     "hash" and "previous", and its closing brace; then a newline
@@ -6,17 +6,18 @@
 "previous" is the "hash" of the line before, and "hash" the SHA-256 of the object without it. A line
 is valid only in this one spelling, so that no byte of it can change unnoticed.
 
-What is guaranteed, and against what:
-- An edited, reordered, inserted or deleted line, and any flipped bit, is refused with file and
-  line: by its newline a line was written whole, and a whole line keeps its seal.
-- A last line without its newline is what a crash in the middle of a write leaves. Its length, which
-  stands in front, says how much is missing. Only the newline: the line is kept. More: it was never
-  synced, nobody was answered, and it is removed. Nothing: something else was damaged (a flipped bit
-  in the newline, say), and the file is refused.
-- A cut-off END leaves a valid chain. Who must notice it keeps `head` elsewhere and asks `verify`.
-- Whoever may write the file can write another one, with seals: `head`, kept elsewhere, tells.
-- One process at a time: the kernel's lock is held from opening to `close`.
-- What was read or appended is on the disk (fsync) when `head` or a synced `append` returns.
+Guarantees:
+- An edited, reordered, inserted or deleted line, and any flipped bit, is refused; the error names
+  file and line.
+- A crash in the middle of a write leaves a last line without its newline. "bytes" says how much of
+  it is missing. If only the newline is, the line is kept. If more is, the line is removed: it was
+  never synced, so that no caller was told that it was written. If nothing is, something else was
+  damaged, such as a bit of the newline, and the file is refused.
+- Lines that are cut off the END leave a valid chain, and whoever may write the file can replace it
+  by another valid one. Both are only noticed by a caller that keeps `head` elsewhere and passes it
+  to `verify`.
+- Only one process at a time: the kernel's lock is held from opening to `close`.
+- All lines are on the disk (fsync) when `head` or a synced `append` returns.
 """
 
 import fcntl
@@ -41,13 +42,13 @@ class Chain:
 
     Attributes:
       path: the file.
-      lines: the fields of every line, without seals.
+      lines: the fields of every line, without "bytes", "hash" and "previous".
 
     Args:
       path: made, with its folder, if absent.
 
     Raises:
-      CorruptFile: a line is not as it was written; names it.
+      CorruptFile: a line was altered; the message names it.
       RunLocked: another process, or another open `Chain`, holds the file.
     """
 
@@ -55,7 +56,7 @@ class Chain:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        # Ends the lock also where a chain is forgotten instead of closed.
+        # Also releases the lock of a chain that is garbage-collected without `close`.
         self._closer = weakref.finalize(self, os.close, descriptor)
         self._descriptor: int | None = descriptor
         self._synced = True
@@ -70,7 +71,7 @@ class Chain:
                 os.ftruncate(descriptor, end)
             elif os.fstat(descriptor).st_size < end:
                 os.write(descriptor, b"\n")
-            # A killed process may have left lines that no fsync followed.
+            # A killed process may have left lines that it did not sync.
             os.fsync(descriptor)
             if not self.lines:
                 files.fsync_path(path.parent)
@@ -80,11 +81,7 @@ class Chain:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Returns a chain that cannot be appended to; takes no lock.
-
-        Raises:
-          CorruptFile: a line is not as it was written; names it.
-        """
+        """Returns a chain that cannot be appended to, without a lock; raises `CorruptFile`."""
         chain = cls.__new__(cls)
         chain.path, chain._descriptor, chain._synced = path, None, True
         chain._load()
@@ -96,7 +93,7 @@ class Chain:
         return self._descriptor is None
 
     def close(self) -> None:
-        """Syncs, gives up the file and its lock; what was read stays."""
+        """Syncs and closes the file, and releases its lock; `lines` stay."""
         if self._descriptor is None:
             return
         try:
@@ -107,19 +104,19 @@ class Chain:
 
     @property
     def head(self) -> str:
-        """SHA-256 of the last line; it is on the disk when this returns."""
+        """SHA-256 of the last line; all lines are on the disk when this returns."""
         self._sync()
         return self._hashes[-1] if self._hashes else _NO_LINE
 
     def contains(self, head: str) -> bool:
-        """Returns whether `head` was this chain's head at some time."""
+        """Returns whether `head` is or was this chain's head."""
         return head in self._known
 
     def append(self, fields: dict[str, Any], *, sync: bool = True) -> None:
         """Adds a line; with `sync`, it and all before it are on the disk on return.
 
         Raises:
-          OSError: it cannot be written; the file is as it was, and the chain is closed.
+          OSError: the line cannot be written; it is removed again, and the chain is closed.
         """
         if self._descriptor is None:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
@@ -132,7 +129,7 @@ class Chain:
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:
-            # It did not happen: leave no trace, and let nobody go on.
+            # Remove what was written of the line, and refuse further lines.
             try:
                 os.ftruncate(self._descriptor, start)
             finally:
@@ -150,15 +147,15 @@ class Chain:
         try:
             self._load()
         except BaseException:
-            self.close()  # nothing may be added to what could not be read
+            self.close()  # nothing may be appended to lines that could not be read
             raise
         if self._hashes[: len(known)] != known:
             self.close()
             raise CorruptFile(f"{self.path}: the ledger was altered while it was open")
         if expected_head is not None and not self.contains(expected_head):
             raise CorruptFile(
-                f"{self.path}: does not contain the line that it once ended with: the ledger was "
-                "cut off or replaced"
+                f"{self.path}: the ledger was cut off or replaced: it does not contain the line "
+                "that it once ended with"
             )
 
     def _sync(self) -> None:
@@ -171,7 +168,7 @@ class Chain:
         self._synced = True
 
     def _give_up(self, error: OSError) -> None:
-        self._synced = True  # what cannot be synced is not tried again
+        self._synced = True  # so that `close` does not try to sync again
         self.close()
         message = f"the ledger cannot be written: {error}"
         raise OSError(error.errno, message, str(self.path)) from error
@@ -182,13 +179,13 @@ class Chain:
         self._known.add(digest)
 
     def _load(self) -> int:
-        """Reads and checks the file; returns the size that its whole lines have."""
+        """Reads and checks the file; returns the size of its complete lines."""
         self.lines: list[dict[str, Any]] = []
         self._hashes: list[str] = []
         self._known: set[str] = set()
         *lines, last = self.path.read_bytes().split(b"\n")
         if last and not _is_torn(last):
-            # Whole but for its newline, or else refused like any line.
+            # It only lacks its newline, or is refused below like any other line.
             lines.append(last)
         for number, line in enumerate(lines, 1):
             previous = self._hashes[-1] if self._hashes else _NO_LINE
@@ -205,7 +202,7 @@ def altered(path: Path, number: int, reason: str) -> CorruptFile:
 
 
 def _is_torn(last: bytes) -> bool:
-    """Whether a last line, which has no newline, lacks more than that."""
+    """Whether the last line lacks more than its newline."""
     start = _START.match(last)
     if start is None:
         begun = b'{"bytes":'.startswith(last)
@@ -213,7 +210,7 @@ def _is_torn(last: bytes) -> bool:
     missing = int(start[1]) - (len(last) - start.end())
     if missing <= 0 or last[start.end() : start.end() + 1] not in (b"", b'"'):
         return False
-    # A whole object in it means that its length was damaged.
+    # If it has a complete object, its length was damaged.
     try:
         json.JSONDecoder().raw_decode(last.decode("ascii"))
     except (ValueError, RecursionError) as error:
@@ -233,7 +230,7 @@ def _open(line: bytes, previous: str) -> tuple[dict[str, Any], str]:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict) or not isinstance(fields.get("hash"), str):
-        raise InputError("it is not a whole line of this format")
+        raise InputError("it is not a complete line of this format")
     digest = fields.pop("hash")
     if fields.pop("previous", None) != previous:
         raise InputError("it does not follow the line before it")

@@ -14,14 +14,15 @@ Guarantees for every input, with S from SMALLEST_CLIP_NORM on:
 | with a NaN or an infinity  | zero as a whole                                                   |
 | any, with a smaller S      | zero as a whole: squares underflow, and the norm would be wrong   |
 
-So the result is always finite and of L2 norm at most S (1 + 1e-6), and zero stays zero. "To the
-bit" leaves out subnormal numbers, which devices may flush to zero. With "per_layer" the second line
-holds for each leaf and its share.
+The result is therefore always finite and of L2 norm at most S (1 + 1e-6), and zero stays zero. "To
+the bit" excludes subnormal numbers, which devices may flush to zero. With "per_layer" the second
+line holds for each leaf and its share.
 
-Why no scaling. Squares below 1.2e-38 are flushed to zero, so values below 1.1e-19 are missing from
-the norm. With S >= 1e-12 even 1e8 of them, in a contribution of norm S, are less than 6e-7 of it.
-Restricting S costs nothing; a second pass over scaled values, or products with a scale inside the
-sum of squares, take 13 to 25 % more time for the whole clip on a CPU (1.2 M parameters).
+Contributions are not scaled before they are squared. Squares below 1.2e-38 are flushed to zero, so
+that values below 1.1e-19 are missing from the norm; but with S >= 1e-12 even 1e8 of them, in a
+contribution of norm S, are less than 6e-7 of it. To restrict S costs nothing, while a second pass
+over scaled values, or products with a scale inside the sum of squares, would take 13 to 25 % more
+time for the whole clip on a CPU (1.2 M parameters).
 """
 
 import dataclasses
@@ -36,8 +37,8 @@ from jaxpfl.errors import InputError
 PyTree = Any
 Clipping = Literal["flat", "per_layer"]
 
-# Between them the clip is exact; a plan's clip norm, and what it adapts to, stays there. Above the
-# largest it would be exact too, as far as norms reach; no contribution needs that.
+# Between them the clip is exact. A plan's clip norm and an adaptive one stay in this range; no
+# contribution needs a larger one.
 SMALLEST_CLIP_NORM = 1e-12
 LARGEST_CLIP_NORM = 1e12
 
@@ -46,14 +47,14 @@ LARGEST_CLIP_NORM = 1e12
 class AdaptiveClip:
     """Adaptive quantile clipping (Andrew et al. 2021, Algorithm 1).
 
-    A client adds b_i - 1/2, where b_i says whether its update's norm is within the clip norm. The
-    values get the multiplier z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of z, so that values and
-    quantile together cost what z alone would (Theorem 1).
+    Each client also sends b_i - 1/2, where b_i is 1 if its update's norm is at most the clip norm,
+    else 0. The values get the multiplier z_D = (z^-2 - (2 sigma_b)^-2)^(-1/2) instead of z, so that
+    values and quantile together cost what z alone would (Theorem 1).
 
     Attributes:
       target_quantile: the share of clients whose update should be within the clip norm.
       learning_rate: of the geometric update.
-      indicator_noise: sigma_b, the noise's standard deviation on the sum of (b_i - 1/2), in
+      indicator_noise: sigma_b, the standard deviation of the noise on the sum of (b_i - 1/2), in
         clients; None = 0.05 times the planned clients per round.
     """
 
@@ -77,9 +78,8 @@ class AdaptiveClip:
         std = self.indicator_noise_std(clients_per_round)
         if not 2 * std > multiplier:
             raise InputError(
-                f"indicator_noise = {std:g} is too small for noise_multiplier = {multiplier:g}: "
-                "the quantile alone would cost more than the plan; it must exceed half the noise "
-                "multiplier"
+                f"indicator_noise = {std:g} must exceed half of noise_multiplier = {multiplier:g}, "
+                "because the quantile alone would otherwise cost more than the plan"
             )
 
     def value_multiplier(self, multiplier: float, clients_per_round: int) -> float:
@@ -89,10 +89,10 @@ class AdaptiveClip:
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """What bounds a client's contribution (see above).
+    """How a client's contribution is clipped (see above).
 
     Attributes:
-      norm: S, the L2 bound (the first round's, under adaptive clipping).
+      norm: S, the L2 bound; under adaptive clipping that of the first round.
       kind: "flat" or "per_layer".
       adaptive: None for a constant norm.
     """
@@ -105,8 +105,8 @@ class Clip:
         object.__setattr__(self, "norm", checks.positive("clip_norm", self.norm))
         if not SMALLEST_CLIP_NORM <= self.norm <= LARGEST_CLIP_NORM:
             raise InputError(
-                f"clip_norm must lie in [1e-12, 1e12], found {self.norm:g}: the square of a "
-                "norm outside that range does not fit float32"
+                f"clip_norm must lie in [1e-12, 1e12], found {self.norm:g}: a smaller norm cannot "
+                "be computed exactly in float32, and no contribution needs a larger one"
             )
         checks.one_of("clipping", self.kind, ("flat", "per_layer"))
         if self.adaptive is None:
@@ -128,19 +128,19 @@ def clip_factors(
     Args:
       contribution: pytree of arrays of any real type.
       clipping: "flat" or "per_layer".
-      clip_norm: S, float32 scalar; infinity does not clip, but finds out what is not finite.
+      clip_norm: S, float32 scalar; with infinity only contributions that are not finite change.
 
     Returns:
-      A float32 scalar in (0, 1] for each leaf; the norm before clipping (float32 scalar, infinite
-      where the contribution must be refused; private); and whether it counts (bool scalar): not
-      where the table above says zero. Such a contribution must be left out, not multiplied:
-      NaN * 0 is NaN.
+      A float32 scalar in (0, 1] for each leaf; the norm before clipping (float32 scalar, PRIVATE);
+      and whether the contribution counts (bool scalar). Where the table above says zero it does not
+      count, and the norm is infinite. The caller must leave such a contribution out instead of
+      multiplying it, because NaN * 0 is NaN.
     """
     leaves, structure = jax.tree.flatten(contribution)
     squares = [_square_sum(leaf) for leaf in leaves]
     norm = jnp.sqrt(_pairwise_sum(squares))
-    # A NaN or an infinity anywhere makes the norm NaN or infinite. The bound is the constant as
-    # float32, so the smallest clip norm itself is in.
+    # A NaN or an infinity anywhere makes the norm NaN or infinite. The constant is compared as
+    # float32, so that the smallest clip norm itself is accepted.
     finite = jnp.isfinite(norm) & (clip_norm >= jnp.float32(SMALLEST_CLIP_NORM))
     if clipping == "flat":
         factors = [_factor(norm, clip_norm)] * len(leaves)
@@ -157,7 +157,7 @@ def _square_sum(leaf: jax.Array) -> jax.Array:
 
 
 def _pairwise_sum(values: list[jax.Array]) -> jax.Array:
-    """The sum of scalars, float32: one after the other, 150 alike would be wrong by 2e-6."""
+    """The sum of scalars, float32. Added in turn, 150 equal ones would have an error of 2e-6."""
     if len(values) < 2:
         return sum(values, jnp.float32(0))
     half = len(values) // 2

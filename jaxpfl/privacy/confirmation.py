@@ -1,6 +1,6 @@
-"""Second accountants, of our own, that share no code with dp-accounting.
+"""Second accountants, which share no code with dp-accounting.
 
-A calibration is believed only where one of these agrees with it (`Plan.confirmed_epsilon`).
+A calibrated noise multiplier is only used if one of them confirms it (`Guarantee.confirms`).
 """
 
 import decimal
@@ -30,7 +30,7 @@ def poisson_epsilon(
     Wutschitz 2021, "Numerical composition of differential privacy"). An estimate, not a bound.
 
     Args:
-      reach: an epsilon known to be too large; losses far beyond it count as infinite.
+      reach: an upper bound on epsilon; losses far beyond it are treated as infinite.
       gaussian_mu: shift / std of one more Gaussian release, on everyone.
     """
     if sampling_rate == 1:
@@ -113,9 +113,9 @@ def _moments(noise_multiplier: float, clients: int, population: int) -> list[flo
 def _fft_epsilon(
     z: float, q: float, rounds: int, delta: float, width: float, removed: bool, mu: float
 ) -> float:
-    """For the loss of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2), or the other way round.
+    """Epsilon of (1-q) N(0, z^2) + q N(1, z^2) against N(0, z^2) if `removed`, else the reverse.
 
-    With mu > 0 the loss of one plain Gaussian, N(mu^2 / 2, mu^2) either way, is added.
+    With mu > 0, one plain Gaussian is composed with it, whose loss is N(mu^2 / 2, mu^2) either way.
     """
     points = 2**19
     edges = np.linspace(-width, width, points + 1)
@@ -134,7 +134,7 @@ def _fft_epsilon(
         above = special.ndtr(place(-edges) / z)  # this loss falls with x
     mass = np.clip(-np.diff(above), 0.0, None)
     infinite = -math.expm1(rounds * math.log1p(-float(above[-1])))
-    # The cell whose middle is step / 2 goes to index 0; `rounds` of these halves add up.
+    # The cell with middle step / 2 moves to index 0; composition adds `rounds` of these halves.
     spectrum = np.fft.rfft(np.roll(mass, -(points // 2)))
     spectrum = spectrum**rounds
     middles = (edges[:-1] + edges[1:]) / 2

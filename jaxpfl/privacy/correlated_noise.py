@@ -1,12 +1,12 @@
 """Noise that is correlated between rounds: DP-FTRL's tree, and banded matrix factorisation.
 
-What a server optimiser uses is the SUM of all releases so far. With noise w_t - w_{t-1} added to
-round t, that sum carries w_t alone, and w_t can be made small by giving the rounds noise that
-partly cancels. With C the strategy matrix and Z independent Gaussians, the releases are
-C^-1 (C X + z S Z): the clients' sums X, plus C^-1 Z. A client that takes part once in an epoch of R
-rounds, at a distance of exactly R, moves C X by at most S times C's largest column norm, which is 1
-here, an epoch: columns that far apart do not overlap. So an EPOCH costs what one Gaussian of
-multiplier z does, adaptively chosen releases included (Denisov et al. 2022, Theorem 2.1).
+A server optimiser uses the SUM of all releases so far. If round t gets the noise w_t - w_{t-1},
+that sum only carries w_t, which is small if the noise of different rounds partly cancels. With C
+the strategy matrix and Z independent Gaussians, the releases are C^-1 (C X + z S Z): the clients'
+sums X, plus z S C^-1 Z. A client takes part once in an epoch of R rounds, always R rounds apart, so
+that the columns of C for its rounds do not overlap. In an epoch it therefore moves C X by at most S
+times C's largest column norm, which is 1 here. So an EPOCH costs as much as one Gaussian of
+multiplier z, also with adaptively chosen releases (Denisov et al. 2022, Theorem 2.1).
 
 | noise  | C                                                                | source          |
 |--------|------------------------------------------------------------------|-----------------|
@@ -15,9 +15,9 @@ multiplier z does, adaptively chosen releases included (Denisov et al. 2022, The
 | banded | the square root of the prefix sums' matrix, its first R diagonals| Kalinin, Lampert|
 |        | with columns of norm 1; goes on over all epochs                  | 2024, (8)       |
 
-The tree's levels: ceil(log2(R + 1)). Every draw has an address, so all noise is a function of a key
-and the round. A round of the tree has few draws and is made alone. Bands go on from round to round:
-row t of C w = z is sum_k c_k w_{t-k} = z_t, so that
+The tree has ceil(log2(R + 1)) levels. Every draw has an address, so that all noise is a function of
+a key and the round. A round of the tree has few draws and is computed alone. Bands depend on the
+rounds before: row t of C w = z is sum_k c_k w_{t-k} = z_t, so that
 
     w_t = (z_t - c_1 w_{t-1} - ... - c_{R-1} w_{t-R+1}) / c_0,
 
@@ -39,11 +39,11 @@ from jaxpfl.privacy.mechanisms import standard_normal
 
 
 class Terms(NamedTuple):
-    """One round's noise in a tree: weights times standard normals, each known by its address.
+    """One round's noise in a tree: z S times a weighted sum of standard normal draws.
 
     Attributes:
-      addresses: int64 [H, 3].
-      weights: float64 [H]; what is added is z S times the sum.
+      addresses: int64 [H, 3], the epoch, level and index of each draw.
+      weights: float64 [H].
     """
 
     addresses: np.ndarray
@@ -51,14 +51,14 @@ class Terms(NamedTuple):
 
 
 class NoiseStream:
-    """Correlated noise at unit scale, round after round; what is added to a sum is z S times it.
+    """Correlated noise at unit scale, round after round; z S times it is added to a sum.
 
-    SECRET, all of it: whoever knows the stream or its key can take the noise off every release. It
-    is never written to a file. A run that is resumed makes it again from the key: rounds that were
-    passed over are gone through in one compiled loop, with the same bits as without the break.
+    SECRET: whoever knows the stream or its key can remove the noise from every release. It is never
+    written to a file. A resumed run makes it again from the key, with the same bits: one compiled
+    loop goes through the rounds that were already done.
 
-    Memory for bands: R - 1 times the float32 parameters. One program serves all rounds, and nothing
-    waits for the device.
+    Bands take memory for R - 1 times the float32 parameters. All rounds share one compiled program,
+    and no call waits for the device.
     """
 
     def __init__(self, kind: Correlation, rounds_per_epoch: int, root_key: jax.Array, width: int):
@@ -66,7 +66,7 @@ class NoiseStream:
 
         Args:
           kind: "tree" or "banded".
-          rounds_per_epoch: R, also the bands' number.
+          rounds_per_epoch: R, which is also the number of bands.
           root_key: typed threefry4x32 key, of this stream alone.
           width: P, the number of parameters.
 
@@ -88,10 +88,10 @@ class NoiseStream:
     def noise(self, round: int) -> jax.Array:
         """Returns the noise of round 1, 2, ...: float32 [P].
 
-        Cheapest for the round after the last one; an earlier one starts again from round 1.
+        It is cheapest for the round after the last one; an earlier round starts again from round 1.
 
         Raises:
-          InputError: a round before the first.
+          InputError: the round is not a whole number >= 1.
         """
         checks.positive_int("round", round)
         if self._kind == "tree":
@@ -106,7 +106,7 @@ class NoiseStream:
 
     def _of_tree(self, round: int) -> jax.Array:
         made = tree_terms(round, self._rounds_per_epoch)
-        # As many in every round, so that one program serves all; what is added has weight zero.
+        # Padded with weights of zero, so that all rounds share one compiled program.
         spare = self._rounds_per_epoch.bit_length() + 1 - len(made.weights)
         addresses_Hx3 = np.pad(made.addresses, ((0, spare), (0, 0))).astype(np.uint32)
         weights_H = np.pad(made.weights, (0, spare)).astype(np.float32)
@@ -136,13 +136,13 @@ def _advance(
     weights_R: jax.Array,
     ring_BxP: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Goes from round `first` to round `last`: the last one's noise [P], and the ring.
+    """Goes from round `first` to round `last`, and returns the noise [P] of `last` and the ring.
 
     Args:
-      key: the draws' key; round t's draw has the key folded with t.
-      first, last: int32 scalars; `ring_BxP` holds what came before `first`.
+      key: round t's draw has this key folded with t.
+      first, last: int32 scalars.
       weights_R: 1 / c_0, then c_k / c_0.
-      ring_BxP: the last B = R - 1 noises of all parameters; round t's is in row t mod B.
+      ring_BxP: the noise of the B = R - 1 rounds before `first`; that of round t is in row t mod B.
     """
     bands, width = ring_BxP.shape
 
@@ -164,7 +164,7 @@ def tree_terms(round: int, rounds_per_epoch: int) -> Terms:
     """The terms of round 1, 2, ...; at most bit_length(rounds_per_epoch) + 1."""
     epoch, place = divmod(round - 1, rounds_per_epoch)
     before, now = _nodes(place), _nodes(place + 1)
-    # What both prefixes contain cancels.
+    # Nodes of both prefixes cancel.
     changed = [(node, 1.0) for node in now if node not in before]
     changed += [(node, -1.0) for node in before if node not in now]
     scale = rounds_per_epoch.bit_length() ** 0.5

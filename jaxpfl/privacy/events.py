@@ -7,9 +7,10 @@
 | ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
 | anything without noise               | NonPrivate                          | either        |
 
-and their (self-)compositions. A Gaussian's multiplier is its noise divided by the largest change
-that one client can make UNDER THE ADJACENCY IN USE: S when a client is added or removed, 2 S when
-one is replaced. Only `Plan` makes events, so only it has to know.
+and their (self-)compositions. A Gaussian's multiplier is the standard deviation of its noise
+divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when a client
+is added or removed, 2 S when one is replaced. Only `Plan` makes events, so that no caller has to
+choose between the two.
 """
 
 from collections.abc import Mapping
@@ -27,10 +28,10 @@ Counts = dict[dp_accounting.DpEvent, int]
 def counts(event: dp_accounting.DpEvent) -> Counts:
     """Returns how often each elementary release happens in `event`.
 
-    Sampling that takes everyone is written as no sampling, which has an exact formula.
+    Sampling that takes everyone counts as no sampling, for which there is an exact formula.
 
     Raises:
-      InputError: the event is of no kind in the table above, or a parameter is out of range.
+      InputError: the event is not in the table above, or a parameter is out of range.
     """
     total: Counts = {}
     _add(event, 1, total)
@@ -38,10 +39,10 @@ def counts(event: dp_accounting.DpEvent) -> Counts:
 
 
 def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
-    """Returns the adjacency that an event is meant for; a bare Gaussian is add-or-remove-one.
+    """Returns an event's adjacency; that of a Gaussian without sampling is add-or-remove-one.
 
     Raises:
-      InputError: the event mixes the two.
+      InputError: the event mixes both adjacencies.
     """
     found = _adjacencies(event)
     if len(found) > 1:
@@ -85,7 +86,7 @@ def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
     """Returns the event that `to_json` wrote.
 
     Raises:
-      InputError, KeyError, TypeError: the record is no event.
+      InputError, KeyError, TypeError: the record is not an event.
     """
     match record["type"]:
         case "none":
@@ -145,10 +146,8 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
             population = checks.positive_int("population of an event", event.source_dataset_size)
             clients = checks.positive_int("clients of an event", event.sample_size)
             if clients > population:
-                raise InputError(
-                    f"clients of an event must be at most its population of {population}, found "
-                    f"{clients}"
-                )
+                limit = f"its population of {population}"
+                raise InputError(f"clients of an event must be at most {limit}, found {clients}")
             everyone = clients == population
             return inner if everyone or not isinstance(inner, type(event.event)) else event
     raise _unknown(event)
@@ -169,6 +168,6 @@ def _adjacencies(event: dp_accounting.DpEvent) -> set[Adjacency]:
 
 def _unknown(event: object) -> InputError:
     return InputError(
-        f"cannot account for {type(event).__name__}; expected Gaussian noise, on everyone, on a "
-        "Poisson cohort or on a cohort of fixed size, or compositions of these"
+        f"cannot account for {type(event).__name__}; expected Gaussian noise on everyone, on a "
+        "Poisson cohort or on a cohort of fixed size, or a composition of these"
     )

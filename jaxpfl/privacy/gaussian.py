@@ -1,8 +1,8 @@
 """The Gaussian mechanism behind every plan: its guarantee on everyone, and the noise it needs.
 
-A noisy sum over everyone of multiplier z (noise / shift) is one Gaussian; several of multipliers
-z_i are together exactly as private as one of mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth,
-Su 2022, Corollary 3.3). What cohorts that are sampled cost: `privacy.participation`.
+Noisy sums over everyone with multipliers z_i (noise / shift) are together exactly as private as one
+with mu = shift / noise = sqrt(sum 1 / z_i^2) (Dong, Roth, Su 2022, Corollary 3.3). For the cost of
+sampled cohorts see `privacy.participation`.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ class Noise:
 
     Attributes:
       multiplier: z.
-      correlation: "independent" in every round; or, with cyclic participation, "tree" or "banded"
-        (see `privacy.correlated_noise`).
+      correlation: "independent" for new noise in every round; with cyclic participation also
+        "tree" or "banded" (see `privacy.correlated_noise`).
     """
 
     multiplier: float
@@ -49,8 +49,8 @@ def on_everyone(
     """Returns the guarantee of noisy sums over everyone.
 
     Args:
-      multipliers: noise / shift under the adjacency. Infinite: nothing is released, at no cost; 0:
-        without noise.
+      multipliers: noise / shift under the adjacency. Infinity stands for a sum that is not
+        released, and 0 for one without noise.
     """
     finite = [z for z in multipliers if math.isfinite(z)]
     if not all(finite):
@@ -60,16 +60,16 @@ def on_everyone(
 
 
 def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: float) -> float:
-    """Returns the least noise whose epsilon is at most `epsilon`.
+    """Returns the smallest noise multiplier whose epsilon is at most `epsilon`.
 
-    Found with the guarantee's accountant, rounded up to 5 digits, and then confirmed by a second,
-    independent one (`Guarantee.confirmed_epsilon`), which may raise it by up to 0.1 percent.
+    The guarantee's accountant finds it, rounded up to 5 digits. A second, independent accountant
+    (`Guarantee.confirmed_epsilon`) then confirms it, and may raise it by up to 0.1 percent.
 
     Args:
-      guarantee_of: the guarantee at a noise multiplier.
+      guarantee_of: maps a noise multiplier to its guarantee.
 
     Raises:
-      InputError: no noise multiplier reaches `epsilon`; the accountants disagree.
+      InputError: no noise multiplier reaches `epsilon`, or the accountants disagree.
     """
     target = checks.positive("epsilon", epsilon)
     trial = guarantee_of(1.0)

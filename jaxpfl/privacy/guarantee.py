@@ -1,8 +1,8 @@
 """What releases cost together: one epsilon, confirmed by a second accountant, and one statement.
 
-Whatever is released on the same clients composes: rounds of training, a Frechet distance,
-histograms of metrics. A `Guarantee` is that of any such list, of one plan's rounds or of all that
-a run charged to its ledger.
+All releases on the same clients compose, such as rounds of training, a Frechet distance and
+histograms of metrics. A `Guarantee` is that of any such composition: the rounds of one plan, or all
+charges of a ledger.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ _IN_WORDS = {"add_or_remove_one": "add or remove one", "replace_one": "replace o
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) of one event, with all that the numbers mean.
+    """(epsilon, delta) of one event, with what the two numbers refer to.
 
     Attributes:
-      event: everything that was released; compositions hold several releases, or one many times.
-      delta: of the statement; not read where a release has no noise.
-      unit: what is protected: "client" or "example".
-      adjacency: what is done to one unit. Multipliers in the event are relative to it.
+      event: everything that was released; multipliers in it are relative to the adjacency.
+      delta: in (0, 1); ignored if a release has no noise.
+      unit: what is protected, "client" or "example".
+      adjacency: how neighbouring data sets differ, "add_or_remove_one" or "replace_one".
       accountant: "pld" or "rdp".
 
     Raises:
-      InputError: a field is not of its kind, or the event is of a kind that nobody accounts for.
+      InputError: a field is out of range, or the kind of event is unknown to `privacy.events`.
     """
 
     event: dp_accounting.DpEvent
@@ -63,13 +63,13 @@ class Guarantee:
         """Returns the guarantee of several releases, under the adjacency that they share.
 
         Args:
-          releases: their events, in any order; a repeated one as SelfComposedDpEvent, or so often.
-          accountant: None = PLD where it has support, else RDP.
+          releases: their events, in any order.
+          accountant: None = PLD if it supports the releases, else RDP.
 
         Raises:
           InputError: the releases have no common adjacency, and so no common epsilon.
         """
-        # Rounds repeat one event thousands of times, and this is asked for after every round.
+        # Counted for speed: this is called after every round, and rounds repeat one event.
         parts, repeated = [], Counter()
         for release in releases:
             try:
@@ -89,7 +89,7 @@ class Guarantee:
         )
 
     def epsilon(self) -> float:
-        """Returns epsilon at `delta`; infinite where a release has no noise."""
+        """Returns epsilon at `delta`; infinite if a release has no noise."""
         return self._epsilon(self.accountant)
 
     def _epsilon(self, accountant: Accountant) -> float:
@@ -100,8 +100,8 @@ class Guarantee:
     def confirmed_epsilon(self) -> float:
         """Returns the second accountant's epsilon.
 
-        PLD where the accountant is RDP on Poisson cohorts; otherwise an implementation of our own
-        that shares no code with dp-accounting (see `privacy.confirmation`).
+        If the accountant is RDP and cohorts are Poisson, this is PLD. Otherwise it is one of
+        `privacy.confirmation`, which share no code with dp-accounting.
 
         Raises:
           InputError: the event has sampled releases of several kinds.
@@ -111,8 +111,7 @@ class Guarantee:
         squares, sampled = [], []
         for leaf, count in events.counts(self.event).items():
             if isinstance(leaf, dp_accounting.GaussianDpEvent):
-                # Gaussians compose to a Gaussian: the squares of their shift / noise add up
-                # (Dong, Roth, Su 2022, Corollary 3.3).
+                # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
                 squares.append(count / leaf.noise_multiplier**2)
             else:
                 sampled.append((leaf, count))
@@ -120,19 +119,13 @@ class Guarantee:
         if not sampled:
             return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
         match sampled:
-            case [
-                (dp_accounting.PoissonSampledDpEvent(sampling_probability=q, event=inner), count)
-            ]:
+            case [(dp_accounting.PoissonSampledDpEvent(sampling_probability=q) as poisson, count)]:
                 if self.accountant == "rdp":
                     return self._epsilon("pld")
-                assert isinstance(inner, dp_accounting.GaussianDpEvent)
+                assert isinstance(poisson.event, dp_accounting.GaussianDpEvent)
+                z, reach = poisson.event.noise_multiplier, self._epsilon("rdp")
                 return confirmation.poisson_epsilon(
-                    inner.noise_multiplier,
-                    q,
-                    count,
-                    self.delta,
-                    reach=self._epsilon("rdp"),
-                    gaussian_mu=mu,
+                    z, q, count, self.delta, reach=reach, gaussian_mu=mu
                 )
             case [(dp_accounting.SampledWithoutReplacementDpEvent() as fixed, count)] if not mu:
                 assert isinstance(fixed.event, dp_accounting.GaussianDpEvent)
@@ -144,33 +137,29 @@ class Guarantee:
                     self.delta,
                 )
         raise InputError(
-            "a second accountant confirms rounds of one plan and Gaussians on everyone, found "
-            f"{len(sampled)} kinds of sampled rounds and {len(squares)} of Gaussians"
+            "the second accountant supports the rounds of one plan and Gaussians on everyone, "
+            f"found {len(sampled)} kinds of sampled rounds and {len(squares)} of Gaussians"
         )
 
     def confirms(self, target: float) -> bool:
-        """Returns whether both accountants stay within the target, and PLD within RDP's bound."""
+        """Returns whether both accountants are at most `target`, and PLD is at most RDP."""
         if self.epsilon() > target or self.confirmed_epsilon() > target:
             return False
         if self.adjacency == "replace_one":
-            return True  # PLD has no support for cohorts of fixed size
+            return True  # PLD does not support cohorts of fixed size
         return self._epsilon("pld") <= self._epsilon("rdp") * (1 + 1e-3)
 
     def statement(self) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         if not self.private:
             return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
+        releases = events.counts(self.event)
+        gaussian = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
+        # For Gaussians alone, "pld" means the exact formula: see `privacy.accounting`.
+        exact = self.accountant == "pld" and releases and gaussian
+        accountant = "exact Gaussian" if exact else self.accountant.upper()
         return (
             f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
             f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]} {self.unit}, "
-            f"accountant = {self._accountant_in_words}"
+            f"accountant = {accountant}"
         )
-
-    @property
-    def _accountant_in_words(self) -> str:
-        """PLD of Gaussians alone is the exact formula, see `privacy.accounting`."""
-        releases = events.counts(self.event)
-        exact = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
-        if self.accountant == "pld" and releases and exact:
-            return "exact Gaussian"
-        return self.accountant.upper()

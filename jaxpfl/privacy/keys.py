@@ -2,39 +2,39 @@
 
 Every draw of a run is a function of (root, purpose, address), so that any round can be computed
 again alone. The SECRET root is a run's `federated.Secret`: 128 bits of the operating system's
-entropy, kept only in the run's private folder. Whoever knows it can take the noise off a release.
-What follows from it is an HMAC-SHA256 of a purpose and a text, and no purpose tells of another:
+entropy, kept only in the run's private folder. Whoever knows it can remove the noise of a release.
+Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing of the others:
 
-| purpose      | text                      | is                                                    |
+| purpose      | text                      | value                                                 |
 |--------------|---------------------------|-------------------------------------------------------|
 | run          | the label, or nothing     | the run's name in ledgers; public                     |
-| charge       | identity, charge's number | what a charge is known by in the ledger; public       |
-| record       | identity, round           | what a release is recorded as in the ledger; public   |
-| again        | record, release's name    | what a second release is charged as; public           |
-| cohort       | identity, round           | who takes part, and the order of their examples       |
-| train        | identity, round           | the key of what clients draw, each folds in its place |
-| noise        | identity, round           | the key of the noise, before it is bound to the sum   |
-| checksum     | identity, round           | the secrets of the checksum that binds it             |
-| shared noise | identity                  | the key of noise that several rounds share            |
+| charge       | identity, charge's number | identifies a charge in the ledger; public             |
+| record       | identity, round           | identifies a recorded release in the ledger; public   |
+| again        | record, release's name    | identifies the charge of a second release; public     |
+| cohort       | identity, round           | seed of the cohort and of the order of its examples   |
+| train        | identity, round           | key of clients' draws, with their indices folded in   |
+| noise        | identity, round           | key of the noise, before it is bound to the sum       |
+| checksum     | identity, round           | secrets of the checksum that binds it                 |
+| shared noise | identity                  | key of noise that several rounds share                |
 
-The identity is that of all that a query's answers follow from (`federated.identity`), with the run
-and the query's label. In cyclic participation a cohort follows from the identity alone.
+The identity covers everything that a query's answers depend on (`federated.identity`), the run and
+the query's label. In cyclic participation the cohorts follow from the identity without the round.
 
-The PUBLIC root is `training_root` of a config's seed; nobody's protection rests on it. What is
-drawn from it has a number in this module, which is folded into the root:
+The PUBLIC root is `training_root` of a config's seed; no privacy guarantee depends on it. Each
+purpose has a number in this module, which is folded into the root:
 
-| number            | is                                                             |
+| number            | purpose                                                        |
 |-------------------|----------------------------------------------------------------|
 | INITIAL_STATE     | the initial state of an algorithm                              |
 | GENERATOR_IMAGES  | folded into the key of the initial state: the noise from which |
 |                   | the GAN's generator makes its training images                  |
 | SAMPLE_SENTENCES  | the sentences that are shown while a language model trains     |
 | SAMPLE_IMAGES     | the images that are shown in GAN inversion                     |
-| OOV_SENTENCES     | the sentences in which out-of-vocabulary words are looked for  |
+| OOV_SENTENCES     | the sentences that are searched for out-of-vocabulary words    |
 | OOV_WORDS         | the words that are generated for them                          |
 
-`jax.random.key(seed)` with x64 off keeps 32 bits of its seed; keys are therefore wrapped from four
-words. Their implementation is pinned to threefry4x32, whose key has 128 bits.
+With x64 off, `jax.random.key(seed)` only keeps 32 bits of its seed, so that keys are made from four
+words instead. Their implementation is pinned to threefry4x32, whose key has 128 bits.
 """
 
 import hashlib
@@ -49,13 +49,13 @@ from jaxpfl.errors import InputError
 
 NOISE_IMPLEMENTATION = "threefry4x32"
 
-# Counted from the top, so that no round's number is among them.
+# Counted down from 2^32 - 1, so that none equals the number of a round.
 INITIAL_STATE = 2**32 - 1
 SAMPLE_SENTENCES = 2**32 - 2
 SAMPLE_IMAGES = 2**32 - 4
 OOV_SENTENCES = 2**32 - 5
 OOV_WORDS = 2**32 - 6
-# Under INITIAL_STATE.
+# Folded into the key of INITIAL_STATE.
 GENERATOR_IMAGES = 2**32 - 1
 
 
@@ -77,11 +77,10 @@ def key_from_words(words: Sequence[int]) -> jax.Array:
 
 
 def require_noise_key(key: jax.Array) -> None:
-    """Refuses what noise must not be drawn from: raw integers, rbg, or any other implementation."""
+    """Refuses keys that are raw integers, or of another implementation than threefry4x32."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise InputError(
-            f"noise needs a typed JAX key, found {type(key).__name__} without a key type"
-        )
+        found = type(key).__name__
+        raise InputError(f"noise needs a typed JAX key, found {found} without a key type")
     found = str(jax.random.key_impl(key))
     if found != NOISE_IMPLEMENTATION:
         raise InputError(f"noise needs a {NOISE_IMPLEMENTATION} key, found {found!r}")

@@ -1,35 +1,34 @@
 """The write-ahead ledger: every release on a source of clients, charged before it is made.
 
-A file of sealed lines that only grows (`chain`), and a budget on what they cost (`budget`). It
-belongs to a source of clients (`sources`), not to a run: all releases of all algorithms on these
-clients, on parts of them and on whatever is computed from their data are charged to it and compose
-to ONE epsilon. A charge is on the disk before `charge` returns, and only then may data be touched,
-so that a crash can cost a charge for nothing but never a release for nothing.
+An append-only file (`chain`) with a budget on what its charges cost (`budget`). It belongs to a
+source of clients (`sources`), not to a run: all releases of all algorithms on these clients, on
+parts of them and on whatever is computed from their data are charged to it and compose to ONE
+epsilon. A charge is on the disk before `charge` returns, and only then may data be touched, so that
+a crash may leave a charge without a release, but never a release without a charge.
 
-What is guaranteed, and against what:
-- Of the file: what `chain` says. An altered line or a flipped bit is refused; what a crash cut
-  short is a charge that never returned; lines cut off the end are found by who keeps `head`
-  elsewhere (a checkpoint does) and asks `verify(head)` or `contains`.
-- A charge is identified by its `identity`, a keyed hash of everything that the release follows
-  from: the same release, made again after a crash, is not charged twice. `record` notes what came
-  out, so that a repetition which comes out otherwise can be told, and charged.
-- All charges have one unit (client or example), fixed by the first: what protects an example and
-  what protects a client have no common epsilon.
-- Splits, selections, other orders, columns or examples of a population share its ledger. So does a
-  population from elsewhere that has mostly the same clients, or seems to: with a warning, and from
-  then on. Adding up what different people paid is never too little. Others are refused.
-- The file holds no hash of anybody's data or name but keyed ones, so that no guess can be tested
-  without the ledger's secret: 32 random bytes in private/LEDGER.key beside it, mode 0600, made
-  before the ledger's first line. Without it the ledger can be read but not charged; it is not
-  published with it. What callers choose (`run`, `label`, `identity`, a recorded release) stands in
-  the file as it is given.
-- One process at a time: the kernel's lock is held from opening to `close`.
-- No clock: under one secret, equal runs write equal ledgers.
+Guarantees:
+- The file is protected as described in `chain`. Lines that are cut off its end are only noticed by
+  a caller that keeps `head` elsewhere, as checkpoints do, and calls `verify(head)` or `contains`.
+- A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
+  so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
+  the result, so that a repetition with another result is noticed, and charged.
+- All charges have the unit (client or example) of the first one, because guarantees for clients and
+  for examples have no common epsilon.
+- Splits, selections, other orders, columns or examples of a population share its ledger. A
+  population from another source joins the ledger, with a warning, if most of its clients seem to be
+  the same: to add up what different people spent is never too little. Others are refused.
+- All hashes of data and ids in the file are keyed, so that no guess can be tested without the
+  ledger's secret: 32 random bytes in private/LEDGER.key next to it, mode 0600, made before the
+  ledger's first line. Without the secret, the ledger can be read but not charged; do not publish it
+  with the ledger. The file holds `run`, `label`, `identity` and recorded releases as given.
+- Only one process at a time: the kernel's lock is held from opening to `close`.
+- There is no clock: with the same secret, equal runs write equal ledgers.
 """
 
 import dataclasses
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -57,7 +56,7 @@ class Charge:
 
     Attributes:
       run, label, round: for people.
-      identity: what the ledger knows the release by.
+      identity: the keyed hash that identifies the release.
     """
 
     run: str
@@ -79,14 +78,13 @@ class Ledger:
 
     Args:
       path: the file; made, with its folder and its key, if absent.
-      clients: whom the releases are about, a `data.Population`.
-      budget: hard limit. A new file records it for ever; of a recorded and a given budget both
-        hold.
+      clients: the `data.Population` that releases are made of.
+      budget: hard limit, which a new file records permanently. A recorded budget holds in addition
+        to the given one.
       unit: what every release protects; recorded in a new file.
 
     Raises:
-      CorruptFile: the file is not an unaltered ledger (names the line), or its key is missing or
-        another one.
+      CorruptFile: a line was altered (the message names it), or the key is missing or wrong.
       InputError: the ledger is of other clients or of another unit.
       RunLocked: another process, or another open `Ledger`, holds the file.
     """
@@ -123,8 +121,8 @@ class Ledger:
                 raise CorruptFile(f"{key_path}: is not the key of {self.path}")
             if self.unit != unit:
                 raise InputError(
-                    f"{self.path}: protects each {self.unit}, this run each {unit}: there is "
-                    "no common epsilon, so use one unit or a ledger of its own"
+                    f"{self.path}: protects each {self.unit}, but this run protects each {unit}; "
+                    "they have no common epsilon: use the same unit or another ledger"
                 )
             if not self.covers(clients):
                 self._join(self._secret, clients)
@@ -134,10 +132,10 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Returns a ledger that can be looked at but not charged; takes no lock, needs no key.
+        """Returns a ledger that can be read but not charged, without a lock or a key.
 
         Raises:
-          CorruptFile: the file is not an unaltered ledger; names the line.
+          CorruptFile: the file is empty, or a line was altered; the message names it.
         """
         ledger = cls.__new__(cls)
         ledger.path = Path(path)
@@ -156,7 +154,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Gives up the file and its lock; what was charged can still be read."""
+        """Closes the file and releases its lock; `charges` can still be read."""
         self._chain.close()
 
     def __len__(self) -> int:
@@ -165,14 +163,11 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """SHA-256 of the last line: who keeps it can tell later that no line was cut off.
-
-        All lines are on the disk when this returns.
-        """
+        """SHA-256 of the last line, for `verify`; all lines are on the disk when this returns."""
         return self._chain.head
 
     def contains(self, head: str) -> bool:
-        """Returns whether `head` was this ledger's head at some time."""
+        """Returns whether `head` is or was this ledger's head."""
         return self._chain.contains(head)
 
     def verify(self, expected_head: str | None = None) -> None:
@@ -185,18 +180,18 @@ class Ledger:
         self._take_lines()
 
     def covers(self, clients: Clients) -> bool:
-        """Returns whether these clients are of a source whose releases are charged here.
+        """Returns whether the releases of these clients' source are charged here.
 
         Raises:
           InputError: the ledger was opened for reading, without its key.
         """
         if self._secret is None:
-            raise InputError(f"{self.path}: was opened for reading, so it knows no population")
+            raise InputError(f"{self.path}: was opened for reading, without the key to its clients")
         return self._secret.mark(clients) in self._sketches
 
     @property
     def adjacency(self) -> Adjacency:
-        """What all charges share; add-or-remove-one while there is none."""
+        """The adjacency of all charges; add-or-remove-one while there is none."""
         return self._account.adjacency
 
     def charge(
@@ -204,19 +199,18 @@ class Ledger:
     ) -> None:
         """Charges one release; on return it, and every line before it, is on the disk.
 
-        Does nothing where the same event was charged under this identity before.
+        Does nothing if the same event was already charged under this identity.
 
         Args:
           event: what will be released, as `Plan` makes it.
           label: names the algorithm and release; public.
-          run: names the run; public, so no plain hash of private data.
-          round: of the run.
-          identity: a keyed hash of everything that the release follows from; public.
+          run: names the run; public, so that it must not be a plain hash of private data.
+          identity: a keyed hash of everything that the release depends on; public.
 
         Raises:
-          BudgetExhausted: it would exceed a budget; nothing was written.
-          InputError: another event under the same identity, another adjacency than the ledger's,
-            or the ledger is closed.
+          BudgetExhausted: the release would exceed a budget; nothing was written.
+          InputError: another event was charged under this identity, the event has another adjacency
+            than the ledger, or the ledger is closed.
         """
         for name, value in (("label", label), ("run", run), ("identity", identity)):
             _check_text(f"{name} of a charge", value)
@@ -255,10 +249,10 @@ class Ledger:
         return identity in self._by_identity
 
     def record(self, identity: str, release: str) -> None:
-        """Notes what a release came out as; on the disk once `head`, `charge` or `close` returns.
+        """Notes a hash of a release; on the disk once `head`, `charge` or `close` returns.
 
         Args:
-          release: a hash of the release; public. The same one again adds nothing.
+          release: the hash; public. It is only noted once.
 
         Raises:
           InputError: the ledger is closed or was opened for reading.
@@ -271,16 +265,16 @@ class Ledger:
             self._recorded.setdefault(identity, []).append(release)
 
     def recorded(self, identity: str) -> str | None:
-        """Returns what this identity's release was first recorded as, if it was."""
+        """Returns the first hash that was recorded for this identity's release, if any."""
         releases = self._recorded.get(identity)
         return releases[0] if releases else None
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of everything charged; infinite where a release had no noise.
+        """Returns the epsilon of all charges; infinite if a release had no noise.
 
         Args:
           delta: in (0, 1).
-          accountant: None = PLD where it has support, else RDP.
+          accountant: None = PLD if it supports the releases, else RDP.
         """
         return self._account.spent(delta, accountant)
 
@@ -289,11 +283,8 @@ class Ledger:
         return self._account.affordable(event)
 
     def summary(self, delta: float, accountant: Accountant | None = None) -> dict[str, Any]:
-        """Returns what was spent, under which terms, and how many charges each label made."""
-        labels: dict[str, int] = {}
-        for charge in self.charges:
-            labels[charge.label] = labels.get(charge.label, 0) + 1
-        epsilon = self.spent(delta, accountant)
+        """Returns what was spent, under which terms, and the number of charges of each label."""
+        epsilon, budget = self.spent(delta, accountant), self.recorded_budget
         return {
             "epsilon": epsilon,
             "delta": delta,
@@ -303,22 +294,20 @@ class Ledger:
             "accountant": accountant or self._account.accountant,
             "population": self.population,
             "charges": len(self),
-            "labels": labels,
-            "budget": None
-            if self.recorded_budget is None
-            else dataclasses.asdict(self.recorded_budget),
+            "labels": dict(Counter(charge.label for charge in self.charges)),
+            "budget": budget and dataclasses.asdict(budget),
         }
 
     def _join(self, secret: Secret, clients: Clients) -> None:
-        """Takes another source with mostly the same clients; refuses any other."""
+        """Adds another source if most of its clients are the ledger's, and else refuses it."""
         if secret.overlap(clients, list(self._sketches.values())) < 0.5:
             raise InputError(
                 f"{self.path}: is the ledger of another population; keep one ledger for each"
             )
-        # Before the line: who makes warnings errors has changed nothing.
+        # Before the line is written, so that a warning that is made an error changes nothing.
         warnings.warn(
-            f"{self.path}: these are mostly the clients of this ledger, read from another source "
-            "or in another form: releases on them are added to it",
+            f"{self.path}: most of these clients seem to be this ledger's, from another source or "
+            "in another form: their releases are charged to it",
             SameClientsWarning,
             stacklevel=3,
         )
@@ -371,11 +360,7 @@ class Ledger:
 
 
 def guarantee_of(charges: Iterable[Charge], delta: float, unit: Unit = "client") -> Guarantee:
-    """Returns what these charges of a ledger cost together: of a run, or of several.
-
-    Raises:
-      InputError: as `Guarantee.of_events`.
-    """
+    """Returns what these charges cost together; raises `InputError` as `Guarantee.of_events`."""
     return Guarantee.of_events((charge.event for charge in charges), delta, unit)
 
 

@@ -1,13 +1,13 @@
 """The Gaussian mechanism's noise.
 
-`jax.random.normal` in float32 inverts a uniform draw of 23 bits and so ends at 5.4 standard
-deviations: events beyond that have probability zero, which the Gaussian mechanism's delta does
-not allow for. The mean of two independent draws, rescaled, (z1 + z2) / sqrt(2), is exactly as
-normal, has support to 7.6 standard deviations and a much finer grid.
+`jax.random.normal` in float32 inverts a uniform draw of 23 bits and therefore never exceeds 5.4
+standard deviations, which the Gaussian mechanism's delta does not allow for. The rescaled sum of
+two independent draws, (z1 + z2) / sqrt(2), is just as normal, reaches 7.6 standard deviations and
+has a much finer grid.
 
 All leaves of a tree share one vector of draws, in their order. Coordinate i of it is a function of
-the key and of i alone (threefry counts with i), whatever the vector's length and however it is
-dealt to devices. One vector for each leaf would be another program for each: most of what a round
+the key and of i alone (threefry's counter), whatever the vector's length and however it is split
+among devices. One vector for each leaf would take a program each, and most of the time that a round
 takes to compile.
 """
 
@@ -37,19 +37,15 @@ def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) ->
 
 
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns float32 draws of N(0, 1) with support to 7.6 standard deviations.
-
-    Raises:
-      InputError: the key is not a typed threefry4x32 key.
-    """
+    """Returns float32 draws of N(0, 1) of this shape; the key as for `gaussian_noise_like`."""
     require_noise_key(key)
 
     def add_draw(index, total):
         drawn = jax.random.normal(jax.random.fold_in(key, index), shape, jnp.float32)
         return total + drawn
 
-    # A loop, not a sum of two draws: fused into one, XLA's CPU backend vectorises neither (84 ms
-    # against 6 ms for a million draws).
+    # A loop, because XLA's CPU backend would fuse a sum of two draws and then not vectorise it, which
+    # takes 84 ms instead of 6 ms for a million draws.
     total = jax.lax.fori_loop(0, 2, add_draw, jnp.zeros(shape, jnp.float32))
     return total * jnp.float32(0.5**0.5)
 
@@ -60,12 +56,7 @@ def coordinates(tree: PyTree) -> int:
 
 
 def cut(vector_P: jax.Array, tree: PyTree) -> PyTree:
-    """Returns the vector's first coordinates in the shape of `tree`, leaf after leaf.
-
-    Args:
-      vector_P: at least as many coordinates as `tree` has.
-      tree: pytree of arrays or shapes; only shapes are read.
-    """
+    """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf."""
     leaves, structure = jax.tree.flatten(tree)
     cut_leaves, start = [], 0
     for leaf in leaves:

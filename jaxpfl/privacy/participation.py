@@ -7,17 +7,17 @@
 | Cyclic    | each once in N / n rounds | add or remove one | S an epoch       | PLD        |
 
 `multiplier` is always z = (noise standard deviation on the sum) / S. Under replace-one the sum
-moves by 2 S, so the event that is accounted for has multiplier z / 2; accounting a fixed-size round
-as if it moved by S is a common error (SampledWithoutReplacement in dp-accounting takes the
-multiplier relative to the shift). With cyclic participation a client takes part in one of the
-R = floor(N / n) rounds of an epoch, so again after exactly R rounds, and nothing is amplified: that
-is DP-FTRL's setting, where the noise may be correlated between rounds (`privacy.correlated_noise`).
-An epoch costs one Gaussian of multiplier z.
+moves by 2 S, so that the event has multiplier z / 2. It is a common error to account for a
+fixed-size round as if the sum moved by S, because dp-accounting's SampledWithoutReplacement takes
+the multiplier relative to the shift. With cyclic participation a client takes part once in each
+epoch of R = floor(N / n) rounds, always R rounds apart, and nothing is amplified. This is the
+setting of DP-FTRL, where the noise may be correlated between rounds (`privacy.correlated_noise`):
+an epoch costs one Gaussian of multiplier z.
 
-Cohorts are a function of (seed, round) alone. Whoever knows the seed knows who took part, so an
-accountant that counts on amplification assumes that the seed is kept from the adversary. With
-cyclic participation nothing is amplified, and the seed is kept secret all the same: places are
-addressed by index, and removing a client moves those after it.
+A cohort is a function of (seed, round) alone. Amplification by sampling requires that the adversary
+does not know the seed, and so who took part. With cyclic participation nothing is amplified, but
+the seed is still secret: clients are addressed by index, so that removing one would visibly move
+those after it.
 """
 
 import dataclasses
@@ -37,11 +37,7 @@ Sampling = Literal["poisson", "fixed", "cyclic"]
 
 @dataclasses.dataclass(frozen=True)
 class _OfClients:
-    """What all three share.
-
-    Attributes:
-      population: N, the number of clients, public.
-      clients_per_round: n, planned.
+    """Population and clients per round: the fields of all three kinds.
 
     Raises:
       InputError: not whole numbers with 1 <= n <= N.
@@ -56,7 +52,7 @@ class _OfClients:
 
     def __post_init__(self) -> None:
         for name in ("population", "clients_per_round"):
-            # Plain numbers, so that what came from numpy can be written as JSON.
+            # Not a numpy number, which could not be written as JSON.
             object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
         if self.clients_per_round > self.population:
             raise InputError(
@@ -76,28 +72,27 @@ class _OfClients:
 
     @property
     def denominator(self) -> float:
-        """The public constant that sums are divided by: the expected cohort size."""
+        """The expected cohort size, a public constant: divide a sum by it to get a mean."""
         return float(self.clients_per_round)
 
     def charge_number(self, round: int) -> int:
-        """Returns the number, from 1, of the charge that round 1, 2, ... belongs to."""
+        """Returns the number, from 1, of the charge that covers round 1, 2, ..."""
         return round
 
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one more release on a cohort that another one was made on.
+        """Returns the event of another release on the same cohort as an earlier one.
 
-        It is not amplified: one Gaussian of multiplier z, or z / 2 under replace-one. The first
-        release tells something about who takes part, so its cohort is no longer secret.
+        It is not amplified, because the first release reveals something about the cohort: it is one
+        Gaussian of multiplier z, or z / 2 under replace-one. A third release costs as much again.
 
-        Fix who else is in the cohort (and, in a cohort of fixed size, who stands in where the one
-        client in question is not): that is drawn alike for both neighbours, and divergences are
-        jointly convex. Then the sum is one of few values that lie no further apart than one client
-        moves it. Given the first release, the
-        second is a mixture of Gaussians about these, in proportions that may follow from the data;
-        joint convexity again bounds its divergence between neighbours by that of two Gaussians so
-        far apart. That pair therefore dominates it whatever the first release was, and dominating
-        pairs compose adaptively (Zhu, Dong, Wang 2022, "Optimal accounting of differential privacy
-        via characteristic function", Theorem 10). A third release costs as much as the second.
+        Proof. Fix the rest of the cohort and, in a cohort of fixed size, who replaces the client in
+        question: both are drawn alike for neighbours, and divergences are jointly convex. The sum
+        is then one of few values, no further apart than one client moves it. Given the first
+        release, the second is a mixture of Gaussians around them, whose proportions may depend on
+        the data; by joint convexity, its divergence between neighbours is at most that of two
+        Gaussians so far apart. That pair dominates it whatever the first release was, and
+        dominating pairs compose adaptively (Zhu, Dong, Wang 2022, "Optimal accounting of
+        differential privacy via characteristic function", Theorem 10).
         """
         return dp_accounting.GaussianDpEvent(multiplier)
 
@@ -113,7 +108,7 @@ class Poisson(_OfClients):
     sampling = "poisson"
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge: of a round."""
+        """Returns the event of one charge, which covers a round."""
         gaussian = dp_accounting.GaussianDpEvent(multiplier)
         if self.clients_per_round == self.population:
             return gaussian
@@ -126,7 +121,7 @@ class Poisson(_OfClients):
 
 
 class FixedSize(_OfClients):
-    """Exactly n clients, drawn without replacement: putting one in pushes another out.
+    """Exactly n clients, drawn without replacement: adding one removes another.
 
     Attributes:
       population: N, the number of clients, public.
@@ -138,11 +133,11 @@ class FixedSize(_OfClients):
     accountant = "rdp"
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge: of a round."""
+        """Returns the event of one charge, which covers a round."""
         return self._drawn(self.clients_per_round, multiplier)
 
     def without_sampling(self, multiplier: float) -> dp_accounting.DpEvent:
-        # Drawing all N is no sampling; a bare Gaussian would not say that it is of replace-one.
+        # To draw all N is not to sample; a plain Gaussian would not count as replace-one.
         return self._drawn(self.population, multiplier)
 
     def _drawn(self, clients: int, multiplier: float) -> dp_accounting.DpEvent:
@@ -163,23 +158,23 @@ class Cyclic(_OfClients):
 
     Attributes:
       population: N, the number of clients, public.
-      clients_per_round: n; N / R take part on average: n or more, and with n above N / 2 everyone
-        in every round.
+      clients_per_round: n; N / R >= n take part on average, and if n > N / 2 everyone does in
+        every round.
     """
 
     sampling = "cyclic"
 
     @property
     def denominator(self) -> float:
-        """The public constant that sums are divided by: N / R."""
+        """N / R, a public constant: divide a sum by it to get a mean."""
         return self.population / self.rounds_per_epoch
 
     def charge_number(self, round: int) -> int:
-        """Returns the number of the round's epoch, from 1: its rounds share one charge."""
+        """Returns the number of the round's epoch, from 1, whose rounds share one charge."""
         return -(-round // self.rounds_per_epoch)
 
     def event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one charge: of an epoch."""
+        """Returns the event of one charge, which covers an epoch."""
         return dp_accounting.GaussianDpEvent(multiplier)
 
     def sample(self, seed: int, round: int) -> np.ndarray:
@@ -190,21 +185,17 @@ class Cyclic(_OfClients):
 
 
 Participation = Poisson | FixedSize | Cyclic
-KINDS: dict[str, type[Participation]] = {
-    "poisson": Poisson,
-    "fixed": FixedSize,
-    "cyclic": Cyclic,
-}
+KINDS: dict[str, type[Participation]] = {"poisson": Poisson, "fixed": FixedSize, "cyclic": Cyclic}
 
 
 def of(kind: Sampling, population: int, clients_per_round: int) -> Participation:
-    """Returns the participation that a config names "poisson", "fixed" or "cyclic"."""
+    """Returns the participation that is called "poisson", "fixed" or "cyclic" in a config."""
     checks.one_of("sampling", kind, tuple(KINDS))
     return KINDS[kind](population, clients_per_round)
 
 
 def _generator(seed: int, purpose: str, *address: int) -> np.random.Generator:
-    """A numpy generator that is a function of its arguments alone."""
+    """A numpy generator that only depends on its arguments."""
     text = " ".join(["jaxpfl", purpose, str(int(seed)), *(str(int(part)) for part in address)])
     words = np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], np.uint64)
     return np.random.Generator(np.random.Philox(key=words))

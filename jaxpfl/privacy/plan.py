@@ -1,12 +1,14 @@
-"""The plan: one object that fixes what a run costs, and the only maker of its random parts.
+"""The plan: one object that fixes what a run costs.
 
-A plan couples clipping, noise, participation, rounds, unit and delta. It alone makes the cohorts,
-the noise's scale and the events that the ledger is charged with, so that a sampler cannot meet the
-wrong accountant. Who takes part decides adjacency and accountant: see `privacy.participation`.
+A plan couples clipping, noise, participation, rounds, unit and delta. Only a plan makes cohorts,
+noise scales and the events that the ledger is charged with, so that a sampler cannot be combined
+with the wrong accountant. The participation decides adjacency and accountant: see
+`privacy.participation`.
 
-The unit is what is added, removed or replaced: a client with all that it holds, or, where everyone
-takes part and the client function bounds each example by itself (`federated.BoundedByExample`), one
-example. The noise multiplier is always z = (noise standard deviation on the sum) / S.
+The unit is what is added, removed or replaced: a client with all its examples, or one example. The
+latter needs everyone to take part, and a client function that bounds each example by itself
+(`federated.BoundedByExample`). The noise multiplier is always z = (noise standard deviation on the
+sum) / S.
 """
 
 import dataclasses
@@ -32,16 +34,16 @@ class Plan:
 
     Attributes:
       rounds: T.
-      clip: what bounds a contribution.
-      noise: None for a plan that protects nobody, which `without_privacy` makes.
+      clip: how contributions are clipped.
+      noise: None for a plan without privacy, which `without_privacy` makes.
       participation: `Poisson`, `FixedSize` or `Cyclic`, with population and clients per round.
-      delta: of the statement; below 1 / N. 0 without noise.
+      delta: of the guarantee, below 1 / N; 0 without noise.
       unit: "client", or "example": then everyone takes part, and the population counts examples.
       accountant: None = PLD, or RDP for cohorts of fixed size.
       allow_large_delta: a written reason to accept delta >= 1 / N.
 
     Raises:
-      InputError: a field is not of its kind, out of range, or contradicts another.
+      InputError: a field has a wrong type, is out of range or contradicts another field.
     """
 
     rounds: int
@@ -54,7 +56,7 @@ class Plan:
     allow_large_delta: str | None = None
 
     def __post_init__(self) -> None:
-        # Plain numbers, so that a plan from numpy values can be written as JSON.
+        # Not numpy numbers, which could not be written as JSON.
         object.__setattr__(self, "rounds", checks.positive_int("rounds", self.rounds))
         object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
         if not isinstance(self.clip, Clip):
@@ -82,7 +84,7 @@ class Plan:
             )
         if self.sampling == "fixed" and self.accountant == "pld":
             raise InputError(
-                "PLD cannot account for fixed-size cohorts: use accountant = 'rdp' or Poisson"
+                "PLD does not support cohorts of fixed size: use accountant = 'rdp' or Poisson"
             )
         if self.adaptive_clip is not None:
             self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
@@ -107,8 +109,8 @@ class Plan:
         if self.delta >= 1 / self.population and reason is None:
             raise InputError(
                 f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
-                "it would allow a client's data to be published: choose a smaller delta, or give "
-                "the reason in allow_large_delta"
+                "that even publishing a client's data would satisfy it: choose a smaller delta, or "
+                "give the reason in allow_large_delta"
             )
 
     @classmethod
@@ -125,26 +127,26 @@ class Plan:
         allow_large_delta: str | None = None,
         prior_releases: dp_accounting.DpEvent | None = None,
     ) -> Self:
-        """Returns the plan with the least noise whose epsilon is at most `epsilon`.
+        """Returns the plan with the smallest noise whose epsilon is at most `epsilon`.
+
+        Two accountants must agree on that noise: see `gaussian.smallest_multiplier`.
 
         Args:
-          prior_releases: what is released on the same clients besides this plan, Gaussians on
-            everyone such as a private Frechet distance. `epsilon` is then that of their composition
-            with the plan. The plan's own `epsilon()` and `statement()` remain those of the plan
-            alone; the ledger states what both cost.
-
-        The noise is what two accountants agree on: see `gaussian.smallest_multiplier`.
+          epsilon: of this plan, or of its composition with `prior_releases`.
+          prior_releases: other releases on the same clients, which must be Gaussians on everyone,
+            such as a private Frechet distance. The plan's own `epsilon()` and `statement()` do not
+            include them; the ledger states the cost of both.
 
         Raises:
-          InputError: as `Plan`; no noise multiplier reaches `epsilon`; the accountants disagree;
-            `prior_releases` are of another kind.
+          InputError: as `Plan`; or no noise multiplier reaches `epsilon`, the accountants disagree
+            or `prior_releases` are of another kind.
         """
         target = checks.positive("epsilon", epsilon)
         if not isinstance(clip, Clip):
             raise InputError(f"clip must be a Clip, found {clip!r}")
         trial = cls(
             rounds=rounds,
-            # An adaptive clip asks for a least noise, which is found below.
+            # An adaptive clip would check the noise multiplier, which is not known yet.
             clip=dataclasses.replace(clip, adaptive=None),
             noise=Noise(1.0, correlation),
             participation=participation,
@@ -168,14 +170,12 @@ class Plan:
     def _check_prior_releases(self, prior: dp_accounting.DpEvent, target: float) -> None:
         for leaf in events.counts(prior):
             if not isinstance(leaf, dp_accounting.GaussianDpEvent):
-                raise InputError(
-                    "a plan can come after Gaussian releases on everyone, found "
-                    f"{type(leaf).__name__}"
-                )
+                found = type(leaf).__name__
+                raise InputError(f"prior releases must be Gaussians on everyone, found {found}")
         if self.sampling == "fixed":
             raise InputError(
-                "a plan that is composed with prior releases needs sampling = 'poisson' or "
-                "'cyclic', whose adjacency (add or remove one) is theirs, found 'fixed'"
+                "a plan with prior releases needs their adjacency (add or remove one), and so "
+                "sampling = 'poisson' or 'cyclic', found 'fixed'"
             )
         alone = dataclasses.replace(self.guarantee(), event=prior).epsilon()
         if alone >= target:
@@ -193,10 +193,10 @@ class Plan:
         clip: Clip | None = None,
         unit: Unit = "client",
     ) -> Self:
-        """Returns a plan with no noise and no guarantee; everything it makes says so.
+        """Returns a plan with no noise and no guarantee, which its statement says.
 
         Args:
-          clip: None for one that is too large to change a contribution.
+          clip: None for a norm of 1e6, which is too large to change most contributions.
         """
         return cls(
             rounds=rounds,
@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def sampling(self) -> Sampling:
-        """What the participation is called in a config."""
+        """The participation's name in a config."""
         return self.participation.sampling
 
     @property
@@ -233,7 +233,7 @@ class Plan:
 
     @property
     def denominator(self) -> float:
-        """The public constant that sums are divided by: the expected cohort size, n or N / R."""
+        """The expected cohort size, n or N / R: divide a sum by this constant to get a mean."""
         return self.participation.denominator
 
     @property
@@ -264,7 +264,7 @@ class Plan:
 
     @property
     def correlation(self) -> Correlation:
-        """How the rounds' noise is correlated; "independent" without any noise."""
+        """The noise's correlation between rounds; "independent" without noise."""
         return "independent" if self.noise is None else self.noise.correlation
 
     @property
@@ -285,33 +285,25 @@ class Plan:
         return z * clip_norm
 
     def check_round(self, round: int) -> None:
-        """Refuses a round that was not planned: its cost is in no epsilon that was stated.
-
-        Raises:
-          InputError: not a whole number in 1 .. rounds.
-        """
+        """Raises `InputError` unless the round is in 1 .. rounds, which the epsilon covers."""
         if checks.non_negative_int("round", round) not in range(1, self.rounds + 1):
             raise InputError(f"round must lie in 1 .. {self.rounds}, the plan's, found {round}")
 
     def charge_number(self, round: int) -> int:
-        """Returns which charge a round belongs to, from 1: rounds of one epoch share theirs.
-
-        Raises:
-          InputError: a round that the plan does not have.
-        """
+        """Returns the number, from 1, of the charge that covers a round; see `check_round`."""
         self.check_round(round)
         return self.participation.charge_number(round)
 
     def charge_event(self) -> dp_accounting.DpEvent:
-        """Returns the event of one charge, of a round or of an epoch: values and quantile."""
+        """Returns the event of one charge, which covers a round or, if cyclic, an epoch."""
         if self.noise is None:
             return dp_accounting.NonPrivateDpEvent()
         return self.participation.event(self.noise.multiplier)
 
     def released_again_event(self) -> dp_accounting.DpEvent:
-        """Returns the event of a second release, with noise of its own, on the SAME secret cohort.
+        """Returns the event of a second release, with new noise, on the SAME secret cohort.
 
-        Such as a replayed round that came out otherwise. It is charged without amplification: see
+        A replayed round with another result is one. It is charged without amplification: see
         `participation.without_sampling`.
         """
         if self.noise is None:
@@ -326,7 +318,7 @@ class Plan:
 
     def guarantee(self, rounds: int | None = None) -> Guarantee:
         """Returns what the first `rounds` rounds (default: all) cost at the plan's delta."""
-        # A plan without noise promises nothing before its first round either.
+        # A plan without noise is not private, even before its first round.
         event = self.event(rounds) if self.private else self.charge_event()
         return Guarantee(event, self.delta, self.unit, self.adjacency, self.chosen_accountant)
 
@@ -344,16 +336,12 @@ class Plan:
         return self.guarantee(rounds).statement()
 
     def sample(self, seed: int, round: int) -> np.ndarray:
-        """Returns the cohort of a round: sorted client indices, int64; PRIVATE.
-
-        Raises:
-          InputError: a round that the plan does not have.
-        """
+        """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""
         self.check_round(round)
         return self.participation.sample(seed, round)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all that the plan says as plain values for JSON, flat as in a config."""
+        """Returns the plan as plain values for JSON, flat as in a config."""
         return {
             **dataclasses.asdict(self.participation),
             "sampling": self.sampling,
@@ -372,7 +360,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Returns the plan that `to_dict` described."""
+        """Returns the plan that `to_dict` wrote."""
         adaptive = fields["adaptive_clip"]
         clip = Clip(
             fields["clip_norm"], fields["clipping"], AdaptiveClip(**adaptive) if adaptive else None

@@ -1,15 +1,15 @@
-"""Epsilons as papers print them, for comparison only: their form, and the valid ones beside it.
+"""Epsilons as papers print them, for comparison with valid ones.
 
 Augenstein et al. 2020 ("Generative models for effective ML on private, decentralized datasets",
-appendix A.1) draw exactly n of N users a round and account for it as follows: the Renyi divergence
-of one round by Wang, Balle, Kasiviswanathan 2018 (Theorem 27) for a Gaussian whose shift is S,
-times the rounds, converted by Mironov 2017 (Proposition 3).
+appendix A.1) draw exactly n of N users in each round. They take the Renyi divergence of one round
+by Wang, Balle, Kasiviswanathan 2018 (Theorem 27) for a Gaussian whose shift is S, times the number
+of rounds, and convert it by Mironov 2017 (Proposition 3).
 
-NOT VALID for such rounds. The theorem is about REPLACING one client. In a cohort of fixed size the
-replaced one's update leaves the sum and another one's enters, so the sum moves by 2 S and not by S:
-the same theorem with half the noise multiplier gives several times the epsilon. Adding or removing
-a client, where the sum would move by S, cannot be meant: it pushes another client out or in. What
-is valid is either that, or cohorts of random size (Poisson), where a client comes and goes alone.
+This is NOT VALID for such rounds. The theorem is about REPLACING one client. In a cohort of fixed
+size one update then leaves the sum and another one enters it, so that the sum moves by 2 S and not
+by S: with half the noise multiplier, the same theorem gives several times the epsilon. Adding or
+removing a client would move the sum by S, but in a cohort of fixed size it removes or adds another
+one. Valid are a shift of 2 S, or cohorts of random size (Poisson).
 """
 
 import dataclasses
@@ -30,20 +30,20 @@ from jaxpfl.privacy.plan import Plan
 
 PAPERS = ("augenstein",)
 
-# Published deltas are rounded, 1 / N too.
+# How far a published delta of 1 / N may be above it by rounding.
 _ROUNDED = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class AsPublished:
-    """One setting in a paper's form and in the two valid forms.
+    """The published epsilon of one setting, and two plans with valid epsilons.
 
     Attributes:
-      paper: whose form.
-      epsilon: in the paper's form. It is NOT an epsilon of any run of this library.
-      order: the Renyi order it is reached at.
-      fixed: the same noise on cohorts of n, accounted for a shift of 2 S.
-      poisson: the same noise on cohorts of n on average.
+      paper: one of `PAPERS`.
+      epsilon: by the paper's accounting, and so NOT a guarantee of any run of this library.
+      order: the Renyi order that gives this epsilon.
+      fixed: the same noise on cohorts of n, accounted for with a shift of 2 S.
+      poisson: the same noise on Poisson cohorts of n on average.
     """
 
     paper: str
@@ -53,15 +53,15 @@ class AsPublished:
     poisson: Plan
 
     def statement(self) -> str:
-        """Returns the paper's figure in one line that says what is wrong with it."""
+        """Returns the published epsilon in one line that says what is wrong with it."""
         return (
             f"(epsilon = {self.epsilon:.2f}, delta = {self.fixed.delta:.4g}), as published: NOT "
-            "VALID for fixed-size rounds: replacing one client moves the sum by 2 S, accounted "
-            "for was S"
+            "VALID for fixed-size rounds: replacing one client moves the sum by 2 S, but S was "
+            "accounted for"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all three as plain values for JSON."""
+        """Returns all three epsilons, and what they refer to, as plain values for JSON."""
         return {
             "as_published": {
                 "paper": self.paper,
@@ -95,17 +95,17 @@ def as_published(
     noise_multiplier: float,
     delta: float,
 ) -> AsPublished:
-    """Returns what a paper's accounting says of a setting, and what is true of it.
+    """Returns the epsilon of a setting by a paper's accounting, and the valid ones.
 
     Args:
       paper: "augenstein".
       population, clients_per_round, rounds: N, n, T.
       noise_multiplier: z; the noise on the sum has standard deviation z S.
-      delta: the paper's; 1 / N, which its RNN uses, is let through.
+      delta: the paper's; 1 / N is accepted, because the paper's RNN uses it.
 
     Raises:
-      InputError: a value out of range; everyone takes part, which needs no sampling; the form has
-        no finite epsilon.
+      InputError: a value is out of range, everyone takes part in each round, or the paper's
+        accounting gives no finite epsilon.
     """
     checks.one_of("paper", paper, PAPERS)
     known = checks.positive_int("population", population)
@@ -115,7 +115,7 @@ def as_published(
     fixed, poisson = (
         Plan(
             rounds=rounds,
-            clip=Clip(1.0),  # nothing here depends on it: noise is relative to it
+            clip=Clip(1.0),  # any norm will do, because the noise is relative to it
             noise=Noise(noise_multiplier),
             participation=kind(population, clients_per_round),
             delta=delta,
@@ -125,10 +125,10 @@ def as_published(
     )
     if fixed.clients_per_round == fixed.population:
         raise InputError(
-            "the published form is for cohorts that are sampled: clients_per_round must be below "
-            f"the population of {fixed.population}"
+            "the published accounting is for sampled cohorts: clients_per_round must be below the "
+            f"population of {fixed.population}"
         )
-    # Their relation's shift is the one that the multiplier is relative to: here S, as published.
+    # dp-accounting takes the multiplier relative to the shift, here S as published.
     account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
     round_event = dp_accounting.SampledWithoutReplacementDpEvent(
         fixed.population,
@@ -140,5 +140,5 @@ def as_published(
     epsilons = np.asarray(account.rdp) - math.log(fixed.delta) / (orders - 1)
     best = int(np.argmin(epsilons))
     if not math.isfinite(epsilons[best]):
-        raise InputError("the published form has no finite epsilon for this setting")
+        raise InputError("the published accounting has no finite epsilon for this setting")
     return AsPublished(paper, float(epsilons[best]), float(orders[best]), fixed, poisson)

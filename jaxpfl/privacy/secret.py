@@ -1,4 +1,4 @@
-"""A run's secret: what its cohorts, its shuffles and its noise follow from."""
+"""A run's secret, from which its cohorts, its shuffles and its noise follow."""
 
 import hashlib
 import hmac
@@ -14,9 +14,9 @@ from jaxpfl.privacy.keys import key_from_words
 
 
 class Secret:
-    """128 bits that everything secret about a run follows from: cohorts, shuffles and noise.
+    """The 128 bits from which a run's cohorts, shuffles and noise follow.
 
-    Whoever knows it can take the noise off every release.
+    Whoever knows them can remove the noise from every release.
 
     Args:
       words: 16 bytes; None draws them from the operating system.
@@ -43,7 +43,7 @@ class Secret:
         return cls(hashlib.sha256(text.encode()).digest()[:16])
 
     def digest(self, purpose: str, text: str) -> str:
-        """A keyed hash, 64 hexadecimal digits: tells nothing of `text` without the secret."""
+        """A keyed hash, 64 hexadecimal digits; reveals nothing of `text` without the secret."""
         return hmac.new(self._words, f"{purpose}\0{text}".encode(), hashlib.sha256).hexdigest()
 
     def key(self, purpose: str, text: str) -> jax.Array:

@@ -1,25 +1,26 @@
-"""Whose releases a ledger holds: populations as marks under the ledger's secret.
+"""Recognises the clients whose releases a ledger holds, by keyed hashes.
 
-A fingerprint is a plain hash of the data: whoever guesses somebody's data can test the guess on it.
-So a ledger holds its HMAC-SHA256 under 32 secret bytes, in a file of its own beside the ledger.
+A fingerprint is a plain hash of the data, against which a guess of somebody's data can be tested.
+A ledger therefore holds its HMAC-SHA256, the source's mark, whose key of 32 secret bytes is in a
+file next to the ledger.
 
-A fingerprint tells equal sources apart from others, but not "one client fewer" from "somebody
-else". For that there are two sketches, of client ids and of what clients hold: random samples of
-the clients, coordinated in that every population samples the clients with the smallest keyed hashes
-(bottom-k sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007). What
-is stored of a sampled client is not that hash but another keyed one, its tag, so that
+Marks are equal or not; they do not show that one source has a single client fewer than another. For
+that there are two sketches, of client ids and of clients' contents. A sketch is a random sample of
+the clients, in which every population samples those with the smallest keyed hashes (bottom-k
+sampling: Cohen and Kaplan, "Summarizing data using bottom-k sketches", PODC 2007). A sampled client
+is stored as another keyed hash, its tag, so that
 
-- without the key a sketch is a fixed number of values that look random, sorted: it tells neither
-  who nor what nor how many, and a guess cannot be tested;
-- with the key, the share of tags that a population's clients account for estimates how much of the
-  sketched population is in it; and of its clients with hashes up to the largest one found, the
-  share found estimates how much of it is in the sketched population.
+- without the key, a sketch is a fixed number of sorted values that look random. It reveals neither
+  the clients nor their contents nor their number, and no guess can be tested;
+- with the key, two shares can be estimated. The share of the sketched population that is in another
+  one is the share of the tags that the other's clients have. The reverse share is that of the
+  other's clients whose tag is found, among those with hashes up to the largest one found.
 
-Ids that are running numbers ("0", "1", "client 7") and contents that most clients share ("yes")
-say nothing of who it is: they have an empty sketch, which looks like any other and matches nobody.
-Of contents, the column with the most bytes is sketched, and of each client its first 16 KiB there,
-in the order in which it holds them: other columns, more of them, other names or an order of the
-clients make no difference; another order of a client's own examples does.
+Ids that are running numbers ("0", "1", "client 7") and contents that most clients share ("yes") do
+not identify a client: their sketch is that of no client, which looks like any other and matches
+nobody. Contents are sketched by the column with the most bytes, and in it by each client's first 16
+KiB. Other or renamed columns and another order of the clients therefore change nothing, but another
+order of a client's examples does.
 """
 
 import hmac
@@ -43,7 +44,7 @@ _DENSITY = 0.1
 
 
 class Clients(Protocol):
-    """What a population must tell; `data.Population` does."""
+    """The part of `data.Population` that a ledger reads."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -56,14 +57,14 @@ class Clients(Protocol):
 
 
 class SameClientsWarning(UserWarning):
-    """A population is not the ledger's, but most of its clients are, or seem to be."""
+    """A population is not the ledger's, but most of its clients seem to be."""
 
 
 class Secret:
-    """The key of one ledger, and what is made with it.
+    """The key of one ledger.
 
     Attributes:
-      check: tells this key from others; public.
+      check: a hash that identifies the key; public.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -75,7 +76,7 @@ class Secret:
         return self._hmac("population", clients.fingerprint.encode()).hex()
 
     def sketch(self, clients: Clients) -> dict[str, str]:
-        """Returns the sketches of these clients; passes over one column, or over those it must."""
+        """Returns the sketches of these clients' ids and contents."""
         contents: Collection[bytes] = ()
         by_size = sorted(clients.columns.values(), key=lambda column: -_bytes_of(column)[0])
         for column in by_size:
@@ -86,12 +87,12 @@ class Secret:
         return {name: b"".join(sorted(tags)).hex() for name, tags in sketches.items()}
 
     def overlap(self, clients: Clients, sketches: Sequence[dict[str, Any]]) -> float:
-        """Returns which share of the smaller population is in the other one, in 0 .. 1, estimated.
+        """Returns the estimated share, in 0 .. 1, of the smaller population that is in the other.
 
-        The largest over `sketches`, over ids and contents, and over the clients' columns.
+        It is the largest over `sketches`, over ids and contents, and over the clients' columns.
 
         Args:
-          sketches: of `sketch`, with this key.
+          sketches: results of `sketch` with this key.
         """
         ids = [sketch["ids"] for sketch in sketches]
         found = self._shares(self._ids(clients), ids)
@@ -104,14 +105,14 @@ class Secret:
         return hmac.digest(self._key, purpose.encode() + b"\0" + message, "sha256")
 
     def _ids(self, clients: Clients) -> Collection[bytes]:
-        """A keyed hash of each client's id; none if the ids are running numbers."""
+        """A keyed hash of each client's id; empty if the ids are running numbers."""
         ids = clients.client_ids.to_pylist()
         if _are_numbers(ids):
             return ()
         return [self._hmac("id", client.encode()) for client in ids]
 
     def _contents(self, clients: Clients, column: Any) -> Collection[bytes]:
-        """The different keyed hashes of what clients hold in a column; none if they say little."""
+        """The different keyed hashes of clients' values in a column; empty if most are equal."""
         key = self._hmac("contents", _type_of(column).encode())
         pieces = _pieces(column, clients.offsets)
         hashes = [hmac.digest(key, piece, "sha256") for piece in pieces]
@@ -122,7 +123,7 @@ class Secret:
         return self._hmac("tag", copy.to_bytes(4) + item)[:_TAG_BYTES]
 
     def _tags(self, items: Collection[bytes]) -> list[bytes]:
-        """A fixed number of tags, also of fewer items: then an item has several."""
+        """A fixed number of tags; if there are fewer items, each has several tags."""
         sample = sorted(items)[:_TAGS] or [b"nobody"]
         return [self._tag(sample[i % len(sample)], i // len(sample)) for i in range(_TAGS)]
 
@@ -142,19 +143,19 @@ class Secret:
             while self._tag(first[place][0], copy) in tags:
                 copy += 1
             matched += copy
-        # The largest hash found says how far the sample reaches, so it is no sample itself.
+        # The largest hash found only marks the end of the sample, and is not counted.
         last = places[-1]
         return max(matched / len(tags), (len(places) - 1) / last if last else 0.0)
 
 
 def open_secret(path: Path, *, create: bool) -> Secret:
-    """Reads a key, or makes it: 32 random bytes, mode 0600, on the disk when this returns.
+    """Reads a key of 32 random bytes.
 
     Args:
-      create: whether an absent one is made. One that is there is never replaced.
+      create: whether a missing key is made, with mode 0600 and on the disk when this returns.
 
     Raises:
-      CorruptFile: it is missing, or is no key.
+      CorruptFile: the file is missing or is not a key.
     """
     if create and not path.exists():
         files.private_directory(path.parent)
@@ -163,7 +164,7 @@ def open_secret(path: Path, *, create: bool) -> Secret:
         key = path.read_bytes()
     except FileNotFoundError:
         raise CorruptFile(
-            f"{path} is missing: without its key a ledger can be read but not charged"
+            f"{path} is missing: without its key, a ledger can be read but not charged"
         ) from None
     if len(key) != _KEY_BYTES:
         raise CorruptFile(f"{path} has {len(key)} bytes, expected a key of {_KEY_BYTES}")
@@ -195,7 +196,7 @@ def _bytes_of(column: Any) -> _Bytes:
 
 
 def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview]:
-    """The first bytes of each client that has any, without copying the column."""
+    """Each client's first bytes, if it has any, without copying the column."""
     size, content, edges = _bytes_of(column)
     if not size:
         return
@@ -207,7 +208,7 @@ def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview]:
 
 
 def _are_numbers(ids: Sequence[str]) -> bool:
-    """Whether ids are running numbers, perhaps with one word around, perhaps a part of them."""
+    """Whether ids are running numbers, possibly with gaps and a common text around them."""
     parts = [_NUMBERED.fullmatch(client) for client in ids]
     words = {(part[1], part[3]) if part else None for part in parts}
     if len(words) != 1 or None in words:
@@ -217,11 +218,7 @@ def _are_numbers(ids: Sequence[str]) -> bool:
 
 
 def check_sketch(sketch: Any) -> dict[str, str]:
-    """Returns what a ledger's line holds as its sketch.
-
-    Raises:
-      InputError: it is none.
-    """
+    """Returns a ledger line's sketch; raises `ValueError` if it is not one."""
     if not isinstance(sketch, dict) or set(sketch) != {"ids", "contents"}:
         raise InputError("it holds no sketch of clients")
     for tags in sketch.values():

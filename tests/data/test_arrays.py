@@ -79,7 +79,7 @@ def test_ids_may_be_text_images_boolean_and_further_columns_anything(path):
         (dict(images=IMAGES.astype(np.float32)), "must lie in 0 .. 1"),
         (dict(images=np.array([SECRET] * 6, object)), "found Python objects"),
         (dict(writer=np.arange(6.0)), "whole numbers or text, found float64"),
-        (dict(writer=np.zeros((6, 1), int)), r"one client id an example, found int64\[1\]"),
+        (dict(writer=np.zeros((6, 1), int)), r"one client id per example, found int64\[1\]"),
         (dict(writer=np.array([SECRET, "", "", "b", "c", "d"])), "a client id is empty"),
         ({key: value[:0] for key, value in GOOD.items()}, "has no examples"),
     ],

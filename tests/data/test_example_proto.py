@@ -223,7 +223,7 @@ DEFECTS = {
         '"label" does not hold the 1 integers',
     ),
     "group": (b"\x0b\x0c", "wire type 3"),
-    "field number 0": (b"\x02\x00", "a number that cannot be"),
+    "field number 0": (b"\x02\x00", "an invalid number"),
     "empty feature": (message(1, entry("label", b"")), "neither bytes, floats nor integers"),
     "two texts": (
         message(1, entry("label", message(1, message(1, b"a") + message(1, b"b")))),

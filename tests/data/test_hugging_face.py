@@ -51,7 +51,7 @@ def test_a_column_can_say_whose_a_row_is(hub):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("huggingface:owner/abstracts", "needs an option revision"),
+        ("huggingface:owner/abstracts", "revision must be a commit"),
         ("huggingface:owner/abstracts?revision=main", "40 hexadecimal digits, found 'main'"),
         (f"huggingface:abstracts?revision={REVISION}", "OWNER/NAME on the hub, found 'abstracts'"),
         (f"huggingface:../etc/x?revision={REVISION}", "OWNER/NAME on the hub"),
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_source_is_named(hub, source, message):
     ("rows", "message"),
     [
         ({"text": ["canary", None]}, "row 2: field 'text' must be a string, found NoneType"),
-        ({"id": ["a", ""], "text": ["canary"] * 2}, "row 2: field 'id' must be .*an empty one"),
+        ({"id": ["a", ""], "text": ["canary"] * 2}, "row 2: field 'id' must be .*an empty string"),
         ({"id": [1, 2.5], "text": ["canary"] * 2}, "row 2: field 'id' must be .*, found float"),
         ({"id": [True], "text": ["canary"]}, "row 1: field 'id' must be .*, found bool"),
         ({"id": [], "text": []}, "owner/abstracts has no examples"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers import jsonl
+from jaxpfl.data.readers import jsonl, rows
 from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -53,7 +53,7 @@ def test_compressed_file_reads_the_same(written, tmp_path):
 
 
 def test_more_rows_than_a_block(written, monkeypatch):
-    monkeypatch.setattr(jsonl, "_BLOCK", 7)
+    monkeypatch.setattr(rows, "_BLOCK", 7)
     population = read_jsonl(written(*[row(i % 3, f"text {i}") for i in range(40)]))
     assert population.examples(1)["text"].to_pylist() == [f"text {i}" for i in range(1, 40, 3)]
 
@@ -73,7 +73,7 @@ def test_other_fields_are_read_when_asked_for(written):
 
 
 def test_split_makes_an_example_of_every_sentence(written, monkeypatch):
-    monkeypatch.setattr(jsonl, "_BLOCK", 3)
+    monkeypatch.setattr(rows, "_BLOCK", 3)
     path = written(
         row("a", "One. Two e.g. this.\n\nThree\nlines.", year=1),
         row("b", " ...", year=2),
@@ -100,7 +100,7 @@ def test_split_makes_an_example_of_every_sentence(written, monkeypatch):
 def test_split_checks_the_rows_without_sentences_too(written):
     """TRUST 7."""
     path = written(row("a", "One.", year=1), row("a", "", year="canary-7f3"))
-    with pytest.raises(InputError, match='row 2: field "year" must be a number'):
+    with pytest.raises(InputError, match="row 2: field 'year' must be a number"):
         read_jsonl(path, columns=("year",), split="sentences")
     with pytest.raises(InputError, match="has no examples"):
         read_jsonl(written(row("a", "...")), split="sentences")
@@ -118,13 +118,13 @@ def test_whole_numbers_are_client_ids(written):
         (b'{"client": "a", "text": "canary-7f3"\n', "not valid JSON"),
         (b'{"client": "a", "text": "canary-7f3', "the file may be truncated"),
         (b'["a", "canary-7f3"]\n', "expected a JSON object, found list"),
-        (b'{"text": "canary-7f3"}\n', '"client" must be .*, found no such field'),
-        (b'{"client": "canary-7f3"}\n', '"text" must be a string, found no such field'),
-        (b'{"client": "canary-7f3", "text": 7}\n', '"text" must be a string, found int'),
+        (b'{"text": "canary-7f3"}\n', "'client' must be .*, found no such field"),
+        (b'{"client": "canary-7f3"}\n', "'text' must be a string, found no such field"),
+        (b'{"client": "canary-7f3", "text": 7}\n', "'text' must be a string, found int"),
         (b'{"client": "canary-7f3", "text": null}\n', "found NoneType"),
-        (b'{"client": "", "text": "canary-7f3"}\n', '"client" must be a non-empty string'),
-        (b'{"client": 1.5, "text": "canary-7f3"}\n', '"client" .* found float'),
-        (b'{"client": true, "text": "canary-7f3"}\n', '"client" .* found bool'),
+        (b'{"client": "", "text": "canary-7f3"}\n', "'client' must be a non-empty string"),
+        (b'{"client": 1.5, "text": "canary-7f3"}\n', "'client' .* found float"),
+        (b'{"client": true, "text": "canary-7f3"}\n', "'client' .* found bool"),
         (b'{"client": "a", "text": "canary-7f3", "z": NaN}\n', "without NaN"),
         (b'{"client": "a", "text": "canary-7f3", "z": ' + b"[" * 100_000, "nesting"),
         (b'{"client": "a", "text": "canary-7f3", "z": ' + b"9" * 5_000 + b"}\n", "digits"),

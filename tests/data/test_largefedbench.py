@@ -52,7 +52,7 @@ def test_sentences_of_an_abstract(hub):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("largefedbench:congress", "needs an option revision"),
+        ("largefedbench:congress", "revision must be a commit"),
         ("largefedbench:congress?revision=main", "40 hexadecimal digits, found 'main'"),
         (f"largefedbench:senate?revision={REVISION}", "found 'senate'"),
         (f"largefedbench:congress?revision={REVISION}&split=words", "found 'words'"),

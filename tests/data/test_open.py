@@ -89,7 +89,7 @@ def test_other_files_and_folders_are_refused(tmp_path):
         ("min_examples=0", "at least 1"),
         ("min_example=2", "did you mean 'min_examples'?"),
         ("split=sentence", "split must be one of 'paragraphs', 'sentences', 'lines'"),
-        ("columns=year", 'field "year"'),
+        ("columns=year", "field 'year'"),
     ],
 )
 def test_bad_option_of_a_file_is_refused(path, option, expected):

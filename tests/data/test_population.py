@@ -159,7 +159,7 @@ def test_rows_of_one_client_are_brought_together_in_their_order():
         (dict(columns={}), "at least one column"),
         (dict(columns={"x": 3.0}), "examples axis"),
         (dict(columns={"x": [[1], [2, 3], [4]]}), "different shapes"),
-        (dict(columns={"x": np.zeros((3, 0))}), "no zero"),
+        (dict(columns={"x": np.zeros((3, 0))}), "a zero"),
         (dict(columns={"x": np.zeros(3, complex)}), "found complex128"),
         (dict(columns={"x": np.array(["2020-01-01"] * 3, "M8[D]")}), "found datetime64"),
         (dict(columns={"x": [SECRET, 1, SECRET]}), "row 1: expected a string, found int"),

@@ -40,7 +40,7 @@ def long_sum(subtotals_KxD, times, first_D):
     def add(index, sums):
         return compensated.merge(sums, subtotals_KxD[index % subtotals_KxD.shape[0]])
 
-    return compensated.total(jax.lax.fori_loop(0, times, add, sums))
+    return compensated.join_devices(jax.lax.fori_loop(0, times, add, sums))
 
 
 @pytest.mark.parametrize("kinds", [1, 97])
@@ -54,7 +54,7 @@ def test_one_example_moves_a_sum_over_135_million_by_one(kinds):
     assert length > 1e8
     # First or last: what comes after it is rounded otherwise, or nothing is.
     first = long_sum(subtotals, BLOCKS, example)
-    last = compensated.total(
+    last = compensated.join_devices(
         compensated.merge(jax.tree.map(lambda leaf: leaf[None], without), example)
     )
     for with_it in (first, last):
@@ -62,7 +62,7 @@ def test_one_example_moves_a_sum_over_135_million_by_one(kinds):
         assert abs(moved - np.linalg.norm(example.astype(np.float64))) <= 1e-6
         assert moved <= 1 + 1e-6
         joined = [
-            np.asarray(compensated.released(total, None, ONE), np.float64)
+            np.asarray(compensated.add_noise(total, None, ONE), np.float64)
             for total in (with_it, without)
         ]
         assert np.linalg.norm(joined[0] - joined[1]) > 2.5
@@ -95,7 +95,7 @@ def summed(accumulator, leaves_KxD: np.ndarray, devices: int):
         part = accumulator.zeros(jax.ShapeDtypeStruct((width,), jnp.float32), 1)
         mine = jnp.asarray(leaves_KxD[device::devices])
         sums.append(merged(accumulator, part, mine))
-    return accumulator.total(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sums))
+    return accumulator.join_devices(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sums))
 
 
 def merged(accumulator, sums, leaves_KxD):
@@ -158,7 +158,7 @@ def test_equal_sums_have_equal_bits(accumulator):
 def test_a_negative_zero_and_a_positive_one_have_equal_bits():
     plus, minus = (Pair(*[jnp.full((2, 1), zero, jnp.float32)] * 2) for zero in (0.0, -0.0))
     for zero in (plus, minus):
-        for leaf in compensated.total(zero):
+        for leaf in compensated.join_devices(zero):
             assert np.asarray(leaf).tobytes() == bytes(4)
 
 
@@ -166,10 +166,10 @@ def test_noise_is_added_before_anything_is_rounded():
     """Noise that cancels the high part leaves what a single float32 would have lost."""
     total = {"a": Pair(jnp.full(2, 2.0**27), jnp.asarray([3.25, -3.5]))}
     noise = {"a": jnp.asarray([8 - 2.0**27, 40.0])}
-    released = compensated.released(total, noise, ONE)["a"]
+    released = compensated.add_noise(total, noise, ONE)["a"]
     np.testing.assert_array_equal(released, np.float32([11.25, 2.0**27 + 32]))
     np.testing.assert_array_equal(
-        compensated.released(total, None, ONE)["a"], np.float32([2.0**27, 2.0**27])
+        compensated.add_noise(total, None, ONE)["a"], np.float32([2.0**27, 2.0**27])
     )
 
 
@@ -179,17 +179,17 @@ def test_noise_is_added_to_fixed_point_sums_before_anything_is_rounded():
     whole = np.array([2**44 + 12_345, -(2**44) - 54_321, 2**30 - 1, 0])
     total = Pair(jnp.asarray(whole >> 16, jnp.int32), jnp.asarray(whole & 0xFFFF, jnp.int32))
     noise = np.array([-(2.0**44), 2.0**44, 3.0, 5.0]) * unit
-    released = fixed.released(total, jnp.asarray(noise, jnp.float32), clip_norm)
+    released = fixed.add_noise(total, jnp.asarray(noise, jnp.float32), clip_norm)
     np.testing.assert_array_equal(released, np.float32([12_345, -54_321, 2**30 + 2, 5]) * unit)
-    plain = fixed.released(total, None, clip_norm)
+    plain = fixed.add_noise(total, None, clip_norm)
     np.testing.assert_array_equal(plain, (whole * unit).astype(np.float32))
 
 
 @pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=10**5)])
 def test_noise_has_its_scale_in_the_release(accumulator):
     noise = np.random.default_rng(0).normal(size=1_000).astype(np.float32) * np.float32(3.0)
-    zero = accumulator.total(accumulator.zeros(noise, 2))
-    released = accumulator.released(zero, jnp.asarray(noise), jnp.float32(0.7))
+    zero = accumulator.join_devices(accumulator.zeros(noise, 2))
+    released = accumulator.add_noise(zero, jnp.asarray(noise), jnp.float32(0.7))
     np.testing.assert_allclose(released, noise, rtol=3e-7)
 
 
@@ -210,7 +210,7 @@ def in_one_bucket(values_CxD):
     subtotal = compensated.start(sums)
     for row in values_CxD:
         subtotal = compensated.add(subtotal, row[None], jnp.ones(1), ONE)
-    return compensated.total(compensated.merge(sums, subtotal))
+    return compensated.join_devices(compensated.merge(sums, subtotal))
 
 
 def test_one_example_moves_a_bucket_of_blocks_by_little_more_than_one():

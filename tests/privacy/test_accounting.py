@@ -235,7 +235,7 @@ def test_sampler_and_adjacency_must_match():
         accounting.epsilon(poisson(1.0, 0.1), 1e-5, "rdp", "replace_one")
     with pytest.raises(InputError, match="replace_one only"):
         accounting.epsilon(fixed, 1e-5, "rdp", "add_or_remove_one")
-    with pytest.raises(InputError, match="PLD has no support"):
+    with pytest.raises(InputError, match="PLD does not support"):
         accounting.epsilon(fixed, 1e-5, "pld", "replace_one")
     with pytest.raises(InputError, match="mixes"):
         events.adjacency(dp_accounting.ComposedDpEvent([fixed, poisson(1.0, 0.1)]))
@@ -284,7 +284,7 @@ def test_calibration_says_when_no_noise_is_enough_or_needed():
     event = dp_accounting.GaussianDpEvent
     with pytest.raises(InputError, match="below 1e6"):
         accounting.smallest_noise_multiplier(event, 1e-12, 1e-12, "pld", "add_or_remove_one")
-    with pytest.raises(InputError, match="protects nobody"):
+    with pytest.raises(InputError, match="too large to protect anybody"):
         accounting.smallest_noise_multiplier(event, 1e8, 1e-5, "pld", "add_or_remove_one")
 
 

@@ -383,7 +383,7 @@ def test_mostly_the_same_clients_join_the_ledger_with_a_warning(path, clients):
     filled(path)
     before = path.read_bytes()
     assert clients.fingerprint != CLIENTS.fingerprint
-    with pytest.warns(SameClientsWarning, match="mostly the clients of this ledger") as caught:
+    with pytest.warns(SameClientsWarning, match="most of these clients seem to be") as caught:
         ledger = Ledger(path, clients)
     assert caught[0].filename == __file__
     charge(ledger, 0, run="b")
@@ -475,7 +475,7 @@ def test_another_unit_is_refused_before_anybody_joins(path):
     filled(path)
     before = path.read_bytes()
     for clients in (CLIENTS, people(seed=1)):
-        with pytest.raises(InputError, match="protects each client, this run each example"):
+        with pytest.raises(InputError, match="each client, but this run protects each example"):
             Ledger(path, clients, unit="example")
     assert path.read_bytes() == before
 

@@ -1,14 +1,14 @@
 """NumPy archives: an .npz file with one array of client ids and one array for each column.
 
 Policy:
-- Row i of every array belongs to example i; the arrays have equal lengths. Other arrays are left
-  unread. All rows of one id are one client, wherever they are in the file.
+- Row i of every array belongs to example i, and the arrays have equal lengths. Arrays that are not
+  asked for are not read. All rows of one id are one client, wherever they are in the file.
 - A client's id is a whole number, which means its decimal digits, or a non-empty string.
-- The column "image" holds images [H, W] or [H, W, C], uint8 in 0 .. 255 or floats in 0 .. 1
-  (which become float32); booleans become 0 and 255; [H, W] becomes [H, W, 1]. The column "label"
-  holds whole numbers and becomes int32. Other columns stay as they are.
-- Nothing is unpickled; an array has at most 8 GiB, which is checked before it is read; the
-  archive's checksums are verified. Errors name file and array, and never a value.
+- The column "image" holds images [H, W] or [H, W, C], uint8 in 0 .. 255 or floats in 0 .. 1, which
+  become float32. Booleans become 0 and 255, and [H, W] becomes [H, W, 1]. The column "label" holds
+  whole numbers and becomes int32. Other columns do not change.
+- Nothing is unpickled. An array has at most 8 GiB, which is checked before it is read. The
+  archive's checksums are verified. Errors name the file and the array, and never a value.
 """
 
 import math
@@ -40,49 +40,43 @@ def read_arrays(
     Args:
       path: the file.
       client: name of the array of client ids, [examples].
-      columns: the population's column -> name of the array that it comes from, [examples, ...].
-      name: what the population is called; by default the path.
+      columns: name of a column -> name of its array, [examples, ...].
+      name: of the population; by default the path.
 
     Returns:
       Clients in order of first appearance; a client's examples in the file's order.
 
     Raises:
-      InputError: an array is missing, of the wrong type or shape, or of another length.
-      CorruptFile: the file is truncated, altered or no such archive.
+      InputError: an array is missing or has the wrong type, shape or length.
+      CorruptFile: the file is truncated, altered or not an .npz archive.
     """
     path = Path(path)
     if not columns:
         raise InputError(f"{path}: expected at least one column to read, found none")
     wanted = dict.fromkeys([client, *columns.values()])
     arrays = _read(path, list(wanted))
+    what = {name: f"{path}, array {name!r}" for name in wanted}
     if arrays[client].ndim != 1:
-        raise InputError(
-            f"{path}, array {client!r}: expected one client id an example, found "
-            f"{describe(arrays[client])}"
-        )
+        found = describe(arrays[client])
+        raise InputError(f"{what[client]}: expected one client id per example, found {found}")
     total = len(arrays[client])
     for array_name, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
             found = "a single value" if array.ndim == 0 else f"{len(array)} rows"
             raise InputError(
-                f"{path}, array {array_name!r}: expected {total} rows, as many as {client!r} has, "
-                f"found {found}"
+                f"{what[array_name]}: expected {total} rows, as many as {client!r} has, found "
+                f"{found}"
             )
     if not total:
         raise InputError(f"{path} has no examples")
-    client_of_row, ids = _clients(f"{path}, array {client!r}", arrays[client])
+    client_of_row, ids = _clients(what[client], arrays[client])
     converters = {"image": _images, "label": _labels}
-    ready = {}
-    for column, array_name in columns.items():
-        what = f"{path}, array {array_name!r}"
-        ready[column] = converters.get(column, _other)(what, arrays[array_name])
-    return from_rows(
-        client_of_row,
-        ids,
-        ready,
-        name=str(path) if name is None else name,
-        unit=f'all rows with one "{client}"',
-    )
+    ready = {
+        column: converters.get(column, _other)(what[array_name], arrays[array_name])
+        for column, array_name in columns.items()
+    }
+    unit = f'all rows with one "{client}"'
+    return from_rows(client_of_row, ids, ready, name=name or str(path), unit=unit)
 
 
 def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -92,14 +86,14 @@ def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
             for name in names:
                 if name not in held:
                     raise InputError(f"{path} has no array {name!r}: expected one of {held}")
-            return {name: _array(archive, path, name) for name in names}
+            return {name: _array(archive, name, f"{path}, array {name!r}") for name in names}
     except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
         raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
 
 
-def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
+def _array(archive: zipfile.ZipFile, name: str, what: str) -> np.ndarray:
     entry = f"{name}.npy"
     try:
         with archive.open(entry) as file:
@@ -109,37 +103,33 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
                 (2, 0): np.lib.format.read_array_header_2_0,
             }.get(version)
             if read is None:
-                raise InputError(f"{path}, array {name!r}: unknown version of the .npy format")
+                raise InputError(f"{what}: unknown version of the .npy format")
             shape, _, dtype = read(file)
             header_bytes = file.tell()
         if dtype.hasobject:
-            raise InputError(
-                f"{path}, array {name!r}: expected numbers, booleans or text, found Python objects"
-            )
+            raise InputError(f"{what}: expected numbers, booleans or text, found Python objects")
         claimed = math.prod(shape) * dtype.itemsize
         # Before anything is allocated: a small file may claim any shape.
         if claimed > MAX_ARRAY_BYTES:
-            raise InputError(
-                f"{path}, array {name!r}: {claimed} bytes, at most {MAX_ARRAY_BYTES} are read"
-            )
+            raise InputError(f"{what}: {claimed} bytes, expected at most {MAX_ARRAY_BYTES}")
         if archive.getinfo(entry).file_size != header_bytes + claimed:
-            raise CorruptFile(f"{path}, array {name!r}: its length is not that of its shape")
+            raise CorruptFile(f"{what}: its number of bytes does not fit its shape")
         with archive.open(entry) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
     except InputError:
         raise
     except (zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
-        raise CorruptFile(f"{path}, array {name!r}: truncated or altered ({error})") from None
+        raise CorruptFile(f"{what}: truncated or altered ({error})") from None
 
 
 def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Index of each row's client, in order of first appearance, and the ids."""
+    """The index of each row's client and the clients' ids, in order of first appearance."""
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     different, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     names = [str(identity) for identity in different.tolist()]
     if "" in names:
-        raise InputError(f"{what}: a client id is empty, expected none to be")
+        raise InputError(f"{what}: a client id is empty, expected a non-empty one")
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -155,9 +145,9 @@ def _images(what: str, images: np.ndarray) -> np.ndarray:
     if images.dtype.kind == "b":
         images = images.astype(np.uint8) * np.uint8(255)
     elif images.dtype.kind == "f":
-        # NaN passes: the engine zeroes the client that sends it.
+        # NaN passes: the contribution of a client with NaN is later set to zero.
         if np.any(images < 0) or np.any(images > 1):
-            raise InputError(f"{what}: float images must lie in 0 .. 1, found others")
+            raise InputError(f"{what}: float images must lie in 0 .. 1, found other values")
         images = images.astype(np.float32)
     return images[..., None] if images.ndim == 3 else images
 
@@ -166,7 +156,7 @@ def _labels(what: str, labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
         raise InputError(f"{what}: labels must be whole numbers, found {describe(labels)}")
     if labels.min() < -(2**31) or labels.max() >= 2**31:
-        raise InputError(f"{what}: labels must fit 32 bits, found some that do not")
+        raise InputError(f"{what}: labels must fit 32 bits, found larger ones")
     return labels.astype(np.int32)
 
 

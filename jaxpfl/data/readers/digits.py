@@ -8,11 +8,11 @@ from jaxpfl.errors import InputError
 
 
 def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Population:
-    """Digits dealt to clients with uneven classes, as Hsu, Qi and Brown (2019), section 3.
+    """Digits dealt to clients with uneven classes, as in Hsu, Qi and Brown (2019), section 3.
 
     Each client draws its class proportions from a symmetric Dirichlet(alpha) and then its examples,
-    one by one without replacement; a class that is used up leaves the others their proportions.
-    Every client gets the same number of examples, or one more.
+    one by one without replacement. When a class is used up, the others keep their proportions.
+    Numbers of examples differ by at most one between clients.
 
     Columns: "image" float32 [8, 8, 1] in 0 .. 1 (0 = paper), "label" int32 in 0 .. 9.
 
@@ -36,11 +36,11 @@ def read_digits(clients: int = 100, alpha: float = 0.5, seed: int = 0) -> Popula
     ]
     proportions = generator.dirichlet(np.full(classes, alpha), clients)
     client_of_row = np.zeros(total, np.int64)
-    # A round of one example each, then the next: a late client does not get only leftovers.
+    # Clients take turns, one example each, so that the last one does not only get leftovers.
     for turn in range(total):
         client = turn % clients
         available = np.array([bool(rows) for rows in left])
-        # Proportions of a small alpha underflow to 0: then every class left is as likely.
+        # With a small alpha, proportions may underflow to 0: then all classes left are as likely.
         weights = np.where(available, proportions[client], 0.0)
         weights = weights if weights.sum() > 0 else available.astype(float)
         label = generator.choice(classes, p=weights / weights.sum())

@@ -1,9 +1,9 @@
 """The docstrings of well-known Python packages: real text that needs no download.
 
-A client is a documented class or function at the top level of a module, an example one sentence of
-its docstring. The sentences are a snapshot in the package, of the releases that
-docstrings.NOTICE.txt names: a corpus is the same wherever and whenever it is read.
-tools/docstring_snapshot.py made it.
+A client is a documented class or function at the top level of a module; an example is a sentence of
+its docstring. The sentences are read from a snapshot that is shipped with this package, so that
+they are the same everywhere. docstrings.NOTICE.txt names the releases that they are from;
+tools/docstring_snapshot.py made the snapshot.
 """
 
 import difflib
@@ -24,8 +24,8 @@ _SNAPSHOT = Path(__file__).with_suffix(".parquet")
 def read_docstrings(packages: Sequence[str]) -> Population:
     """The public docstrings of packages, named as they are imported.
 
-    Of clients with identical sentences the first is kept. So the number of clients follows from
-    what they hold, which is no leak of texts that are published.
+    Of clients with identical sentences only the first is kept. The number of clients therefore
+    depends on their data, which is harmless because the docstrings are published.
 
     Returns:
       Clients by dotted path, such as "scipy.stats._stats_py.zscore", with the column "text".
@@ -62,7 +62,7 @@ def read_docstrings(packages: Sequence[str]) -> Population:
 
 
 def _unknown(package: str, known: dict[str, dict[str, str]]) -> InputError:
-    """A package that is not there, with the nearest name, be it that of its distribution."""
+    """The error for an unknown package; suggests the nearest name of a package or distribution."""
     names = {release["distribution"].lower(): name for name, release in known.items()}
     names |= {name.lower(): name for name in known}
     near = difflib.get_close_matches(package.lower().replace("_", "-"), names, 1, 0.6)

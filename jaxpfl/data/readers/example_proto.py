@@ -1,11 +1,11 @@
 """Batches of tf.train.Example messages as columns, without TensorFlow.
 
-Arrays are flat in a message: neither shape nor width is stored, so both are declared (`Feature`).
-Every declared feature must occur once, of its kind and number of values, and no other one. Refused
-are also integers that do not fit the declared width, and texts that are not valid UTF-8.
+A message stores neither the shapes nor the widths of its arrays, so they are declared (`Feature`).
+Every declared feature must occur once, with its kind and number of values, and no other feature.
+Integers that do not fit the declared width and texts that are not valid UTF-8 are refused.
 
-Messages as every writer makes them are decoded by numpy over a whole batch; others, which the
-format also allows, are rewritten one by one (see `example_wire`).
+Messages in the usual form, which every known writer makes, are decoded by numpy, a whole batch at a
+time. Others, which the format also allows, are first rewritten one by one (see `example_wire`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from jaxpfl.data.columns import Column
+from jaxpfl.data.columns import Column, text_buffers
 from jaxpfl.data.readers.example_wire import (
     BYTES,
     FLOATS,
@@ -28,7 +28,7 @@ from jaxpfl.data.readers.example_wire import (
 from jaxpfl.errors import InputError
 
 _INTEGER_TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
-# Lengths beyond 28 bits do not occur within the limits of a blob.
+# A blob is limited to less than 2^28 bytes, so that no length has more bytes than this.
 _MAX_LENGTH_BYTES = 4
 _WORD = 8
 
@@ -39,10 +39,10 @@ class Feature:
 
     Attributes:
       dtype: "text" (one byte string of UTF-8), "float32", "bool", or "int64" or a smaller integer.
-      shape: of an example's values; () is one value. Text has no other shape.
+      shape: of an example's values; () is one value, the only shape of text.
 
     Raises:
-      InputError: no such dtype, or a shape that it cannot have.
+      InputError: the dtype is unknown, or cannot have the shape.
     """
 
     dtype: str
@@ -72,15 +72,13 @@ class DefectError(Exception):
 
     Attributes:
       index: of the message in its batch.
-      reason: what is wrong with it, without a value of it.
-      corrupt: whether it is no whole message at all, rather than one of another schema.
+      reason: what is wrong with it, without any of its values.
+      corrupt: whether the message is damaged, rather than of another schema.
     """
 
     def __init__(self, index: int, reason: str, corrupt: bool = False) -> None:
         super().__init__(reason)
-        self.index = index
-        self.reason = reason
-        self.corrupt = corrupt
+        self.index, self.reason, self.corrupt = index, reason, corrupt
 
 
 class ExampleDecoder:
@@ -106,19 +104,16 @@ class ExampleDecoder:
         self._expected = list(range(len(self._keys)))
 
     def decode(self, messages: Sequence[bytes]) -> dict[str, Column]:
-        """The features of `messages`, in the schema's order: one column each.
+        """One column for each feature, in the schema's order.
 
         Returns:
           name -> array [messages, *shape] of the declared dtype, or large_string [messages].
 
         Raises:
-          DefectError: of the first message that is not as the schema says.
+          DefectError: a message does not follow the schema; it names the first one.
         """
         if not messages:
-            return {
-                name: _empty(feature)
-                for name, feature in zip(self._names, self._features, strict=True)
-            }
+            return dict(zip(self._names, map(_empty, self._features), strict=True))
         buffer, starts_FxN, ends_FxN, usual_N = self._spans(messages)
         if not usual_N.all():
             rewritten = list(messages)
@@ -138,12 +133,11 @@ class ExampleDecoder:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Where each feature's payload begins and ends, for messages of the usual form.
 
-        The usual form has nothing but what the schema says, every list in one packed piece.
-        The spans of other messages mean nothing.
+        The usual form holds only what the schema says, and every list in one packed piece.
 
         Returns:
           The joined messages uint8, with a margin; starts and ends int64 [features, messages];
-          bool [messages].
+          and bool [messages], whether a message has the usual form. Other spans mean nothing.
         """
         margin = bytes(self._words * _WORD + 2 * _MAX_LENGTH_BYTES)
         buffer = np.frombuffer(b"".join((*messages, margin)), np.uint8)
@@ -156,7 +150,7 @@ class ExampleDecoder:
         starts_FxN, ends_FxN = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
         def into(at_N: np.ndarray, tag: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Begin and end of a field of variable length with this tag, at `at_N`."""
+            """Begin and end of the content of a field at `at_N`, which must have this tag."""
             nonlocal ok_N
             at_N = np.minimum(at_N, last)
             ok_N &= buffer[at_N] == tag
@@ -243,34 +237,24 @@ class ExampleDecoder:
     def _rewrite(self, index: int, message: bytes) -> bytes:
         """The message in the usual form."""
         try:
-            return self._encode(parse_example(message))
-        except _SchemaError as error:
-            raise DefectError(index, str(error)) from None
+            held = parse_example(message)
         except WireError as error:
             raise DefectError(index, str(error), corrupt=True) from None
-
-    def _encode(self, held: "dict[bytes, tuple[int, bytes]]") -> bytes:
         if not held.keys() <= set(self._keys):
-            raise _SchemaError(
-                f"it has a feature that is not declared; declared are {', '.join(self._names)}"
-            )
+            declared = ", ".join(self._names)
+            reason = f"it has a feature that is not declared; declared are {declared}"
+            raise DefectError(index, reason)
         entries = []
         for name, key, feature in zip(self._names, self._keys, self._features, strict=True):
             if key not in held:
-                raise _SchemaError(f'it has no feature "{name}"')
+                raise DefectError(index, f'it has no feature "{name}"')
             kind, values = held[key]
             if kind != feature.kind:
-                raise _SchemaError(
-                    f'feature "{name}" holds {KIND_NAMES[kind]}, expected '
-                    f"{KIND_NAMES[feature.kind]}"
-                )
+                found, expected = KIND_NAMES[kind], KIND_NAMES[feature.kind]
+                raise DefectError(index, f'feature "{name}" holds {found}, expected {expected}')
             list_ = field(feature.kind, field(1, values))
             entries.append(field(1, field(1, key) + field(2, list_)))
         return field(1, b"".join(entries))
-
-
-class _SchemaError(Exception):
-    """How a whole message differs from its schema, without a value of it."""
 
 
 def _cut(buffer: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray) -> pa.Array:
@@ -284,11 +268,8 @@ def _cut(buffer: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray) -> pa.Arr
 
 def _parts(payloads: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of all payloads, and where each begins and ends, int64 [payloads + 1]."""
-    _, offsets, content = payloads.buffers()
-    edges = np.frombuffer(offsets, np.int64)[payloads.offset :][: len(payloads) + 1]
-    if content is None:
-        return np.zeros(0, np.uint8), edges - edges[0]
-    return np.frombuffer(content, np.uint8)[edges[0] : edges[-1]], edges - edges[0]
+    edges, content = text_buffers(payloads)
+    return np.frombuffer(content, np.uint8), edges - edges[0]
 
 
 def _texts(name: str, feature: Feature, payloads: pa.Array) -> Column:
@@ -299,10 +280,8 @@ def _texts(name: str, feature: Feature, payloads: pa.Array) -> Column:
             try:
                 payload.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise DefectError(
-                    index,
-                    f'feature "{name}": byte {error.start + 1} is not valid UTF-8',
-                ) from None
+                reason = f'feature "{name}": byte {error.start + 1} is not valid UTF-8'
+                raise DefectError(index, reason) from None
         raise
 
 
@@ -335,7 +314,8 @@ def _integers(name: str, feature: Feature, payloads: pa.Array) -> Column:
         septet = (content[first[longer] + place] & 127).astype(np.uint64)
         values[longer] |= septet << np.uint64(7 * place)
     values = values.view(np.int64).reshape(len(payloads), *feature.shape)
-    low, high = (0, 1) if feature.dtype == "bool" else _limits(feature.dtype)
+    limits = None if feature.dtype == "bool" else np.iinfo(feature.dtype)
+    low, high = (int(limits.min), int(limits.max)) if limits else (0, 1)
     fits = (low <= values) & (values <= high)
     if not fits.all():
         index = int(np.argmin(fits.reshape(len(payloads), -1).all(axis=1)))
@@ -346,18 +326,11 @@ def _integers(name: str, feature: Feature, payloads: pa.Array) -> Column:
 _DECODE = {BYTES: _texts, FLOATS: _floats, INTEGERS: _integers}
 
 
-def _limits(dtype: str) -> tuple[int, int]:
-    limits = np.iinfo(dtype)
-    return int(limits.min), int(limits.max)
-
-
 def _check_counts(name: str, feature: Feature, whole: np.ndarray, counts: np.ndarray) -> None:
     right = whole & (counts == feature.size)
     if not right.all():
-        index = int(np.argmin(right))
-        kind = KIND_NAMES[feature.kind]
-        reason = f'feature "{name}" does not hold the {feature.size} {kind} of shape '
-        raise DefectError(index, reason + f"{list(feature.shape)}")
+        what = f"{feature.size} {KIND_NAMES[feature.kind]} of shape {list(feature.shape)}"
+        raise DefectError(int(np.argmin(right)), f'feature "{name}" does not hold the {what}')
 
 
 def _empty(feature: Feature) -> Column:

@@ -1,4 +1,4 @@
-"""One tf.train.Example message, read as protocol buffers may be written.
+"""Reads one tf.train.Example message in any form that protocol buffers allow.
 
 The wire format (protocol buffers, "Encoding"; tensorflow/core/example/{example,feature}.proto):
 
@@ -7,9 +7,9 @@ The wire format (protocol buffers, "Encoding"; tensorflow/core/example/{example,
     Feature  {1: BytesList | 2: FloatList | 3: Int64List}, each {repeated 1: values}
 
 Floats are packed little-endian float32, integers packed varints, negative ones as 64-bit two's
-complement. Unknown fields are skipped, unpacked values read, parts of one message merged, as the
-format asks. Refused are a feature that occurs twice, groups, lengths beyond the message, and
-varints of more than 64 bits.
+complement. As the format demands, unknown fields are skipped, unpacked values are read and the
+parts of one message are merged. A feature that occurs twice, groups, lengths beyond the message and
+varints of more than 64 bits are refused.
 """
 
 import struct
@@ -23,7 +23,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
 class WireError(Exception):
-    """What is wrong with a message, without a value of it."""
+    """What is wrong with a message, without any of its values."""
 
 
 def parse_example(message: bytes) -> dict[bytes, tuple[int, bytes]]:
@@ -36,7 +36,7 @@ def parse_example(message: bytes) -> dict[bytes, tuple[int, bytes]]:
     for features in _messages(message, 1, "Features"):
         for entry in _messages(features, 1, "a feature's entry"):
             keys = list(_messages(entry, 1, "a feature's key"))
-            # A field that must occur once counts as it occurred last; a message is merged.
+            # Of a field that must occur once, the last value counts; parts of a message are merged.
             key = keys[-1] if keys else b""
             feature = b"".join(_messages(entry, 2, "a feature"))
             if key in held:
@@ -51,7 +51,7 @@ def _parse_feature(feature: bytes) -> tuple[int, bytes]:
         if number in KIND_NAMES:
             if wire != _LENGTH:
                 raise WireError("a list of values has another wire type than a message")
-            # One of the three: the last kind counts, and its parts are merged.
+            # Of the three kinds the last one counts, and its parts are merged.
             lists = lists + value if number == kind else value
             kind = number
     if not kind:
@@ -86,7 +86,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         tag, at = _varint(message, at)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 2**29:
-            raise WireError("a field has a number that cannot be")
+            raise WireError("a field has an invalid number")
         if wire == _VARINT:
             _, end = _varint(message, at)
         elif wire == _LENGTH:

@@ -1,14 +1,14 @@
-"""Plain text: a file, or an archive of files; a client is a file.
+"""Plain text: a file, or an archive of files; each file is a client.
 
 Policy, the same on every platform:
-- Files are UTF-8, strictly (a byte order mark at the head is skipped); lines end in \\n or \\r\\n.
-  What an example is says `readers.prose`. A file without any is a client without examples.
+- Files must be valid UTF-8 (a byte order mark at the start is skipped); lines end in \\n or \\r\\n.
+  `readers.prose` makes them examples. A file without examples is a client without examples.
 - .gz and .xz checksums are verified to the end of the file.
-- An archive is read as a stream and never unpacked to disk. Read are its members whose names end in
-  .txt, not in any case hidden ones (names that begin with a full stop); folders and other files are
-  skipped. Refused are links, devices and sparse files anywhere in it, names that are absolute,
-  have a part "..", are no Unicode or occur twice.
-- A line has at most 16 MiB, a file 1 GiB, an archive 16 GiB and 100,000 members, all unpacked.
+- An archive is read as a stream and never unpacked to disk. Of its files, those whose names end in
+  .txt are read, except hidden ones, whose name or folder's name begins with a full stop. An archive
+  is refused if it has a link, a device or a sparse file anywhere, or a name that is absolute, has a
+  part "..", is not valid Unicode or occurs twice.
+- Unpacked, a line has at most 16 MiB, a file 1 GiB, and an archive 16 GiB and 100,000 members.
 - Errors name the file, the member by its number, and the byte, and never a value.
 """
 
@@ -23,11 +23,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 import numpy as np
-import pyarrow as pa
 
-from jaxpfl.data.columns import text_array
-from jaxpfl.data.population import Population, from_rows
+from jaxpfl.data.population import Population
 from jaxpfl.data.readers.prose import pieces
+from jaxpfl.data.readers.rows import Texts
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".txt", ".txt.gz", ".tar.gz", ".tar.xz")
@@ -36,8 +35,6 @@ MAX_FILE_BYTES = 2**30
 MAX_ARCHIVE_BYTES = 2**34
 MAX_MEMBERS = 100_000
 
-# Texts that are Python strings at any one time; the others are in Arrow buffers.
-_BLOCK = 65_536
 _TAR_BLOCK = 512
 _CORRUPT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
 
@@ -50,61 +47,29 @@ def read_plain_text(
     Args:
       path: the file.
       split: what an example is: "paragraphs", "sentences" or "lines".
-      name: what the population is called; by default the path.
+      name: of the population; by default the path.
 
     Returns:
       Clients in the order of the archive, or one, with the column "text". A client's id is the
-      file's name, in an archive with the folders in it.
+      name of its file, with the folders inside an archive.
 
     Raises:
-      InputError: the text is not as the policy says, or there is none.
+      InputError: the content violates the policy, or there are no examples.
       CorruptFile: the compressed data or the archive is truncated or altered.
     """
     path = Path(path)
-    examples = _Texts()
+    examples = Texts()
     client_ids: list[str] = []
-    sizes: list[int] = []
+    offsets = [0]
     with _errors_of(path):
         for client, where, stream in _files(path):
-            before = examples.count
-            for text in pieces(_lines(stream, where), split):
-                examples.append(text)
+            examples.extend(pieces(_lines(stream, where), split))
             client_ids.append(client)
-            sizes.append(examples.count - before)
-    if not examples.count:
+            offsets.append(len(examples))
+    if not len(examples):
         raise InputError(f"{path} has no examples")
-    return from_rows(
-        np.repeat(np.arange(len(sizes)), sizes),
-        client_ids,
-        {"text": examples.finish()},
-        name=str(path) if name is None else name,
-        unit="text file",
-    )
-
-
-class _Texts:
-    """Strings that are moved to Arrow buffers block by block."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._blocks: list[pa.Array] = []
-
-    @property
-    def count(self) -> int:
-        return len(self._texts) + sum(map(len, self._blocks))
-
-    def append(self, text: str) -> None:
-        self._texts.append(text)
-        if len(self._texts) == _BLOCK:
-            self._flush()
-
-    def finish(self) -> pa.Array:
-        self._flush()
-        return pa.concat_arrays(self._blocks)
-
-    def _flush(self) -> None:
-        self._blocks.append(text_array(self._texts))
-        self._texts = []
+    columns = {"text": examples.finish()}
+    return Population(columns, np.array(offsets), client_ids, name or str(path), "text file")
 
 
 @contextlib.contextmanager
@@ -119,24 +84,24 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 def _files(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
-    """Client ids, how errors call the files, and their bytes."""
+    """Client ids, the files' names for errors, and the files' content."""
     if path.name.endswith((".tar.gz", ".tar.xz")):
         yield from _members(path)
     else:
-        with _open_binary(path) as stream:
+        with open_binary(path) as stream:
             yield path.name.removesuffix(".gz"), str(path), stream
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
     names: set[str] = set()
     total = 0
-    with _open_binary(path) as compressed:
+    with open_binary(path) as compressed:
         stream = _Forward(compressed)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as archive:
             for number, member in enumerate(iter(archive.next, None), 1):
                 where = f"{path}, member {number}"
                 total += member.size
-                # A negative size would have tarfile go back and read the same again, for ever.
+                # With a negative size, tarfile would read the same member again and again.
                 if member.size < 0:
                     raise CorruptFile(f"{where}: its size is negative")
                 if number > MAX_MEMBERS or total > MAX_ARCHIVE_BYTES:
@@ -150,7 +115,8 @@ def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
                         "sparse file"
                     )
                 name = _checked_name(where, member.name)
-                if member.isdir() or not name.endswith(".txt") or _hidden(name):
+                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+                if member.isdir() or not name.endswith(".txt") or hidden:
                     continue
                 if name in names:
                     raise InputError(f"{where}: its name occurs twice in the archive")
@@ -160,14 +126,14 @@ def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
                 content = archive.extractfile(member)
                 assert content is not None  # a plain file has content
                 yield name, where, content
-        # tarfile takes an altered header for the end, so the end is looked at here; reading on
-        # also has the checksums verified.
+        # tarfile takes an altered header for the end of the archive. To read to the real end also
+        # verifies the checksums.
         if not stream.rest_is_zero():
-            raise CorruptFile(f"{path} is truncated or altered: it does not end as archives do")
+            raise CorruptFile(f"{path} is truncated or altered: it has no end mark of an archive")
 
 
 class _Forward:
-    """A decompressed stream for tarfile that never reads much at once, whatever a header says."""
+    """A decompressed stream for tarfile that limits how much a header can make it read at once."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -209,10 +175,6 @@ def _checked_name(where: str, name: str) -> str:
     return name
 
 
-def _hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
 def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
     position = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
@@ -232,7 +194,8 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
         position += len(line)
 
 
-def _open_binary(path: Path) -> BinaryIO:
+def open_binary(path: Path) -> BinaryIO:
+    """A file that may be compressed, opened for reading its unpacked bytes."""
     if path.name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.name.endswith(".xz"):

@@ -1,12 +1,12 @@
-"""From running text to lines, paragraphs or sentences.
+"""Splits running text into lines, paragraphs or sentences.
 
 Policy:
-- A paragraph is a run of lines between blank ones; a line of more than 200 characters is no line of
-  wrapped text, and so a paragraph by itself. A run of more than 2^20 characters is cut between
+- A paragraph is a run of lines between blank ones. A line of more than 200 characters is not part
+  of a wrapped text, and so a paragraph by itself. A run of more than 2^20 characters is cut between
   lines, which bounds the memory.
-- Sentences are found within a paragraph, see `split_sentences`; what has no letter and no digit is
-  left out.
-- Runs of white space become one space, except within lines, which are only stripped.
+- Sentences are found within a paragraph, see `split_sentences`; a sentence without any letter or
+  digit is left out.
+- Runs of white space become one space; a line, as an example, is only stripped.
 """
 
 import re
@@ -35,10 +35,7 @@ def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
 
     Args:
       lines: the text's lines, with or without their ends; read one by one.
-      split: one of `PIECES`.
-
-    Raises:
-      InputError: `split` is none of them.
+      split: one of `PIECES`; anything else raises `InputError`.
     """
     checks.one_of("split", split, PIECES)
     if split == "lines":
@@ -54,11 +51,10 @@ def pieces(lines: Iterable[str], split: str) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a paragraph without line breaks, in order, without the space between them.
+    """The sentences of a paragraph without line breaks, in order and stripped, by English rules.
 
     A sentence ends at a full stop, question or exclamation mark before a capital, a digit, a quote
-    or an opening bracket, but not after common abbreviations and single letters. The rules are
-    those of English.
+    or an opening bracket, but not after common abbreviations and single letters.
     """
     pieces, start = [], 0
     for match in _END.finditer(text):

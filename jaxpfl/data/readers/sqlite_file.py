@@ -1,8 +1,8 @@
-"""SQLite files from elsewhere: opened read-only, whole, and without trust in what they say.
+"""Opens SQLite files from untrusted sources, read-only, and checks that they are complete.
 
-A file must have all the pages that its header counts, no journal beside it, texts in UTF-8, and
-the wanted tables as plain tables. A packed file is unpacked to a temporary one of mode 0600, which
-is removed in any case; its stream must be whole.
+A file must have all the pages that its header counts, no journal next to it, texts in UTF-8, and
+the wanted tables as plain tables. A compressed file must be complete; it is unpacked to a temporary
+file of mode 0600, which is always removed.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ def opened(
     in_memory: bool = False,
     folder: str | Path | None = None,
 ) -> Iterator[sqlite3.Connection]:
-    """A connection to a file, that gives texts as bytes.
+    """A connection to a file that returns texts as bytes.
 
     Args:
       path: the file; one that ends in .lzma or .xz is unpacked.
       tables: the columns that each table must have.
-      sha256: of the file as it is given, in hexadecimal; checked before anything is read.
-      in_memory: refuse what is too large to be read into memory.
-      folder: where the temporary file may go; by default where the system has such files.
+      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
+      in_memory: refuses a file that is too large to be read into memory.
+      folder: for the temporary file; by default the system's folder of temporary files.
 
     Raises:
       InputError: no such file or table, or the file is too large.
@@ -54,8 +54,8 @@ def opened(
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
     with errors_of(path), contextlib.ExitStack() as stack:
-        if sha256 is not None:
-            _check_sha256(path, sha256)
+        if sha256 is not None and (found := files.sha256_file(path)) != sha256.lower():
+            raise CorruptFile(f"{path} has the SHA-256 {found}, expected {sha256}")
         unpacked = path
         if path.name.endswith((".lzma", ".xz")):
             unpacked = stack.enter_context(_unpacked(path, folder, in_memory))
@@ -84,7 +84,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_pages(path: Path, unpacked: Path) -> None:
-    """Refuses what is no SQLite file, or not all of one."""
+    """Refuses a file that is not a complete SQLite file."""
     size = unpacked.stat().st_size
     with unpacked.open("rb") as file:
         header = file.read(_HEADER_BYTES)
@@ -94,7 +94,7 @@ def _check_pages(path: Path, unpacked: Path) -> None:
     page = int.from_bytes(header[16:18], "big")
     page = 65536 if page == 1 else page
     pages = int.from_bytes(header[28:32], "big")
-    # Older writers leave the count of pages as it was: then these two numbers differ.
+    # Old writers do not update the number of pages; then these two counters differ.
     counted = header[24:28] == header[92:96] and pages > 0
     if page < 512 or page & (page - 1) or size % page or (counted and size != page * pages):
         raise CorruptFile(f"{path} has {size} bytes, its SQLite header counts {pages * page}")
@@ -117,37 +117,30 @@ def _check_table(path: Path, connection: sqlite3.Connection, table: str, columns
     held = {name.decode("utf-8", "replace") for (name,) in rows}
     for column in sorted(columns - held):
         raise InputError(f"{path}: table {table!r} has no column {column!r}")
-    # The order of the examples: a column of that name would hide it, some tables have none.
+    # Examples are ordered by rowid, which some tables lack, and a column of that name would hide.
     without = "WITHOUT ROWID" in bytes(found[0]).decode("utf-8", "replace").upper()
     if without or held & {"rowid", "_rowid_", "oid"}:
         raise InputError(f"{path}: table {table!r} must have SQLite's own rowid")
 
 
-def _check_sha256(path: Path, expected: str) -> None:
-    found = files.sha256_file(path)
-    if found != expected.lower():
-        raise CorruptFile(f"{path} has the SHA-256 {found}, expected {expected}")
-
-
 def _check_size(path: Path, size: int, in_memory: bool) -> None:
     if in_memory and size > MAX_IN_MEMORY_BYTES:
         raise InputError(
-            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes, unpacked: too much for memory; "
-            "write it to a folder once, with `jaxpfl convert SOURCE FOLDER`, and open that"
+            f"{path} has more than {MAX_IN_MEMORY_BYTES} bytes when unpacked, too many for memory: "
+            "convert it with `jaxpfl convert SOURCE FOLDER`, and open that folder"
         )
     if size > MAX_UNPACKED_BYTES:
-        raise InputError(
-            f"{path} has more than {MAX_UNPACKED_BYTES} bytes, unpacked: the most that is allowed"
-        )
+        raise InputError(f"{path} has more than the {MAX_UNPACKED_BYTES} bytes that are allowed")
 
 
 @contextlib.contextmanager
 def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterator[Path]:
-    """The path of a temporary file with what `path` holds."""
+    """The path of a temporary file with the unpacked content of `path`."""
     temporary = Path(tempfile.mkdtemp(prefix=".tff-", dir=folder))
     try:
         target = temporary / "unpacked.sqlite"
-        with path.open("rb") as packed, open(target, "wb", opener=_private) as file:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with path.open("rb") as packed, os.fdopen(descriptor, "wb") as file:
             unpacker = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
             written, piece = 0, b""
             while not unpacker.eof:
@@ -167,13 +160,9 @@ def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterato
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours; theirs may show values."""
+    """Turns SQLite's errors, which may show values, into ours."""
     try:
         yield
     except sqlite3.DataError:
@@ -186,5 +175,5 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def machine_error(error: sqlite3.DatabaseError) -> int | None:
-    """The errno of a full disk or a failing one; None where the file is at fault."""
+    """The errno of a full or failing disk; None for an error of the file."""
     return _MACHINE_ERRORS.get((getattr(error, "sqlite_errorcode", None) or 0) & 0xFF)

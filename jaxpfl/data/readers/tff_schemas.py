@@ -1,8 +1,8 @@
 """What the examples of TensorFlow Federated's data sets hold.
 
-Names, types and shapes are those that the loaders of tensorflow-federated 0.87 give
-(tff.simulation.datasets); files store neither shapes nor widths. `raw` columns are exactly these.
-The `canonical` ones are what this library's models read:
+Files store neither shapes nor widths. The `raw` columns have the names, types and shapes that the
+loaders of tensorflow-federated 0.87 (tff.simulation.datasets) give them. The `canonical` columns
+are those that this library's models read:
 
 | data set | canonical columns |
 |---|---|
@@ -32,7 +32,7 @@ class Schema:
     Attributes:
       features: name -> dtype and shape, in the order in which TFF gives them.
       unit: what a client is, in words.
-      canonical: from the features' columns to those that models read.
+      canonical: maps the raw columns to the canonical ones.
     """
 
     features: dict[str, Feature]
@@ -41,8 +41,7 @@ class Schema:
 
 
 def _emnist(columns: Columns) -> Columns:
-    image = np.float32(1) - columns["pixels"][..., None]
-    return {"image": image, "label": columns["label"]}
+    return {"image": np.float32(1) - columns["pixels"][..., None], "label": columns["label"]}
 
 
 def _cifar100(columns: Columns) -> Columns:
@@ -51,8 +50,7 @@ def _cifar100(columns: Columns) -> Columns:
 
 
 def _celeba(columns: Columns) -> Columns:
-    attributes = {name: column for name, column in columns.items() if name != "image"}
-    return {"image": columns["image"].astype(np.uint8), **attributes}
+    return {"image": columns.pop("image").astype(np.uint8), **columns}
 
 
 def _shakespeare(columns: Columns) -> Columns:
@@ -60,8 +58,7 @@ def _shakespeare(columns: Columns) -> Columns:
 
 
 def _stackoverflow(columns: Columns) -> Columns:
-    others = {name: column for name, column in columns.items() if name != "tokens"}
-    return {"text": columns["tokens"], **others}
+    return {"text": columns.pop("tokens"), **columns}
 
 
 # fmt: off
@@ -77,22 +74,13 @@ _ATTRIBUTES = (
 # fmt: on
 
 _TEXT, _INT64 = Feature("text"), Feature("int64")
+# TFF does not convert the pixels, which lie in 0 .. 255.
+_CELEBA = {"image": Feature("int64", (84, 84, 3)), **dict.fromkeys(_ATTRIBUTES, Feature("bool"))}
+_STACKOVERFLOW = ("creation_date", "score", "tags", "title", "tokens", "type")
 
 SCHEMAS = MappingProxyType(
     {
-        "celeba": Schema(
-            dict(
-                sorted(
-                    {
-                        # TFF hands the pixels on as they are stored; they lie in 0 .. 255.
-                        "image": Feature("int64", (84, 84, 3)),
-                        **dict.fromkeys(_ATTRIBUTES, Feature("bool")),
-                    }.items()
-                )
-            ),
-            "celebrity",
-            _celeba,
-        ),
+        "celeba": Schema(dict(sorted(_CELEBA.items())), "celebrity", _celeba),
         "cifar100": Schema(
             {"coarse_label": _INT64, "image": Feature("uint8", (32, 32, 3)), "label": _INT64},
             "dealt share of CIFAR-100",
@@ -105,17 +93,10 @@ SCHEMAS = MappingProxyType(
         ),
         "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
         "stackoverflow": Schema(
-            {
-                "creation_date": _TEXT,
-                "score": _INT64,
-                "tags": _TEXT,
-                "title": _TEXT,
-                "tokens": _TEXT,
-                "type": _TEXT,
-            },
+            {**dict.fromkeys(_STACKOVERFLOW, _TEXT), "score": _INT64},
             "user of Stack Overflow",
             _stackoverflow,
         ),
     }
 )
-"""By the names under which `data.open` knows them."""
+"""The schemas by the data sets' names in `data.open`."""

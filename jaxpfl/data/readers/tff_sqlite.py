@@ -6,16 +6,17 @@ tensorflow-federated writes them; each example is a tf.train.Example (see `examp
 come in the order of their ids, as TFF sorts them, a client's examples by rowid.
 
 Policy:
-- A file is opened read-only and must be whole (see `sqlite_file`).
-- The two tables must agree: the same clients, each named once, with as many examples.
-- .lzma is unpacked to a temporary file. TFF's streams carry no checksum: give `sha256` to be sure
-  that no bit of a number has changed.
-- An example has at most 64 MiB. Texts and ids are UTF-8, strictly.
+- A file is opened read-only and must be complete (see `sqlite_file`).
+- The two tables must have the same clients, each once, with the same numbers of examples.
+- .lzma is unpacked to a temporary file. TFF's streams carry no checksum, so that only `sha256` can
+  make sure that no value was altered.
+- An example has at most 64 MiB. Texts and ids must be valid UTF-8.
 - Errors name the file, the client by its index in the order above, and the row by its rowid, and
   never a value.
 """
 
 import contextlib
+import itertools
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".sqlite", ".sqlite.lzma")
-# Rows that are looked up at once, and fetched at once; bytes of messages decoded at once.
+# Rows whose ids are read at once, messages fetched at once, and bytes of messages decoded at once.
 _ROWS, _FETCHED, _BATCH_BYTES = 8192, 256, 2**22
 _TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
@@ -56,16 +57,17 @@ def read_tff(
     Args:
       path: the file; one that ends in .lzma or .xz is unpacked.
       dataset: "emnist", "stackoverflow", "shakespeare", "cifar100" or "celeba" (`tff_schemas`).
-      split: as TFF names it, such as "all_train"; may be left out where there is but one.
-      features: what the examples hold, instead of `dataset`, for a file of one's own.
-      form: "canonical": columns for this library's models; "raw": names, types and shapes as TFF
-        gives them.
-      sha256: of the file as it is given, in hexadecimal; checked before anything is read.
-      name: what the population is called; by default the path and the split.
+      split: TFF's name of it, such as "all_train"; not needed if the file has only one.
+      features: the schema of the examples, in place of `dataset`, for a file of your own.
+      form: "canonical" for the columns of this library's models, or "raw" for the names, types and
+        shapes that TFF gives (see `tff_schemas`).
+      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
+      name: of the population; by default the path and the split.
 
     Raises:
-      InputError: no such file, data set or split; the tables or examples are not as declared; or
-        there is more than fits into memory (`jaxpfl convert` writes such a file to disk).
+      InputError: there is no such file, data set or split; the tables or examples do not follow
+        the schema; or the file is too large for memory (`jaxpfl convert` writes such a file to
+        disk).
       CorruptFile: the file or an example in it is truncated or damaged.
     """
     with stream_tff(
@@ -87,11 +89,10 @@ def stream_tff(
     in_memory: bool = False,
     folder: str | Path | None = None,
 ) -> Iterator[Stream]:
-    """One split of a file as a stream of a few megabytes a batch; see `read_tff`.
+    """One split of a file as a stream of batches of a few megabytes; see `read_tff`.
 
     Args:
-      in_memory: refuse a file that is too large for that.
-      folder: where a temporary file may go; by default where the system has such files.
+      in_memory, folder: as for `sqlite_file.opened`.
     """
     path = Path(path)
     schema = _schema(dataset, features)
@@ -99,12 +100,9 @@ def stream_tff(
     with opened(path, _TABLES, sha256=sha256, in_memory=in_memory, folder=folder) as connection:
         split = _choose_split(path, connection, split)
         reader = _Reader(path, connection, split, schema, form)
-        yield Stream(
-            batches=reader.batches(),
-            examples=reader.declared_examples(),
-            name=f"{path} [{split}]" if name is None else name,
-            unit=schema.unit,
-        )
+        query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
+        examples = int(connection.execute(query, (split,)).fetchone()[0])
+        yield Stream(reader.batches(), examples, name or f"{path} [{split}]", schema.unit)
 
 
 def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Schema:
@@ -129,35 +127,34 @@ class _Reader:
         self._split = split
         self._decoder = ExampleDecoder(schema.features)
         self._finish = schema.canonical if form == "canonical" else dict
-        # The client whose examples are being read: its id, its index, how many it should have.
+        # The client whose examples are being read: its id, its index, how many examples it should
+        # have and how many were read.
         self._id: bytes | None = None
-        self._index = -1
-        self._declared = 0
-        self._read = 0
-
-    def declared_examples(self) -> int:
-        query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
-        return int(self._connection.execute(query, (self._split,)).fetchone()[0])
+        self._index, self._declared, self._read = -1, 0, 0
+        self._clients = self._declared_clients()
+        # Clients that were read completely and are in no batch yet, with their examples.
+        self._done: list[tuple[str, int]] = []
 
     def batches(self) -> Iterator[Batch]:
         """The examples and the clients; at least one batch, the last one without examples."""
         with errors_of(self._path):
-            declared = self._declared_clients()
-            done: list[tuple[str, int]] = []
             for row_R, ids in self._ordered():
-                client_R = self._account(ids, declared, done)
+                client_R = self._account(ids)
                 for columns in self._decoded(row_R, client_R):
-                    yield Batch(columns, *_unzip(done))
-                    done.clear()
-            self._close(done)
-            for id_, count in declared:
+                    yield self._batch(columns)
+            self._close()
+            for id_, count in self._clients:
                 self._open(id_, count)
-                self._close(done)
-            yield Batch(self._finish(self._decoder.decode([])), *_unzip(done))
+                self._close()
+            yield self._batch(self._finish(self._decoder.decode([])))
+
+    def _batch(self, columns: dict[str, Any]) -> Batch:
+        done, self._done = self._done, []
+        return Batch(columns, [id_ for id_, _ in done], [count for _, count in done])
 
     def _ordered(self) -> Iterator[tuple[np.ndarray, list[bytes]]]:
         """Rowids int64 [rows] and ids of examples, sorted by id and rowid."""
-        # SQLite uses an index where the file has one, and sorts on disk where it has none.
+        # SQLite uses an index if the file has one, and else sorts on disk.
         cursor = self._connection.execute(
             "SELECT rowid, client_id FROM examples WHERE split_name = ? "
             "ORDER BY client_id COLLATE BINARY, rowid",
@@ -181,64 +178,51 @@ class _Reader:
                 raise InputError(
                     f"{where}: client_metadata must hold an id and a number of examples"
                 )
-            if before is not None and not before < id_:
+            if before is not None and id_ <= before:
                 raise CorruptFile(f"{where}: client_metadata has this client twice")
             before = id_
             yield id_, count
 
-    def _account(
-        self,
-        ids: list[bytes],
-        declared: Iterator[tuple[bytes, int]],
-        done: list[tuple[str, int]],
-    ) -> np.ndarray:
-        """The index of each row's client, int64 [rows]; clients that end here go to `done`."""
-        changes = [at for at in range(1, len(ids)) if ids[at] != ids[at - 1]]
-        if ids[0] != self._id:
-            changes.insert(0, 0)
+    def _account(self, ids: list[bytes]) -> np.ndarray:
+        """The index of each row's client, int64 [rows]."""
         client_R = np.empty(len(ids), np.int64)
         begin = 0
-        for change in changes:
-            client_R[begin:change] = self._index
-            self._read += change - begin
-            self._close(done)
-            self._advance(ids[change], declared, done)
-            begin = change
-        client_R[begin:] = self._index
-        self._read += len(ids) - begin
+        for id_, rows in itertools.groupby(ids):
+            end = begin + sum(1 for _ in rows)
+            if id_ != self._id:
+                self._close()
+                self._advance(id_)
+            client_R[begin:end] = self._index
+            self._read += end - begin
+            begin = end
         return client_R
 
-    def _advance(
-        self,
-        wanted: bytes,
-        declared: Iterator[tuple[bytes, int]],
-        done: list[tuple[str, int]],
-    ) -> None:
+    def _advance(self, wanted: bytes) -> None:
         """Opens the client `wanted`; those before it have no examples."""
-        for id_, count in declared:
+        for id_, count in self._clients:
             self._open(id_, count)
             if id_ == wanted:
                 return
             if type(wanted) is not bytes or id_ > wanted:
                 break
-            self._close(done)
+            self._close()
         raise CorruptFile(
-            f"{self._path}, client {max(self._index, 0)}: examples has a client here that "
-            "client_metadata does not name"
+            f"{self._path}, client {max(self._index, 0)}: the table examples has a client here "
+            "that client_metadata does not name"
         )
 
     def _open(self, id_: bytes, declared: int) -> None:
         self._id, self._declared, self._read = id_, declared, 0
         self._index += 1
 
-    def _close(self, done: list[tuple[str, int]]) -> None:
+    def _close(self) -> None:
         if self._id is None:
             return
         where = f"{self._path}, client {self._index}"
         if self._read != self._declared:
-            raise CorruptFile(f"{where}: client_metadata counts other examples than there are")
+            raise CorruptFile(f"{where}: client_metadata states another number of examples")
         try:
-            done.append((self._id.decode("utf-8"), self._read))
+            self._done.append((self._id.decode("utf-8"), self._read))
         except UnicodeDecodeError:
             raise InputError(f"{where}: its id is not valid UTF-8") from None
         self._id = None
@@ -307,10 +291,6 @@ class _Reader:
 
     def _where(self, row: int, client: int) -> str:
         return f"{self._path}, client {client}, row {row}"
-
-
-def _unzip(done: list[tuple[str, int]]) -> tuple[list[str], list[int]]:
-    return [id_ for id_, _ in done], [count for _, count in done]
 
 
 def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None) -> str:
