@@ -11,7 +11,7 @@ the cohort, the bucket's capacity, the shards or the order of packing.
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,30 +112,27 @@ class PackingStats:
         return 1.0 - self.examples / self.run_slots if self.run_slots else 0.0
 
 
+@dataclass(eq=False, repr=False)
 class Cohort:
-    """The clients of one round, packed bucket by bucket as it is iterated over.
+    """The clients of one round, packed bucket by bucket as it is iterated over; see `pack`.
 
     Attributes:
       stats: of the buckets that the latest iteration has yielded so far. PRIVATE.
     """
 
-    def __init__(
-        self,
-        population: Population,
-        clients: Any,
-        spec: CohortSpec,
-        *,
-        seed: int,
-        round: int,
-        shards: int = 1,
-    ) -> None:
-        self.spec = spec
-        self.stats = PackingStats()
-        self._pack = lambda: pack(population, clients, spec, seed=seed, round=round, shards=shards)
+    population: Population
+    clients: Any
+    spec: CohortSpec
+    _: KW_ONLY
+    seed: int
+    round: int
+    shards: int = 1
+    stats: PackingStats = field(init=False, default_factory=PackingStats)
 
     def __iter__(self) -> Iterator[Bucket]:
         stats = self.stats = PackingStats()
-        for bucket in self._pack():
+        address = {"seed": self.seed, "round": self.round}
+        for bucket in pack(self.population, self.clients, self.spec, **address, shards=self.shards):
             stats.examples += int(bucket.mask.sum())
             stats.run_slots += int(bucket.steps.sum()) * self.spec.batch_size
             yield bucket
@@ -150,7 +147,7 @@ def pack(
     round: int,
     shards: int = 1,
 ) -> Iterator[Bucket]:
-    """Packs clients of `population` into buckets, one at a time.
+    """Packs clients of `population` into buckets of `spec.clients_per_bucket`, one at a time.
 
     Args:
       population: its numeric columns are packed.
@@ -158,9 +155,6 @@ def pack(
       seed, round: what shuffles and subsets follow from; whole numbers >= 0.
       shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
         clients are dealt to the blocks in turn, so that devices have similar work.
-
-    Returns:
-      An iterator over buckets of exactly `spec.clients_per_bucket` clients.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,

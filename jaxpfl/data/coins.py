@@ -21,9 +21,7 @@ from jaxpfl.data.population import Population
 def client_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
     """Returns a number in [0, 1) for each client, float64 [clients].
 
-    Args:
-      purpose: what the draws are used for; draws for different purposes are independent.
-      seed: a whole number >= 0.
+    Draws for different purposes or seeds (whole numbers >= 0) are independent.
     """
     return _to_unit(_client_words(purpose, seed, population))
 

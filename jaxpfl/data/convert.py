@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxpfl.data.open import open as open_population
 from jaxpfl.data.open import stream
-from jaxpfl.data.stream import Stream, write
+from jaxpfl.data.stream import write
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 
@@ -33,8 +33,7 @@ def convert(source: str, out: str | Path, *, progress: bool = True) -> dict[str,
       progress: whether a progress bar is shown on stderr.
 
     Returns:
-      The folder, the numbers of clients and examples, the bytes written and the seconds taken. All
-      but the folder describe the clients' data and are private.
+      The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.
 
     Raises:
       InputError: the folder exists already, or the source is not valid.
@@ -57,7 +56,8 @@ def convert(source: str, out: str | Path, *, progress: bool = True) -> dict[str,
             clients, examples = len(population), population.num_examples
         else:
             opened = stack.enter_context(streaming)
-            clients, examples = _write(out, opened, progress)
+            bar = Progress("converting", total=opened.examples, progress=progress, step="example")
+            clients, examples = write(out, opened, stack.enter_context(bar).update)
     return {
         "out": str(out),
         "clients": clients,
@@ -88,15 +88,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _write(out: Path, opened: Stream, progress: bool) -> tuple[int, int]:
-    done = 0
-    with Progress("converting", total=opened.examples, progress=progress, step="example") as bar:
-
-        def advance(examples: int) -> None:
-            nonlocal done
-            done += examples
-            bar.update(done)
-
-        return write(out, opened, advance)

@@ -37,8 +37,7 @@ def invert_pixels(population: Population, probability: float, seed: int) -> Popu
 
     Args:
       population: clients whose column "image" holds images [H, W, C], uint8 or floats in 0 .. 1.
-      probability: the probability that a client is chosen.
-      seed: seed of the choice; see `inverted_clients`.
+      probability, seed: of the choice; see `inverted_clients`.
 
     Raises:
       InputError: a parameter is out of range, the column is missing, or it holds no such images.
@@ -75,16 +74,12 @@ def concatenated_examples(population: Population, probability: float, seed: int)
 
 
 def concatenate_first_words(population: Population, probability: float, seed: int) -> Population:
-    """Joins the first two words of randomly chosen sentences into one word with a space in it.
+    """Joins the first two words of randomly chosen sentences: ["i", "have"] becomes ["i have"].
 
     Args:
       population: clients whose column "words" holds sentences, the words of which are separated by
         `columns.WORD_SEPARATOR`.
-      probability: the probability that a sentence is chosen.
-      seed: seed of the choice; see `concatenated_examples`.
-
-    Returns:
-      The population with ["i", "have", "a"] turned into ["i have", "a"] in the chosen sentences.
+      probability, seed: of the choice; see `concatenated_examples`.
 
     Raises:
       InputError: a parameter is out of range, or there is no such column of text.

@@ -60,9 +60,8 @@ _READERS = ("docstrings", "digits", "largefedbench", "huggingface")
 _ENDINGS = (".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
-
-# How a kind of source is read: a function, and its options: how their text becomes a value, or the
-# words that it may be.
+# How a kind of source is read: a function and its options, each with what converts its text, or
+# the words that it may be.
 _Kinds = Mapping[str, Callable | tuple[str, ...]]
 _Reader = tuple[Callable[..., Population], _Kinds]
 
@@ -99,11 +98,7 @@ def open(source: str | Path | Population) -> Population:
 def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
     """The source's population batch by batch; None if only `open` can read such a source.
 
-    Args:
-      folder: where temporary files may go.
-
-    Raises:
-      InputError, CorruptFile: as `open`, here or while the stream is read.
+    Temporary files go to `folder`. Errors are those of `open`, here or while the stream is read.
     """
     path, _, query = source.partition("?")
     options = _parse_query(source, query)

@@ -24,15 +24,10 @@ class _Content:
     source whose columns are in memory and not in a file keeps them there.
     """
 
-    def __init__(self, columns: Mapping[str, Column], offsets: np.ndarray) -> None:
-        self._columns, self._offsets = columns, offsets
-        self._sha256: str | None = None
-
-    @classmethod
-    def known(cls, sha256: str) -> "_Content":
-        content = cls({}, np.zeros(1, np.int64))
-        content._sha256 = sha256
-        return content
+    def __init__(
+        self, columns: Mapping[str, Column], offsets: np.ndarray, sha256: str | None = None
+    ) -> None:
+        self._columns, self._offsets, self._sha256 = columns, offsets, sha256
 
     def sha256(self) -> str:
         if self._sha256 is None:
@@ -238,11 +233,7 @@ class Population:
         return self.with_examples(columns, offsets_of(kept)[self.offsets])
 
     def save(self, folder: str | Path) -> None:
-        """Writes the population to a new folder (see `data.storage`).
-
-        Raises:
-          InputError: the folder exists.
-        """
+        """Writes the population to a new folder (see `data.storage`), which must not exist."""
         parts = (self.columns, self.offsets, self.client_ids, self.name, self.unit)
         storage.write(Path(folder), storage.Stored(*parts, self.fingerprint, self.content))
 
@@ -257,8 +248,8 @@ class Population:
         *parts, fingerprint, content = storage.read(Path(folder))
         population = cls(*parts)
         # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
-        object.__setattr__(population, "_source", _Content.known(fingerprint))
-        object.__setattr__(population, "_content", _Content.known(content))
+        for name, sha256 in (("_source", fingerprint), ("_content", content)):
+            object.__setattr__(population, name, _Content({}, population.offsets, sha256))
         return population
 
     def _derive(

@@ -19,7 +19,7 @@ class _End(NamedTuple):
 
 @contextmanager
 def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
-    """Iterates over `items` in a thread, at most `depth` items ahead.
+    """Iterates over `items` in a thread, at most `depth` >= 1 items ahead.
 
         with prefetch(cohort) as buckets:
             state, metrics = algorithm.step(state, buckets, keys)
@@ -27,9 +27,6 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
     An exception in `items` is raised in the consumer, after the items before it. When the `with`
     block is left, also early or by an exception, the thread has ended. In memory are `depth` items
     in the queue, the one that is being made and the one in use.
-
-    Raises:
-      InputError: `depth` is not a positive whole number.
     """
     ahead: queue.Queue[T | _End] = queue.Queue(checks.positive_int("depth", depth))
     stopped = threading.Event()

@@ -82,14 +82,11 @@ def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
 def classified_examples(
     population: Population, correct: Any, outcome: Outcome = "incorrect", at_least: int = 5
 ) -> np.ndarray:
-    """T2: selects what the primary model classified wrongly, or rightly. PRIVATE.
+    """T2: selects what the primary model classified wrongly, or rightly: bool [examples]. PRIVATE.
 
     Args:
       correct: bool [examples], from `federated.evaluation.correct_examples`.
       at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
-
-    Returns:
-      bool [examples].
     """
     checks.one_of("outcome", outcome, ("correct", "incorrect"))
     correct = _one_per_example(population, "correct", correct, "b")
@@ -104,17 +101,14 @@ def examples_of_users(
     below: float | None = None,
     above: float | None = None,
 ) -> np.ndarray:
-    """T4: selects all examples of users by the primary model's accuracy on their own data. PRIVATE.
+    """T4: selects all examples of users by the primary model's accuracy on their own data.
 
-    A client without examples has no accuracy and is never selected.
+    The result is bool [examples] and PRIVATE. A client without examples is never selected.
 
     Args:
       correct: bool [examples], from `federated.evaluation.correct_examples`.
       below, above: users with an accuracy STRICTLY below or above this public constant in 0 .. 1
         are selected. Exactly one of the two must be given.
-
-    Returns:
-      bool [examples], PRIVATE.
 
     Raises:
       InputError: not exactly one threshold is given, or it is out of range.
@@ -166,22 +160,19 @@ def unlike_public(
     threshold: float,
     log_private: Any | None = None,
 ) -> np.ndarray:
-    """T6: selects examples that are unlikely in a public corpus. PRIVATE.
+    """T6: selects examples that are unlikely in a public corpus: bool [examples]. PRIVATE.
 
     Sketched in the paper's section 2.1. With `log_private`, an example is selected where the log
     density ratio log p_private(x) - log p_public(x) exceeds `threshold`; without it, where
     log p_public(x) is below `threshold`. To compare texts of different lengths, give the
-    log-likelihood PER TOKEN.
+    log-likelihood PER TOKEN. An example is selected where p_public is 0, but not where a likelihood
+    is NaN or both are 0.
 
     Args:
       log_public: float [examples], log-likelihoods in nats under a model of PUBLIC data.
       threshold: a public constant in nats.
       log_private: float [examples], log-likelihoods in nats under a model of the private data,
         which was trained with DP and charged to the clients' ledger.
-
-    Returns:
-      bool [examples]. An example is selected where p_public is 0, and is not selected where a
-      likelihood is NaN or both are 0.
     """
     threshold = checks.real("threshold", threshold)
     log_public = _one_per_example(population, "log_public", log_public, "f")
@@ -193,8 +184,7 @@ def unlike_public(
 
 
 def _of_clients_with(population: Population, kept: np.ndarray, at_least: int) -> np.ndarray:
-    at_least = checks.positive_int("at_least", at_least)
-    enough = _count_by_client(population, kept) >= at_least
+    enough = _count_by_client(population, kept) >= checks.positive_int("at_least", at_least)
     return np.repeat(enough, population.sizes())
 
 

@@ -48,11 +48,7 @@ def is_stored(folder: Path) -> bool:
 
 
 def write(folder: Path, stored: Stored) -> None:
-    """Writes a new folder.
-
-    Raises:
-      InputError: `folder` exists.
-    """
+    """Writes a new folder; see `new_folder`."""
     with new_folder(folder) as temporary:
         arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
         _write_table(temporary / EXAMPLES, pa.table(arrays))

@@ -80,7 +80,7 @@ def write(
     """Writes the stream's population to a new folder, with the same files as `Population.save`.
 
     Args:
-      progress: called with the number of examples of each batch.
+      progress: called after each batch with the number of examples so far.
 
     Returns:
       The numbers of clients and of examples.
@@ -107,7 +107,7 @@ def write(
                 ids.append(text_array(list(batch.client_ids)))
                 sizes.append(np.asarray(batch.sizes, np.int64))
                 if progress:
-                    progress(len(next(iter(held.values()))))
+                    progress(next(iter(columns.values())).examples)
         if not columns:
             raise InputError("a population needs at least one column, found none")
         client_ids, offsets = pa.concat_arrays(ids), offsets_of(np.concatenate(sizes))

@@ -65,20 +65,14 @@ def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
     Raises:
       InputError: a column is missing or not numeric.
     """
-    columns = prepared.columns
-    if query.columns is None:
-        held = {name: held for name, held in columns.items() if isinstance(held, np.ndarray)}
-        if not held:
-            found = ", ".join(columns)
-            raise InputError(f"query {query.label!r} needs a numeric column, found {found}")
-        return held
-    for name in query.columns:
-        if not isinstance(columns.get(name), np.ndarray):
-            found = ", ".join(sorted(columns)) or "none"
-            raise InputError(
-                f"query {query.label!r} needs a numeric column {name!r}, found {found}"
-            )
-    return {name: columns[name] for name in query.columns}  # pyright: ignore[reportReturnType]
+    held = {name: c for name, c in prepared.columns.items() if isinstance(c, np.ndarray)}
+    wanted = tuple(held) if query.columns is None else query.columns
+    missing = [repr(name) for name in wanted if name not in held]
+    if missing or (query.columns is None and not held):
+        what = " ".join(["a numeric column", *missing[:1]])
+        found = ", ".join(prepared.columns) or "none"
+        raise InputError(f"query {query.label!r} needs {what}, found {found}")
+    return {name: held[name] for name in wanted}
 
 
 def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:

@@ -26,7 +26,7 @@ def optimizer(
       name: "sgd", "momentum", "nesterov" (SGD with Nesterov momentum), "adam" or "yogi"
         (b1 = 0.9, b2 = 0.99, epsilon = 1e-3: Reddi et al. 2021, section 5).
       learning_rate: positive.
-      momentum: of "momentum" and "nesterov", in [0, 1).
+      momentum: of "momentum" and "nesterov", in (0, 1).
     """
     checks.one_of("optimizer", name, NAMES)
     checks.positive("learning_rate", learning_rate)
@@ -35,6 +35,5 @@ def optimizer(
     if name in ("momentum", "nesterov"):
         checks.open_fraction("momentum", momentum)
         return optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov")
-    if name == "adam":
-        return optax.adam(learning_rate, b1=0.9, b2=0.99, eps=1e-3)
-    return optax.yogi(learning_rate, b1=0.9, b2=0.99, eps=1e-3)
+    adaptive = optax.adam if name == "adam" else optax.yogi
+    return adaptive(learning_rate, b1=0.9, b2=0.99, eps=1e-3)

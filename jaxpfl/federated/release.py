@@ -223,6 +223,8 @@ class Releaser:
         """
         plan = query.plan
         number = plan.charge_number(round)
+        cyclic = plan.sampling == "cyclic"
+        first_round = (number - 1) * plan.rounds_per_epoch + 1 if cyclic else number
         asked = self._prepared(query, broadcast)
         clip = self._clip_norm(query, clip_norm)
         label = self._label(query)
@@ -232,11 +234,11 @@ class Releaser:
             plan.charge_event(),
             label,
             run=self.run,
-            round=self._first_round(query, number),
+            round=first_round,
             identity=self._secret.digest("charge", f"{started} {number}"),
         )
         # With cyclic participation, a client has the same place in all epochs.
-        drawn_by = started if plan.sampling == "cyclic" else f"{started} {round}"
+        drawn_by = started if cyclic else f"{started} {round}"
         seed = self._secret.seed("cohort", drawn_by)
         everyone = plan.unit == "example"
         chosen = np.arange(len(asked.held)) if everyone else plan.sample(seed, round)
@@ -385,11 +387,6 @@ class Releaser:
         if self._name is None:
             return query.label
         return self._name if len(self._queries or ()) == 1 else f"{self._name} {query.label}"
-
-    @staticmethod
-    def _first_round(query: Query, number: int) -> int:
-        plan = query.plan
-        return (number - 1) * plan.rounds_per_epoch + 1 if plan.sampling == "cyclic" else number
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""

@@ -17,12 +17,7 @@ _MOST_REPEATS = 10_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A hard limit on what all charges of a ledger cost together.
-
-    Attributes:
-      epsilon: the largest epsilon at `delta`, positive.
-      delta: in (0, 1).
-    """
+    """A hard limit on what all charges of a ledger cost together: `epsilon` at `delta`."""
 
     epsilon: float
     delta: float

@@ -65,13 +65,10 @@ class NoiseStream:
         """Starts before round 1.
 
         Args:
-          kind: "tree" or "banded".
-          rounds_per_epoch: R, which is also the number of bands.
+          kind: "tree" or "banded"; others are refused.
+          rounds_per_epoch: R >= 1, which is also the number of bands.
           root_key: typed threefry4x32 key, of this stream alone.
-          width: P, the number of parameters.
-
-        Raises:
-          InputError: another kind, R or P below 1, or a key of another type.
+          width: P >= 1, the number of parameters.
         """
         self._kind = checks.one_of("kind", kind, ("tree", "banded"))
         self._rounds_per_epoch = checks.positive_int("rounds_per_epoch", rounds_per_epoch)
@@ -89,9 +86,6 @@ class NoiseStream:
         """Returns the noise of round 1, 2, ...: float32 [P].
 
         It is cheapest for the round after the last one; an earlier round starts again from round 1.
-
-        Raises:
-          InputError: the round is not a whole number >= 1.
         """
         checks.positive_int("round", round)
         if self._kind == "tree":

@@ -83,11 +83,7 @@ def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
-    """Returns the event that `to_json` wrote.
-
-    Raises:
-      InputError, KeyError, TypeError: the record is not an event.
-    """
+    """Returns the event that `to_json` wrote; others raise InputError, KeyError or TypeError."""
     match record["type"]:
         case "none":
             return dp_accounting.NoOpDpEvent()

@@ -46,11 +46,9 @@ def on_everyone(
     unit: Unit = "client",
     adjacency: Adjacency = "add_or_remove_one",
 ) -> Guarantee:
-    """Returns the guarantee of noisy sums over everyone.
+    """Returns the guarantee of noisy sums over everyone, with these multipliers (noise / shift).
 
-    Args:
-      multipliers: noise / shift under the adjacency. Infinity stands for a sum that is not
-        released, and 0 for one without noise.
+    Infinity stands for a sum that is not released, and 0 for one without noise.
     """
     finite = [z for z in multipliers if math.isfinite(z)]
     if not all(finite):
@@ -60,13 +58,10 @@ def on_everyone(
 
 
 def smallest_multiplier(guarantee_of: Callable[[float], Guarantee], epsilon: float) -> float:
-    """Returns the smallest noise multiplier whose epsilon is at most `epsilon`.
+    """Returns the smallest noise multiplier z with guarantee_of(z).epsilon() at most `epsilon`.
 
     The guarantee's accountant finds it, rounded up to 5 digits. A second, independent accountant
     (`Guarantee.confirmed_epsilon`) then confirms it, and may raise it by up to 0.1 percent.
-
-    Args:
-      guarantee_of: maps a noise multiplier to its guarantee.
 
     Raises:
       InputError: no noise multiplier reaches `epsilon`, or the accountants disagree.

@@ -52,12 +52,7 @@ FORMAT = "jaxpfl ledger 2"
 
 @dataclasses.dataclass(frozen=True)
 class Charge:
-    """One line: the release `event`, made by `run` under `label` in `round`.
-
-    Attributes:
-      run, label, round: for people.
-      identity: the keyed hash that identifies the release.
-    """
+    """One line: the release `event` of `run`, `label` and `round`, identified by `identity`."""
 
     run: str
     label: str
@@ -171,11 +166,7 @@ class Ledger:
         return self._chain.contains(head)
 
     def verify(self, expected_head: str | None = None) -> None:
-        """Reads the file again and checks every line.
-
-        Raises:
-          CorruptFile: a line was altered, or `expected_head` is not in the chain.
-        """
+        """Reads the file again and checks every line: see `Chain.verify`."""
         self._chain.verify(expected_head)
         self._take_lines()
 
@@ -249,10 +240,7 @@ class Ledger:
         return identity in self._by_identity
 
     def record(self, identity: str, release: str) -> None:
-        """Notes a hash of a release; on the disk once `head`, `charge` or `close` returns.
-
-        Args:
-          release: the hash; public. It is only noted once.
+        """Notes a public hash of a release, once; `head`, `charge` and `close` sync it to the disk.
 
         Raises:
           InputError: the ledger is closed or was opened for reading.
@@ -270,10 +258,9 @@ class Ledger:
         return releases[0] if releases else None
 
     def spent(self, delta: float, accountant: Accountant | None = None) -> float:
-        """Returns the epsilon of all charges; infinite if a release had no noise.
+        """Returns the epsilon of all charges at `delta`; infinite if a release had no noise.
 
         Args:
-          delta: in (0, 1).
           accountant: None = PLD if it supports the releases, else RDP.
         """
         return self._account.spent(delta, accountant)

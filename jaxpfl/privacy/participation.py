@@ -37,7 +37,7 @@ Sampling = Literal["poisson", "fixed", "cyclic"]
 
 @dataclasses.dataclass(frozen=True)
 class _OfClients:
-    """Population and clients per round: the fields of all three kinds.
+    """The population N and the planned clients per round n: the fields of all three kinds.
 
     Raises:
       InputError: not whole numbers with 1 <= n <= N.
@@ -98,11 +98,11 @@ class _OfClients:
 
 
 class Poisson(_OfClients):
-    """Each client takes part with probability n / N, independently: cohorts vary in size.
+    """Each of the N clients takes part with probability n / N, independently.
 
     Attributes:
-      population: N, the number of clients, public.
-      clients_per_round: n, expected; N for everyone.
+      population: N, public.
+      clients_per_round: n, the expected number; N for everyone.
     """
 
     sampling = "poisson"
@@ -121,12 +121,7 @@ class Poisson(_OfClients):
 
 
 class FixedSize(_OfClients):
-    """Exactly n clients, drawn without replacement: adding one removes another.
-
-    Attributes:
-      population: N, the number of clients, public.
-      clients_per_round: n.
-    """
+    """Exactly n = `clients_per_round` of N = `population` clients take part (N is public)."""
 
     sampling = "fixed"
     adjacency = "replace_one"
@@ -156,10 +151,8 @@ class FixedSize(_OfClients):
 class Cyclic(_OfClients):
     """Each client takes part in one of an epoch's R = floor(N / n) rounds, always the same one.
 
-    Attributes:
-      population: N, the number of clients, public.
-      clients_per_round: n; N / R >= n take part on average, and if n > N / 2 everyone does in
-        every round.
+    N = `population` is public. On average N / R clients take part, which is `clients_per_round` = n
+    or more; if n > N / 2, everyone takes part in every round.
     """
 
     sampling = "cyclic"

@@ -16,10 +16,8 @@ from jaxpfl.privacy.keys import key_from_words
 class Secret:
     """The 128 bits from which a run's cohorts, shuffles and noise follow.
 
-    Whoever knows them can remove the noise from every release.
-
-    Args:
-      words: 16 bytes; None draws them from the operating system.
+    Whoever knows them can remove the noise from every release. Without `words`, 16 bytes, they are
+    drawn from the operating system.
     """
 
     def __init__(self, words: bytes | None = None) -> None:

@@ -291,7 +291,7 @@ def broken(broadcast, examples, key):
 def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
     refused(ledger_path, "found no array", asked=query(nothing))
-    refused(ledger_path, "reads a column 'y'", asked=query(columns=("y",)))
+    refused(ledger_path, "needs a numeric column 'y'", asked=query(columns=("y",)))
     clients = population()
     with Ledger(ledger_path, clients) as ledger:
         with pytest.raises(RuntimeError, match="user's function"):

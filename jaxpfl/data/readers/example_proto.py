@@ -82,11 +82,7 @@ class DefectError(Exception):
 
 
 class ExampleDecoder:
-    """Decodes batches of serialized tf.train.Example messages of one schema.
-
-    Args:
-      features: the name of every feature, and what it holds.
-    """
+    """Decodes batches of serialized tf.train.Example messages, all with these features."""
 
     def __init__(self, features: Mapping[str, Feature]) -> None:
         if not features:

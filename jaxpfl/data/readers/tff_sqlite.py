@@ -43,36 +43,16 @@ _TABLES = {
 
 
 def read_tff(
-    path: str | Path,
-    dataset: str | None = None,
-    split: str | None = None,
-    *,
-    features: Mapping[str, Feature] | None = None,
-    form: str = "canonical",
-    sha256: str | None = None,
-    name: str | None = None,
+    path: str | Path, dataset: str | None = None, split: str | None = None, **options: Any
 ) -> Population:
-    """Reads one split of a file into memory.
-
-    Args:
-      path: the file; one that ends in .lzma or .xz is unpacked.
-      dataset: "emnist", "stackoverflow", "shakespeare", "cifar100" or "celeba" (`tff_schemas`).
-      split: TFF's name of it, such as "all_train"; not needed if the file has only one.
-      features: the schema of the examples, in place of `dataset`, for a file of your own.
-      form: "canonical" for the columns of this library's models, or "raw" for the names, types and
-        shapes that TFF gives (see `tff_schemas`).
-      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
-      name: of the population; by default the path and the split.
+    """Reads one split of a file into memory, with the arguments of `stream_tff`.
 
     Raises:
-      InputError: there is no such file, data set or split; the tables or examples do not follow
-        the schema; or the file is too large for memory (`jaxpfl convert` writes such a file to
-        disk).
+      InputError: as `stream_tff`; or the file is too large for memory (`jaxpfl convert` writes such
+        a file to disk).
       CorruptFile: the file or an example in it is truncated or damaged.
     """
-    with stream_tff(
-        path, dataset, split, features=features, form=form, sha256=sha256, name=name, in_memory=True
-    ) as examples:
+    with stream_tff(path, dataset, split, in_memory=True, **options) as examples:
         return stream.collect(examples)
 
 
@@ -89,10 +69,23 @@ def stream_tff(
     in_memory: bool = False,
     folder: str | Path | None = None,
 ) -> Iterator[Stream]:
-    """One split of a file as a stream of batches of a few megabytes; see `read_tff`.
+    """One split of a file as a stream of batches of a few megabytes.
 
     Args:
+      path: the file; one that ends in .lzma or .xz is unpacked.
+      dataset: "emnist", "stackoverflow", "shakespeare", "cifar100" or "celeba" (`tff_schemas`).
+      split: TFF's name of it, such as "all_train"; not needed if the file has only one.
+      features: the schema of the examples, in place of `dataset`, for a file of your own.
+      form: "canonical" for the columns of this library's models, or "raw" for the names, types and
+        shapes that TFF gives (see `tff_schemas`).
+      sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
+      name: of the population; by default the path and the split.
       in_memory, folder: as for `sqlite_file.opened`.
+
+    Raises:
+      InputError: there is no such file, data set or split, or the tables or examples do not follow
+        the schema.
+      CorruptFile: the file or an example in it is truncated or damaged.
     """
     path = Path(path)
     schema = _schema(dataset, features)
