@@ -142,7 +142,8 @@ def _reader_of_path(source: str, path: Path) -> _Reader:
     name = source.partition("?")[0]
     if path.is_dir():
         if not storage.is_stored(path):
-            raise InputError(f"source {source!r} is a folder without a manifest.json of ours")
+            made = "expected one made by Population.save or `jaxpfl convert`"
+            raise InputError(f"source {source!r}: a folder without a manifest, {made}")
         return partial(Population.load, path), {}
     if not path.name.endswith(_ENDINGS):
         raise _unknown(source, path)

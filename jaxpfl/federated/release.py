@@ -379,8 +379,8 @@ class Releaser:
         if clip_norm is None:
             return jnp.float32(query.plan.clip_norm)
         if query.plan.adaptive_clip is None:
-            which = f"query {query.label!r} has a constant one"
-            raise InputError(f"clip_norm is for adaptive clipping only, but {which}")
+            which = "has a constant clip norm: clip_norm is for adaptive clipping only"
+            raise InputError(f"query {query.label!r} {which}")
         return clip_norm
 
     def _label(self, query: Query) -> str:

@@ -116,8 +116,8 @@ class Ledger:
                 raise CorruptFile(f"{key_path}: is not the key of {self.path}")
             if self.unit != unit:
                 raise InputError(
-                    f"{self.path}: protects each {self.unit}, but this run protects each {unit}; "
-                    "they have no common epsilon: use the same unit or another ledger"
+                    f"{self.path}: protects each {self.unit}, this run each {unit}; they have no "
+                    "common epsilon: use the same unit or another ledger"
                 )
             if not self.covers(clients):
                 self._join(self._secret, clients)

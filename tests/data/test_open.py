@@ -79,7 +79,7 @@ def test_other_files_and_folders_are_refused(tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n")
     with pytest.raises(InputError, match=r"ending in \.jsonl"):
         open_population(tmp_path / "table.csv")
-    with pytest.raises(InputError, match="folder without a manifest"):
+    with pytest.raises(InputError, match="a folder without a manifest"):
         open_population(tmp_path)
 
 

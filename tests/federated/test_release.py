@@ -368,14 +368,14 @@ def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
     changed = query(half_of_it, of=cyclic(correlation))
     ask(ledger_path, asked, round=1)
     second, charges = ask(ledger_path, asked, round=2)
-    with pytest.raises(InputError, match="only as it began"):
+    with pytest.raises(InputError, match="must be those of its first round"):
         ask(ledger_path, changed, round=3)
     # The same round of the same run: the same bits, and no charge.
     again, found = ask(ledger_path, asked, round=2)
     np.testing.assert_array_equal(again, second)
     assert found == charges
     # Its noise follows from the identity alone, so another sum must not meet it.
-    with pytest.raises(InputError, match="give the noise away"):
+    with pytest.raises(InputError, match="second release would reveal it"):
         ask(ledger_path, asked, round=2, broadcast=1e-6)
 
 

@@ -475,7 +475,7 @@ def test_another_unit_is_refused_before_anybody_joins(path):
     filled(path)
     before = path.read_bytes()
     for clients in (CLIENTS, people(seed=1)):
-        with pytest.raises(InputError, match="each client, but this run protects each example"):
+        with pytest.raises(InputError, match="protects each client, this run each example"):
             Ledger(path, clients, unit="example")
     assert path.read_bytes() == before
 
