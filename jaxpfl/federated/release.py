@@ -329,8 +329,8 @@ class Releaser:
         plan = query.plan
         if self.ledger.unit != plan.unit:
             raise InputError(
-                f"the ledger protects each {self.ledger.unit}, but query {query.label!r} protects "
-                f"each {plan.unit}"
+                f"the ledger protects each {self.ledger.unit}, query {query.label!r} each "
+                f"{plan.unit}: they must protect the same unit"
             )
         population = self._population
         units = len(population) if plan.unit == "client" else population.num_examples
