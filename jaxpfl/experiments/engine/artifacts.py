@@ -113,14 +113,12 @@ class Artifacts:
         if not path.exists():
             return None
         check_manifest(path, verified(path), run=self.run, made_from=made_from, ledger=self.ledger)
-        record = files.read_json(path / RECORD)
+        record, place = files.read_json(path / RECORD), path / _ARRAYS
         try:
-            with np.load(path / _ARRAYS, allow_pickle=False) as arrays:
+            with np.load(place, allow_pickle=False) as arrays:
                 return Artifact(record, {key: arrays[key] for key in arrays.files})
         except (ValueError, zipfile.BadZipFile) as error:
-            raise CorruptFile(
-                f"{path / _ARRAYS}: is not an .npz file of numbers and texts"
-            ) from error
+            raise CorruptFile(f"{place}: is not an .npz file of numbers and texts") from error
 
     def save(self, name: str, artifact: Artifact, made_from: Any = None) -> None:
         """Stores an artifact atomically; replaces one of the same name.

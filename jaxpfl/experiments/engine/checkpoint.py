@@ -192,8 +192,17 @@ class Checkpoints:
         check_manifest(path, manifest, run=self.run)
         leaves = named_leaves(like)
         require_same_leaves(files.read_json(path / RECORD)["leaves"], leaves, str(path))
+        wanted = {
+            name: jax.ShapeDtypeStruct(
+                leaf.shape,
+                leaf.dtype,
+                sharding=leaf.sharding if isinstance(leaf, jax.Array) else None,
+            )
+            for name, leaf in leaves.items()
+            if leaf.size
+        }
         try:
-            arrays = self._read_arrays(path / "state", leaves)
+            arrays = {**leaves, **self._arrays.restore(path / "state", wanted)}
         except Exception as error:
             # The hashes match, so it was written wrongly.
             kind = type(error).__name__
@@ -201,19 +210,6 @@ class Checkpoints:
         structure = jax.tree_util.tree_structure(like)
         state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
         return Restored(round, state, manifest.ledger_head)
-
-    def _read_arrays(self, directory: Path, like: dict[str, Any]) -> dict[str, Any]:
-        wanted = {
-            name: jax.ShapeDtypeStruct(
-                leaf.shape,
-                leaf.dtype,
-                sharding=leaf.sharding if isinstance(leaf, jax.Array) else None,
-            )
-            for name, leaf in like.items()
-            if leaf.size
-        }
-        empty = {name: leaf for name, leaf in like.items() if not leaf.size}
-        return {**self._arrays.restore(directory, wanted), **empty}
 
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"

@@ -44,7 +44,6 @@ def train(
     from, so that all runs of a world can be charged to one ledger, under the algorithm's name.
 
     Args:
-      config: of the study; a resumed run must have the same.
       privacy: the section whose `budget_of` limits the ledger.
       start: identifies the initial parameters, and all else that the run's data depends on besides
         the config, if there is any; a resumed run must have the same.
@@ -147,18 +146,12 @@ def at_scale(
                 "scaled_up.factor asks for"
             )
         assert plan.noise is not None, "the config refuses scaled_up without privacy"
-        larger = dataclasses.replace(
-            plan,
-            participation=dataclasses.replace(
-                plan.participation,
-                population=scaled_up.population,
-                clients_per_round=clients_per_round,
-            ),
-            noise=dataclasses.replace(
-                plan.noise, multiplier=plan.noise.multiplier * scaled_up.factor
-            ),
-            delta=scaled_up.delta,
-        )
+        size = {"population": scaled_up.population, "clients_per_round": clients_per_round}
+        participation = dataclasses.replace(plan.participation, **size)
+        multiplier = plan.noise.multiplier * scaled_up.factor
+        noise = dataclasses.replace(plan.noise, multiplier=multiplier)
+        changes = {"participation": participation, "noise": noise, "delta": scaled_up.delta}
+        larger = dataclasses.replace(plan, **changes)
         rounds.append(larger.event())
         needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
         shared = max(shared, needed, key=len)

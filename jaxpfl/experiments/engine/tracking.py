@@ -18,7 +18,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(_whole_lines(path.read_bytes()), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
         except ValueError as error:
@@ -27,10 +27,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             raise CorruptFile(f"{path}: line {number} is not a JSON object")
         records.append(record)
     return records
-
-
-def _whole_lines(content: bytes) -> list[bytes]:
-    return content.split(b"\n")[:-1]
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -49,7 +45,7 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines = _whole_lines(path.read_bytes()) if path.exists() else []
+        self._lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         read_lines(path)
         self._file = open(path, "r+b" if path.exists() else "w+b")
         self._file.truncate(sum(len(line) + 1 for line in self._lines))

@@ -108,10 +108,16 @@ def run_page(
     curves = {"this run": found}
     scored = evaluation_figures(found, curves, found.mark)
     figures = scored + _figures(_RELEASED, curves, "", found.mark)
-    told = [*_about(found, bool(scored)), *about]
+    rows: list[tuple[Any, ...]] = []
+    if scored:
+        rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
+    vocabulary = found.directory / "vocabulary.json"
+    if vocabulary.exists():
+        source = Vocabulary.load(vocabulary).source
+        rows.append(("vocabulary", f"the words of {source} (declared public)"))
     sections = list(compared)
-    if told:
-        table = Table((), told, style="about")
+    if rows or about:
+        table = Table((), [*rows, *about], style="about")
         sections.insert(0, Section("What the figures are about", table=table))
     if figures:
         sections.append(Section("Round by round", figures=figures))
@@ -137,17 +143,6 @@ def run_page(
         details=_details(run),
         pictures="plots",
     )
-
-
-def _about(found: RunFiles, scored: bool) -> list[tuple[Any, ...]]:
-    rows = []
-    if scored:
-        rows.append(("scored during the rounds", f"on {found.evaluated_on}"))
-    vocabulary = found.directory / "vocabulary.json"
-    if vocabulary.exists():
-        source = Vocabulary.load(vocabulary).source
-        rows.append(("vocabulary", f"the words of {source} (declared public)"))
-    return rows
 
 
 def _facts(found: RunFiles) -> list[tuple[str, str]]:

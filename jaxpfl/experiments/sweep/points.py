@@ -188,10 +188,7 @@ def _require_same(path: Path, sweep: Sweep) -> None:
     if not path.exists():
         files.write_atomically(path, text)
     elif path.read_text(encoding="utf-8") != text:
-        raise InputError(
-            f"{path}: the directory holds another sweep than the one to carry out; choose another "
-            "--out"
-        )
+        raise InputError(f"{path}: the directory holds another sweep; choose another --out")
 
 
 def _write(
