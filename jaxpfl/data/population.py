@@ -147,11 +147,7 @@ class Population:
         return {name: column[rows] for name, column in self.columns.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
-        """The clients of these indices, in this order.
-
-        Raises:
-          InputError: an index is out of range or occurs twice.
-        """
+        """The clients of these indices, each in range and given once, in this order."""
         chosen = check_client_indices(client_indices, len(self))
         sizes = self.sizes()[chosen]
         offsets = offsets_of(sizes)

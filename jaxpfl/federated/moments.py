@@ -14,8 +14,8 @@ sqrt(2) times less noise than with the plain triangle. The half is stored in the
 packed layout of Gustavson et al. 2010 ("Rectangular full packed format for Cholesky's algorithm",
 ACM TOMS 37), which takes two slices and one select.
 
-Source: FreD, Algorithm 1 ("Privately Customizing Prefinetuning to Better Match User Data in
-Federated Learning"), Hou et al. 2023.
+Source: Hou et al. 2023, "Privately Customizing Prefinetuning to Better Match User Data in Federated
+Learning" (FreD), Algorithm 1.
 """
 
 import dataclasses

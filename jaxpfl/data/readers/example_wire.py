@@ -27,11 +27,7 @@ class WireError(Exception):
 
 
 def parse_example(message: bytes) -> dict[bytes, tuple[int, bytes]]:
-    """The features of a message: key -> (kind, payload), a byte string or the packed values.
-
-    Raises:
-      WireError: the message is truncated or damaged.
-    """
+    """The features of a message: key -> (kind, payload), a byte string or the packed values."""
     held: dict[bytes, tuple[int, bytes]] = {}
     for features in _messages(message, 1, "Features"):
         for entry in _messages(features, 1, "a feature's entry"):

@@ -7,10 +7,11 @@ Policy, the same on every platform; what ids may be, and what errors say, is in 
   an example, and only a lone surrogate escape becomes U+FFFD.
 """
 
+import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,20 @@ def read_jsonl(
     """
     path = Path(path)
     each_line = client == EACH_LINE
-    return read_rows(
-        path,
-        _records(path),
-        client=None if each_line else client,
-        text=text,
-        columns=columns,
-        split=split,
-        name=name or str(path),
-        unit="one line" if each_line else f'all lines with one "{client}"',
-    )
+    with contextlib.closing(_records(path)) as rows:
+        return read_rows(
+            path,
+            rows,
+            client=None if each_line else client,
+            text=text,
+            columns=columns,
+            split=split,
+            name=name or str(path),
+            unit="one line" if each_line else f'all lines with one "{client}"',
+        )
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _records(path: Path) -> Generator[tuple[int, dict[str, Any]]]:
     """Row numbers, from 1, and objects."""
     decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
     for row, line in _lines(path):

@@ -37,7 +37,7 @@ def read_rows(
     """Reads rows into memory.
 
     Args:
-      source: what errors call the rows' source.
+      source: names the rows in errors.
       rows: each row's number, from 1, and its fields.
       client: the field of the client's id; None makes each row a client, named by its number.
       text, columns, split: as for `read_jsonl`.
