@@ -27,8 +27,7 @@ def saved_secret(
 
     Raises:
       CorruptFile: the secret of a run that has begun is missing, or the file is damaged.
-      InputError: the secret is of another run, or comes from a seed while this run's must not, or
-        the reverse.
+      InputError: it is the secret of another run, or one of the two uses a seed and one does not.
     """
     reproducible = reproducible_seed is not None
     if path.exists():

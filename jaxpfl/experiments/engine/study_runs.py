@@ -73,8 +73,7 @@ def train(
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     """Updates the statement of the finished run in `folder` and returns it.
 
-    Its first statement did not cover the study's later runs on the same ledger. `prior` as in
-    `train`.
+    The first one did not cover the study's later runs on the same ledger; `prior` as in `train`.
     """
     run, path = files.read_json(folder / "run.json"), folder / "result.json"
     plan = Plan.from_dict(run["plan"])
