@@ -21,14 +21,14 @@ class Algorithm(NamedTuple):
     """A server that asks clients in rounds: functions of a state, and the queries it asks.
 
     Attributes:
-      name: what the ledger's entries are called.
+      name: names the algorithm's entries in the ledger.
       init: `(key) -> state`, a pytree of arrays.
       step: `(state, release, round) -> (state, metrics)`, one round. `release` is its only access
-        to clients (`federated.Release`), so all that it returns is public. The state's buffers may
-        be donated. Metrics are scalars.
-      queries: everything that it will ever ask, so that its privacy cost is known before it starts.
+        to clients (`federated.Release`), so everything that it returns is public. The state's
+        buffers may be donated. Metrics are scalars.
+      queries: everything that it will ever ask, so its privacy cost is known before it starts.
         Their plans have equal numbers of rounds. Each query is asked at most once in a round, and
-        before the step donates anything of its state.
+        before the step donates a buffer of its state.
       params: `(state) -> model parameters`; None where there is no model.
     """
 
@@ -73,7 +73,7 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
     """
     if start is None:
         return model.init
-    expected = _leaf_types(jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0))))
+    expected = _leaf_types(jax.eval_shape(model.init, jax.random.key(0)))
     found = _leaf_types(start)
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
@@ -100,11 +100,7 @@ def releaser_of(
 def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> State:
     """Runs all rounds in memory and returns the last state; every release is confirmed.
 
-    It is for systems that ask clients a few times and store the results themselves; `jaxpfl.run`
-    adds checkpoints, metrics and a run directory.
-
-    Args:
-      key: of `init`.
+    `jaxpfl.run` adds checkpoints, metrics and a run directory.
 
     Raises:
       BudgetExhausted: all rounds together do not fit the ledger's budget; nothing was released.
@@ -118,9 +114,9 @@ def run_rounds(algorithm: Algorithm, releaser: Releaser, key: jax.Array) -> Stat
 
 
 def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
-    """Refuses an algorithm that does not fit the ledger's budget, before clients work for it.
+    """Refuses an algorithm that does not fit the ledger's budget, before clients compute anything.
 
-    A run that was charged before is let through, because it may make the same releases again.
+    A run that was charged before is accepted, because it may make the same releases again.
 
     Raises:
       BudgetExhausted: all rounds of the algorithm together would exceed the budget.
@@ -128,6 +124,6 @@ def require_affordable(algorithm: Algorithm, ledger: Ledger, run: str) -> None:
     begun = any(charge.run == run for charge in ledger.charges)
     if not begun and ledger.affordable(algorithm.event()) == 0:
         raise BudgetExhausted(
-            f"{ledger.path}: all releases of {algorithm.name!r} together would exceed the budget; "
-            "nothing was released"
+            f"{ledger.path}: all releases of {algorithm.name!r} together would exceed the budget, "
+            "so nothing was released"
         )

@@ -1,28 +1,28 @@
 """Clients' scores of public candidates, such as generated texts, summed with user-level privacy.
 
     for each round t:
-        candidates: K prompts with J responses each, embedded             public
+        embed the public candidates: K prompts with J responses each
         sample a cohort                                each client with probability q
         for each client i in the cohort:
-            score every candidate, bound the L2 norm of all scores by S
+            score every candidate and clip the vector of all scores to L2 norm S
         release = sum of scores + N(0, z^2 S^2)
 
-| kind         | a client's score of a candidate        | centred over       | norm              |
-|--------------|----------------------------------------|--------------------|-------------------|
-| cosine       | its mean cosine with the client's texts| -                  | clipped to S      |
-| zscore       | the same                               | all candidates     | S, or 0           |
-| per_prompt   | the same                               | a prompt's         | S, or 0           |
-| nn_histogram | the client's texts nearest to it       | -                  | clipped to S      |
+| kind         | a client's score of a candidate               | centred over       | norm         |
+|--------------|-----------------------------------------------|--------------------|--------------|
+| cosine       | its mean cosine with the client's texts       | -                  | clipped to S |
+| zscore       | the same                                      | all candidates     | S, or 0      |
+| per_prompt   | the same                                      | prompt's responses | S, or 0      |
+| nn_histogram | how many of the client's texts are nearest it | -                  | clipped to S |
 
-`cosine` is POPri's Algorithm 1 as printed, `zscore` its public code: with the deviation divided
-out, the norm is sqrt(K J) and the clip scales it to S. `per_prompt` suits a ranking of each
-prompt's responses: how well the prompts themselves fit the clients takes no part of the norm.
-`nn_histogram` is private evolution's vote; a client votes with at most `max_texts` of its texts, so
-S = max_texts clips nobody.
+`cosine` is POPri's Algorithm 1 as printed. `zscore` is what POPri's public code does: it divides by
+the standard deviation, so the norm is sqrt(K J) before the clip scales it to S. `per_prompt` suits
+the ranking of each prompt's responses: differences between prompts use up none of the norm.
+`nn_histogram` is the vote of private evolution; a client votes with at most `max_texts` of its
+texts, so S = max_texts clips no client.
 
-The first three kinds are released as d coordinates (`federated.scores`): the noise of a score then
-has standard deviation z S sqrt(d / (K J)) in root mean square, not z S. Under noise =
-"every_score" the rest is added, as POPri does; that costs accuracy and protects nobody more.
+The first three kinds are released as d coordinates (`federated.scores`). The noise of a score then
+has a root-mean-square standard deviation of z S sqrt(d / (K J)) instead of z S. With noise =
+"every_score" the remaining noise is added, as POPri does; it costs accuracy and adds no privacy.
 
 Source: POPri (Hou et al., "Private federated learning using preference-optimized synthetic data");
 private evolution (Lin et al. 2024).
@@ -53,6 +53,7 @@ from jaxpfl.federated.scores import (
 )
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import embeddings_of
 
 ScoreKind = Literal["cosine", "zscore", "per_prompt", "nn_histogram"]
 ScoreNoise = Literal["projected", "every_score"]
@@ -65,13 +66,12 @@ class Scorer:
     """How clients score candidates, and the query that asks them.
 
     Attributes:
-      plan: makes the cohorts, the noise and the events; its clip norm is S, constant, and its unit
-        the client.
-      kind: of score, see the head of this file.
-      noise: "projected", or "every_score" for the published noise. Both are the same for a
-        histogram, whose votes have noise in every direction anyway.
-      max_texts: the most texts that a client votes with in a round; of a client with more texts a
-        new uniform subset votes. Only of nn_histogram.
+      plan: its clip norm is S, which must be constant, and its unit must be the client.
+      kind: kind of score, see the head of this file.
+      noise: "projected", or "every_score" for the published noise. A histogram ignores it, because
+        its votes have noise in every direction anyway.
+      max_texts: for nn_histogram only: the most texts that a client votes with in a round. Of a
+        client with more texts, a new uniform subset votes in every round.
       execution: devices, chunk and accumulator.
       query: what clients are asked.
 
@@ -99,12 +99,12 @@ class Scorer:
         """Releases the noisy sum of a cohort's scores, float32 [prompts, responses].
 
         Args:
-          release: of this round.
-          candidates_KxJxD: the candidates' embeddings, float [prompts, responses, d], of any
-            length; a zero one has cosine 0 with everything. PUBLIC.
+          release: the release of this round.
+          candidates_KxJxD: PUBLIC embeddings of the candidates, float [prompts, responses, d], of
+            any norm; a zero embedding has cosine 0 with everything.
 
         Raises:
-          InputError: candidates of another shape, not finite, or fewer than two to be ranked.
+          InputError: the candidates have another shape, are not finite, or are too few to rank.
           BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
         """
         candidates = self._candidates(candidates_KxJxD)
@@ -117,7 +117,7 @@ class Scorer:
         sum_D = release(self.query, space.factor_DxD).value
         scores_KxJ = space.scores(sum_D)
         if self.noise == "every_score" and self.plan.private:
-            # It protects nobody more, so it may follow from what is public.
+            # This noise adds no privacy, so its key may be public.
             std = jnp.float32(self.plan.value_noise_std(self.plan.clip_norm))
             scores_KxJ += space.orthogonal_noise(_public_key(sum_D, round), std)
         return np.asarray(scores_KxJ)
@@ -125,8 +125,7 @@ class Scorer:
     def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
         """Returns how many float32 numbers a client receives and sends in a round.
 
-        For the linear kinds it is L, half of a square, and its coordinates: neither grows with the
-        candidates.
+        For the first three kinds both depend on the dimension alone, not on the candidates.
         """
         if self.kind == "nn_histogram":
             return prompts * responses * dimension, prompts * responses
@@ -156,7 +155,7 @@ class Scorer:
         )
 
     def _candidates(self, candidates_KxJxD: Any) -> np.ndarray:
-        """The candidates as float32 [prompts, responses, d]."""
+        """The candidates as finite float32 [prompts, responses, d]."""
         found = np.asarray(candidates_KxJxD)
         if found.dtype.kind != "f" or found.ndim != 3:
             raise InputError(
@@ -171,22 +170,18 @@ class Scorer:
             )
         with np.errstate(over="ignore"):
             found = found.astype(np.float32, copy=False)
-        # A NaN or an infinity is the least or the greatest.
+        # If an entry is not finite, neither is the largest or the smallest one.
         if not (np.isfinite(found.max()) and np.isfinite(found.min())):
             prompt, response, _ = np.argwhere(~np.isfinite(found))[0].tolist()
             raise InputError(
-                f"the candidate of prompt {prompt}, response {response}: its embedding is not "
-                "finite in float32"
+                f"the embedding of the candidate of prompt {prompt}, response {response} must be "
+                "finite in float32, found one that is not"
             )
         return found
 
 
 class ScoresState(NamedTuple):
-    """What clients have said of the candidates so far; public.
-
-    Attributes:
-      sum_KxJ: float32, the sum of the noisy scores of all rounds.
-    """
+    """The sum of the noisy scores of all rounds so far, float32 [prompts, responses]; public."""
 
     sum_KxJ: jax.Array
 
@@ -194,17 +189,17 @@ class ScoresState(NamedTuple):
 def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
     """Returns an algorithm that scores fixed candidates and adds up the scores of all rounds.
 
-    Every round asks another cohort. It reads the column "embedding", float [examples, d], such as
-    `text.embed.embed` makes it.
+    Every round asks another cohort. The population must have the column "embedding", float
+    [examples, d], which `text.embed.embed` makes.
 
     Args:
-      candidates_KxJxD: their embeddings, float [prompts, responses, d]. PUBLIC.
-      scorer: plan, and kind of score.
+      candidates_KxJxD: PUBLIC embeddings of the candidates, float [prompts, responses, d].
+      scorer: how clients score; its plan gives the number of rounds.
     """
     shape = np.shape(candidates_KxJxD)[:2]
 
     def init(key):
-        del key  # nothing is drawn
+        del key  # nothing is random
         return ScoresState(jnp.zeros(shape, jnp.float32))
 
     def step(state, release, round):
@@ -215,37 +210,29 @@ def candidate_scores(candidates_KxJxD: Any, scorer: Scorer) -> Algorithm:
 
 
 def _public_key(released_D: jax.Array, round: int) -> jax.Array:
-    """A key that follows from a release: whoever sees that may compute it."""
+    """A key that anyone can compute from the release."""
     words = np.asarray(released_D, np.float32).view(np.uint32)
     digest = hashlib.sha256(f"noise of every score {round} ".encode() + words.tobytes()).digest()
     return key_from_words(np.frombuffer(digest[:16], np.uint32).tolist())
 
 
 def _with_means(clients: Population) -> Population:
-    """Every client with the mean of its normalised embeddings, its only example."""
-    means_CxD = mean_embeddings(_embeddings(clients), clients.offsets)
+    """Every client with one example, the mean of its normalised embeddings."""
+    means_CxD = mean_embeddings(embeddings_of(clients), clients.offsets)
     return clients.with_examples(
         {"mean_embedding": means_CxD}, np.arange(len(clients) + 1, dtype=np.int64)
     )
 
 
 def _with_embeddings(clients: Population) -> Population:
-    return clients.with_columns({"embedding": _embeddings(clients)})
-
-
-def _embeddings(clients: Population) -> np.ndarray:
-    embedding_NxD = clients.columns.get("embedding")
-    if not isinstance(embedding_NxD, np.ndarray) or embedding_NxD.ndim != 2:
-        raise InputError("the population needs a column 'embedding' of numbers [examples, d]")
-    if embedding_NxD.dtype.kind != "f":
-        raise InputError(f"column 'embedding' must hold floats, found {embedding_NxD.dtype}")
-    return embedding_NxD
+    return clients.with_columns({"embedding": embeddings_of(clients)})
 
 
 def _check(plan: Plan) -> None:
     if plan.unit != "client":
         raise InputError(
-            f"scores protect each client: the plan's unit must be 'client', found {plan.unit!r}"
+            "the plan of scores must have the unit 'client', because scores protect each client, "
+            f"found {plan.unit!r}"
         )
     if plan.sampling == "cyclic":
         raise InputError(

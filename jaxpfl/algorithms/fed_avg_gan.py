@@ -12,10 +12,10 @@ datasets", Algorithm 1.
         critic    = server optimiser(critic, -release / n)
         generator = GeneratorSteps(generator, critic)      on the server, no client's data
 
-The generator meets clients' data only through the released critic, so it is post-processing and
-costs no privacy: the guarantee is that of DP-FedAvg on the critic. A client's change includes the
-moving statistics of the critic's batch normalisation, which depend on its images: they are clipped
-and noised with the rest.
+The generator depends on clients' data only through the released critic, so its training is
+post-processing and costs no privacy: the guarantee is that of DP-FedAvg on the critic. A client's
+change includes the moving statistics of the critic's batch normalisation, which depend on its
+images and are clipped and noised with the rest.
 """
 
 from dataclasses import dataclass
@@ -43,12 +43,7 @@ PyTree = Any
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """The server's training of the generator.
-
-    Attributes:
-      steps: in every round.
-      batch: images drawn for each step.
-    """
+    """The server's training of the generator: `steps` a round, each on `batch` drawn images."""
 
     steps: int = 6
     batch: int = 32
@@ -66,16 +61,16 @@ class GANState(NamedTuple):
     generator_optimizer: optax.OptState
     server: optax.OptState
     clip_norm: jax.Array  # float32 scalar, S of the next round
-    draws: jax.Array  # uint32 [2], what the generator's draws on the server follow from
+    draws: jax.Array  # uint32 [2], the key data of the generator's draws on the server
 
 
 @dataclass(frozen=True)
 class CriticTraining:
-    """A client function: trains the critic on own and drawn images and returns the change.
+    """A client function: trains the critic on the client's images and on generated ones.
 
-    Each batch meets as many drawn images as it holds real ones, drawn anew by the broadcast
-    generator from the client's key. The optimiser's state starts afresh in every round. The
-    contribution is exactly 0 for a client without examples.
+    For each batch the broadcast generator draws as many images as the batch holds, from the
+    client's key. The optimiser's state is initialised in every round. The contribution is exactly
+    0 for a client without examples.
 
     Attributes:
       gan: networks and losses.
@@ -89,9 +84,9 @@ class CriticTraining:
         """Returns critic_after - critic_before, moving statistics included.
 
         Args:
-          broadcast: {"generator": ..., "critic": ...}, parameters.
-          examples: the client's, with a column "image".
-          key: of all that the client draws.
+          broadcast: parameters {"generator": ..., "critic": ...}.
+          examples: the client's examples, with a column "image".
+          key: the key of all random draws of the client.
         """
         gan, critic = self.gan, broadcast["critic"]
         key = _drawing_key(key)
@@ -126,19 +121,16 @@ class CriticTraining:
 
 
 def _drawing_key(key: jax.Array) -> jax.Array:
-    """A key of threefry2x32, drawn from a round's threefry4x32 key, for draws within loops.
+    """A threefry2x32 key, drawn from a round's threefry4x32 key, for draws within loops.
 
-    JAX lowers only the former to a loop. The latter's some hundred operations XLA's CPU backend
-    repeats in every patch that is cut from what the draws enter, and compiles for minutes.
+    JAX lowers only threefry2x32 to a loop. With threefry4x32, XLA's CPU backend repeats some
+    hundred operations in every patch of the convolutions' inputs and compiles for minutes.
     """
     return jax.random.wrap_key_data(jax.random.bits(key, (2,), jnp.uint32), impl="threefry2x32")
 
 
 def _but_statistics(updates: PyTree) -> PyTree:
-    """An optimiser's updates of a critic without those of its moving statistics.
-
-    Their gradient is 0, but weight decay would move them.
-    """
+    """The updates, with 0 for the moving statistics, which weight decay would change."""
     normalisation = dict(updates["normalisation"])
     for name in ("mean", "variance"):
         normalisation[name] = jnp.zeros_like(normalisation[name])
@@ -153,17 +145,17 @@ def _but_statistics(updates: PyTree) -> PyTree:
 def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, steps, draws, round):
     """The server's part of a round: trains the generator against the released critic.
 
-    A step whose loss or update is not finite is left out, so that it cannot destroy the run.
+    A step whose loss or update is not finite is skipped, so that it cannot destroy the run.
 
     Args:
-      gan, optimizer, batch: networks, any optax optimiser, images a step; static.
-      generator, optimizer_state: donated.
+      gan, optimizer, batch: networks, any optax optimiser, images per step; static.
+      generator, optimizer_state: parameters and optimiser state; donated.
       critic: its released parameters.
       steps: int32 scalar.
-      draws, round: uint32 [2] and uint32 scalar, which the images drawn follow from.
+      draws, round: uint32 [2] and uint32 scalar, which determine the generated images.
 
     Returns:
-      (generator, optimizer state, mean loss of the steps taken or 0, number of steps left out).
+      (generator, optimizer state, mean loss of the steps taken or 0, number of skipped steps).
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(draws, impl="threefry2x32"), round)
 
@@ -186,8 +178,7 @@ def train_generator(gan, optimizer, batch, generator, optimizer_state, critic, s
     start = generator, optimizer_state, jnp.float32(0), jnp.int32(0)
     generator, optimizer_state, loss_sum, left_out = jax.lax.fori_loop(0, steps, step, start)
     taken = jnp.maximum(steps - left_out, 1).astype(jnp.float32)
-    loss = loss_sum / taken
-    return generator, optimizer_state, loss, left_out
+    return generator, optimizer_state, loss_sum / taken, left_out
 
 
 def fed_avg_gan(
@@ -210,21 +201,20 @@ def fed_avg_gan(
       generator: the generator's optimiser, on the server; the paper's is `optax.sgd(5e-3)`.
       server: the server's optimiser of the critic; the paper's is `optax.sgd(1.0)`.
       plan: privacy of the whole run.
-      cohort: how clients' images are capped and batched; default the paper's, at most 6 batches of
-        32, the last one perhaps smaller.
-      generator_training: the server's steps; default the paper's.
+      cohort: how clients' images are capped and batched; by default as in the paper, at most 6
+        batches of 32 images.
+      generator_training: the server's training of the generator; by default as in the paper.
       execution: devices, chunk and accumulator.
       start: PUBLIC parameters to start from, {"generator": ..., "critic": ...}; None draws them by
         `gan.init`.
 
     Raises:
-      InputError: a number is not positive and whole, or `start` is not a tree of `gan`'s
-        parameters.
+      InputError: `start` is not a tree of `gan`'s parameters.
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
     (float32, L2 norm of the critic's noisy mean update), `generator_loss` (float32, mean over the
-    round's generator steps that were taken, 0 without any) and `generator_left_out` (int32, the
-    round's generator steps that were not finite and therefore not taken).
+    generator steps that were taken, or 0) and `generator_left_out` (int32, the number of generator
+    steps that were skipped because they were not finite).
     """
     execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort

@@ -49,25 +49,17 @@ class Reference:
     replaced by the nearest positive semidefinite matrix, as by `project_psd`. A singular
     covariance makes every distance cheaper, because only its range is needed.
 
-    Args:
-        moments: the moments of the reference, with or without noise.
+    Attributes:
+        dimension: d, the dimension of the embeddings.
+        rank, trace: of the projected covariance.
     """
 
     def __init__(self, moments: Moments):
         self.dimension = moments.dimension
         self._mean_D = moments.mean_D
         self._factor_DxR = _factor(moments.covariance_DxD)
-        self._trace = float(np.sum(self._factor_DxR**2))
-
-    @property
-    def rank(self) -> int:
-        """Rank of the projected covariance."""
-        return self._factor_DxR.shape[1]
-
-    @property
-    def trace(self) -> float:
-        """Trace of the projected covariance."""
-        return self._trace
+        self.rank = self._factor_DxR.shape[1]
+        self.trace = float(np.sum(self._factor_DxR**2))
 
     def distance(self, candidate: Moments) -> float:
         """Returns the squared 2-Wasserstein distance to a candidate, which is >= 0.
@@ -79,18 +71,16 @@ class Reference:
         Raises:
             InputError: the candidate has another dimension.
         """
-        self._check(candidate, 0)
-        return self._distance(
-            candidate.mean_D,
-            float(np.trace(candidate.covariance_DxD)),
-            self._projected(candidate.covariance_DxD),
-        )
+        return float(self.distances([candidate])[0])
 
     def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
         """Returns the distances to the candidates, in their order: float64 [candidates]."""
-        for index, candidate in enumerate(candidates):
-            self._check(candidate, index)
-        return np.asarray([self.distance(candidate) for candidate in candidates], np.float64)
+        self._check(candidates)
+        found = [
+            self._distance(c.mean_D, float(np.trace(c.covariance_DxD)), self._projected(c))
+            for c in candidates
+        ]
+        return np.asarray(found, np.float64)
 
     def mixture_distances(self, parts: Sequence[Moments], shares_PxK) -> np.ndarray:
         """Returns the distances to p mixtures of k corpora, without embedding any mixture.
@@ -107,12 +97,11 @@ class Reference:
             float64 [p].
         """
         shares_PxK = check_shares(parts, shares_PxK)
-        for index, part in enumerate(parts):
-            self._check(part, index)
+        self._check(parts)
         means_KxD, covariances_KxDxD = stack(parts)
         trace_K = np.trace(covariances_KxDxD, axis1=1, axis2=2)
         projected_means_KxR = means_KxD @ self._factor_DxR
-        projected_KxRxR = np.stack([self._projected(part.covariance_DxD) for part in parts])
+        projected_KxRxR = np.stack([self._projected(part) for part in parts])
         distance_P = np.empty(len(shares_PxK))
         for point, shares_K in enumerate(shares_PxK):
             mean_D = shares_K @ means_KxD
@@ -122,9 +111,9 @@ class Reference:
             distance_P[point] = self._distance(mean_D, trace, projected_RxR)
         return distance_P
 
-    def _projected(self, covariance_DxD: np.ndarray) -> np.ndarray:
-        """F^T C F: the covariance in the coordinates of the reference's factor."""
-        return self._factor_DxR.T @ covariance_DxD @ self._factor_DxR
+    def _projected(self, candidate: Moments) -> np.ndarray:
+        """F^T C F: the candidate's covariance in the coordinates of the reference's factor."""
+        return self._factor_DxR.T @ candidate.covariance_DxD @ self._factor_DxR
 
     def _distance(self, mean_D: np.ndarray, trace: float, projected_RxR: np.ndarray) -> float:
         eigenvalue_R = np.linalg.eigvalsh(projected_RxR) if self.rank else np.zeros(0)
@@ -132,14 +121,15 @@ class Reference:
         eigenvalue_R = np.maximum(eigenvalue_R, 0.0)
         shift_D = mean_D - self._mean_D
         overlap = 2 * float(np.sum(np.sqrt(eigenvalue_R)))
-        return max(float(shift_D @ shift_D) + self._trace + trace - overlap, 0.0)
+        return max(float(shift_D @ shift_D) + self.trace + trace - overlap, 0.0)
 
-    def _check(self, candidate: Moments, index: int) -> None:
-        if candidate.dimension != self.dimension:
-            raise InputError(
-                f"candidate {index} has dimension {candidate.dimension}, but the reference has "
-                f"{self.dimension}: embed both with the same model"
-            )
+    def _check(self, candidates: Sequence[Moments]) -> None:
+        for index, candidate in enumerate(candidates):
+            if candidate.dimension != self.dimension:
+                raise InputError(
+                    f"candidate {index} has dimension {candidate.dimension}, but the reference has "
+                    f"{self.dimension}: embed both with the same model"
+                )
 
 
 def distance(a: Moments, b: Moments) -> float:

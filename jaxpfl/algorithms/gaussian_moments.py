@@ -1,9 +1,8 @@
 """Mean and covariance of embeddings in one pass, and those of mixtures in closed form.
 
 All quantities here are public. Rows are clipped to an L2 norm, as the clients' embeddings are, and
-the covariance is the population covariance, which divides by n. The rows' outer products are summed
-in blocks: within a block in the embeddings' own precision, which is fast, and over the blocks in
-float64.
+the covariance is the population covariance, which divides by n. Outer products are summed in
+blocks: within a block in the precision of the embeddings, which is fast, across blocks in float64.
 """
 
 import math
@@ -19,17 +18,17 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import InputError
 
-# Long enough for the matrix product to run at nearly full speed; at d = 768 a block is 100 MB.
+# Long enough for the matrix product to run at nearly full speed; at d = 768 a block has 100 MB.
 BLOCK_ROWS = 32_768
-# An array that is in memory anyway is multiplied in place, in longer blocks.
+# An array that is already in memory is multiplied in place, in longer blocks.
 _WHOLE_BLOCK_ROWS = 131_072
-# Column sums run in float32 over this many rows, and in float64 over those sums.
+# Columns are summed in float32 over groups of this many rows, and in float64 over the groups.
 _SUM_ROWS = 1024
 # Where a column's squared mean exceeds this share of its mean square, float32 loses digits of the
 # variance unless the mean is subtracted first.
 _MEAN_SHARE = 0.8
 _ASYMMETRY = 1e-6
-# A row may exceed the clip norm by this many units in the last place.
+# A norm that exceeds the clip norm by at most this many units in the last place is not clipped.
 _NORM_ROUNDING = 8
 
 
@@ -38,10 +37,10 @@ class Moments:
     """Size, mean and covariance of a corpus of embeddings, from which the Frechet distance follows.
 
     Args:
-        count: number of examples, > 0. A noisy count and that of a mixture need not be whole.
+        count: number of examples, > 0; not always whole, since it may be noisy or of a mixture.
         mean_D: mean, stored as float64.
-        covariance_DxD: symmetric population covariance, stored as float64. After noise was added
-            it may have negative eigenvalues; `Reference` and `distance` then project it.
+        covariance_DxD: symmetric population covariance, stored as float64. Noise may give it
+            negative eigenvalues; `Reference` and `distance` then project it.
 
     Raises:
         InputError: a shape does not fit, a number is not finite, or the matrix is asymmetric by
@@ -79,27 +78,26 @@ class Moments:
 class RunningMoments:
     """Accumulates the moments of a corpus that arrives in pieces and need not fit in memory.
 
-    The result does not depend on how the corpus is cut into pieces, because these are regrouped
+    The result does not depend on how the corpus is cut into pieces, because the rows are regrouped
     into blocks of fixed length. Where a large common mean would cost precision, the mean of the
-    first block is subtracted from every row before the products are computed. On an accelerator
-    the products are computed there, at JAX's highest precision. On a CPU they are computed by the
-    host's BLAS, whose symmetric product does half the work of a general one.
+    first block is subtracted from every row before the products are computed. An accelerator
+    computes the products at JAX's highest precision. On a CPU NumPy computes them, because its
+    symmetric product does half the work of a general one.
 
     Args:
         dimension: d, the dimension of the embeddings.
-        clip_norm: a row with a larger L2 norm is scaled down to this one; `math.inf` clips none.
-        on_device: whether products are computed on JAX's default device. None: only if that is
-            not a CPU. Embeddings in float64 are always multiplied in float64 on the host.
+        clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
+        on_device: whether products are computed on JAX's default device. None: only if it is not
+            a CPU. Embeddings in float64 are always multiplied in float64 on the host.
     """
 
     def __init__(self, dimension: int, clip_norm: float, *, on_device: bool | None = None):
         self._dimension = checks.positive_int("dimension", dimension)
-        self._clip_norm = math.inf
-        if not (isinstance(clip_norm, float) and clip_norm == math.inf):
-            self._clip_norm = checks.positive("clip_norm", clip_norm)
+        finite = clip_norm != math.inf
+        self._clip_norm = checks.positive("clip_norm", clip_norm) if finite else math.inf
         self._on_device = jax.default_backend() != "cpu" if on_device is None else on_device
         self._block_rows = BLOCK_ROWS
-        self._count = 0  # rows in the sums; pending rows are not
+        self._count = 0  # rows in the sums, without the pending rows
         self._pending = 0
         self._dtype: np.dtype | None = None
         self._shift_D: np.ndarray | None = None
@@ -107,14 +105,14 @@ class RunningMoments:
         self._products_DxD = np.zeros((self._dimension, self._dimension))
 
     def add(self, embeddings_NxD) -> None:
-        """Adds any number of rows: floating point [n, d], of NumPy or JAX.
+        """Adds any number of rows: a NumPy or JAX array of floating point numbers [n, d].
 
         The first call decides the precision: float64 stays float64, any other type becomes float32.
 
         Raises:
-            InputError: the shape or type does not fit, or a row has an entry that is not finite.
-                The message names the row by its index in the whole corpus. Some of the call's rows
-                may have been added by then, so that the sums can no longer be used.
+            InputError: the shape or type does not fit, or a row has an entry that is not finite;
+                the message gives the row's index in the whole corpus. The object must not be used
+                afterwards, because some of the rows may have been added.
         """
         embeddings_NxD = np.asarray(embeddings_NxD)
         if embeddings_NxD.ndim != 2 or embeddings_NxD.shape[1] != self._dimension:
@@ -160,7 +158,7 @@ class RunningMoments:
         return Moments(float(count), mean_D + shift_D, covariance_DxD)
 
     def _clipped(self, rows_NxD: np.ndarray) -> np.ndarray:
-        """The rows in the corpus's precision, contiguous, finite and clipped."""
+        """The rows in the precision of the corpus, contiguous and clipped; must be finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             rows_NxD = np.ascontiguousarray(rows_NxD, self._dtype)
             square_N = _square_norms(rows_NxD)
@@ -170,36 +168,33 @@ class RunningMoments:
                 row = self._count + self._pending + int(np.argmin(fine_N))
                 raise InputError(f"the embedding in row {row} has an entry that is not finite")
             raise InputError(
-                "embeddings must have norms whose square does not overflow "
-                f"{rows_NxD.dtype}, found one that is too large"
+                "the squared norms of embeddings must not overflow "
+                f"{rows_NxD.dtype}, found an embedding that is too large"
             )
         if self._clip_norm == math.inf:
             return rows_NxD
-        # Many rows have norm `clip_norm` up to rounding; they need not be copied.
+        # Embeddings are often normalised: rows of norm `clip_norm` up to rounding are not copied.
         slack = 1 + _NORM_ROUNDING * np.finfo(rows_NxD.dtype).eps
         long = np.flatnonzero(square_N > (self._clip_norm * slack) ** 2)
-        if long.size:
-            rows_NxD = self._copy(rows_NxD)
-            scale_N = (self._clip_norm / np.sqrt(square_N[long])).astype(rows_NxD.dtype)
-            rows_NxD[long] *= scale_N[:, None]
-        return rows_NxD
+        if not long.size:
+            return rows_NxD
+        clipped_NxD = self._buffer_like(rows_NxD)
+        np.copyto(clipped_NxD, rows_NxD)
+        scale_N = (self._clip_norm / np.sqrt(square_N[long])).astype(rows_NxD.dtype)
+        clipped_NxD[long] *= scale_N[:, None]
+        return clipped_NxD
 
-    def _copy(self, rows_NxD: np.ndarray, minus_D: np.ndarray | None = None) -> np.ndarray:
-        """The rows (minus a vector) in one array that is reused, since fresh memory is slow."""
+    def _buffer_like(self, rows_NxD: np.ndarray) -> np.ndarray:
+        """An array of the rows' shape that is reused, because allocating fresh memory is slow."""
         if len(self._scratch_BxD) < len(rows_NxD):
             self._scratch_BxD = np.empty_like(rows_NxD)
-        copied_NxD = self._scratch_BxD[: len(rows_NxD)]
-        if minus_D is None:
-            np.copyto(copied_NxD, rows_NxD)
-        else:
-            np.subtract(rows_NxD, minus_D, out=copied_NxD)
-        return copied_NxD
+        return self._scratch_BxD[: len(rows_NxD)]
 
     def _hold(self, rows_NxD: np.ndarray) -> None:
         """Stores rows until a block is full."""
         needed = self._pending + len(rows_NxD)
         if needed > len(self._pending_BxD):
-            # Doubled when it is full, so that a small corpus needs only a small buffer.
+            # The buffer is doubled when it is full: a small corpus needs only a small one.
             grown_BxD = np.empty(
                 (min(2 * needed, self._block_rows), self._dimension), rows_NxD.dtype
             )
@@ -230,8 +225,8 @@ class RunningMoments:
             sums_MxD, products_DxD = _device_sums(rows_NxD, shift_D)
             return np.asarray(sums_MxD).sum(axis=0, dtype=np.float64), np.asarray(products_DxD)
         if shift_D.any():
-            rows_NxD = self._copy(rows_NxD, shift_D)
-        # With one array as both factors NumPy calls the faster symmetric product.
+            rows_NxD = np.subtract(rows_NxD, shift_D, out=self._buffer_like(rows_NxD))
+        # NumPy uses the faster symmetric product, because both factors are one array.
         return _column_sums(rows_NxD), rows_NxD.T @ rows_NxD
 
 
@@ -242,8 +237,8 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
     accurate to about 1e-6 of its size for rows in float32, and to rounding for float64.
 
     Args:
-        embeddings_NxD: floating point numbers of NumPy or JAX, n >= 1.
-        clip_norm: a row with a larger L2 norm is scaled down to this one; `math.inf` clips none.
+        embeddings_NxD: a NumPy or JAX array of floating point numbers, n >= 1.
+        clip_norm: rows with a larger L2 norm are scaled down to it; `math.inf` clips no row.
 
     Raises:
         InputError: the array is not a matrix of floats, has no rows, or has a row that is not
@@ -259,7 +254,7 @@ def moments(embeddings_NxD, clip_norm: float) -> Moments:
 
 
 class _WholeMoments(RunningMoments):
-    """The moments of one whole array: its blocks are longer, and the last one is not copied."""
+    """The moments of one whole array: blocks are longer, and the last one is not copied."""
 
     def __init__(self, dimension: int, clip_norm: float):
         super().__init__(dimension, clip_norm)
@@ -278,12 +273,12 @@ def mixture(parts: Sequence[Moments], shares: Sequence[float]) -> Moments:
 
     Args:
         parts: the moments of one or more corpora, all of one dimension.
-        shares: one number >= 0 for each corpus; their sum is 1 to within 1e-6.
+        shares: one number >= 0 for each corpus; they must sum to 1 to within 1e-6.
 
     Raises:
         InputError: the dimensions differ, or the shares are not as described.
     """
-    shares_K = check_shares(parts, [shares])[0]
+    (shares_K,) = check_shares(parts, [shares])
     mean_D, covariance_DxD = mix(shares_K, *stack(parts))
     count = min(
         part.count / share for part, share in zip(parts, shares_K, strict=True) if share > 0
@@ -337,7 +332,7 @@ def mix(shares_K, means_KxD, covariances_KxDxD) -> tuple[np.ndarray, np.ndarray]
 def project_psd(matrix_DxD) -> np.ndarray:
     """Returns the positive semidefinite matrix nearest to a symmetric one in Frobenius norm.
 
-    The eigenvectors stay and negative eigenvalues become 0 (Higham 1988, "Computing a nearest
+    The eigenvectors are kept and negative eigenvalues become 0 (Higham 1988, "Computing a nearest
     symmetric positive semidefinite matrix", Theorem 2.1). A positive definite matrix is returned
     as it is.
 
@@ -394,7 +389,7 @@ def _square_norms(rows_NxD: np.ndarray) -> np.ndarray:
     square_N = np.empty(len(rows_NxD), rows_NxD.dtype)
 
     def fill(part: slice) -> None:
-        # NumPy's error state is that of a thread.
+        # NumPy's error state belongs to a thread.
         with np.errstate(over="ignore", invalid="ignore"):
             np.einsum("nd,nd->n", rows_NxD[part], rows_NxD[part], out=square_N[part])
 
@@ -405,7 +400,7 @@ def _square_norms(rows_NxD: np.ndarray) -> np.ndarray:
 
 
 def _column_sums(rows_NxD: np.ndarray) -> np.ndarray:
-    """Sums over rows, float64 [d], computed by matrix products: faster than `np.sum`."""
+    """Sums over rows, float64 [d], by matrix products, which are faster than `np.sum`."""
     whole = len(rows_NxD) // _SUM_ROWS * _SUM_ROWS
     groups_MxSxD = rows_NxD[:whole].reshape(-1, _SUM_ROWS, rows_NxD.shape[1])
     sums_MxD = np.ones(_SUM_ROWS, rows_NxD.dtype) @ groups_MxSxD

@@ -4,15 +4,15 @@ Source: Hou, Wang, Zhan, Shrivastava, Fanti, Liu et al. 2025, "Private federated
 preference-optimized synthetic data", Algorithm 1.
 
     for each round t:
-        prompts    K, each of three public texts, drawn anew          lines 9 and 10
-        responses  J to each prompt, by the language model            line 11
-        scores     of every response, by sampled clients: charged     lines 13 to 20
-        pairs      per prompt the best response over the l-th best    lines 21 to 26
-        tuning     LoRA adapters by DPO against the public model      line 27
-    the model writes the synthetic corpus                             line 30
+        draw K prompts, each made of three public texts                        lines 9 and 10
+        generate J responses to each prompt with the language model            line 11
+        score every response on a sampled cohort: one charged release          lines 13 to 20
+        pair, for each prompt, the best response with the l-th best            lines 21 to 26
+        tune LoRA adapters on the pairs by DPO against the public model        line 27
+    generate the synthetic corpus with the tuned model                         line 30
 
-Only the scores come from clients; whatever is done with them costs no more privacy. No checkpoint
-is chosen by private data: the last round's adapters are the result.
+Only the scores come from clients, so everything that is computed from them costs no further
+privacy. The result is the last round's adapters: no checkpoint is chosen by private data.
 """
 
 import dataclasses
@@ -32,7 +32,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.release import Release
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
-from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
@@ -52,13 +51,13 @@ class PopriSettings:
       responses: J, the number of responses to each prompt.
       rejected_rank: l, the rank of the rejected response; the best response has rank 1.
       format: how public texts become a prompt.
-      prompt_tokens: a longer prompt keeps its last `prompt_tokens` tokens.
-      new_tokens: tokens that are generated of a response, at most.
-      response_tokens: a longer response keeps its first `response_tokens` tokens.
-      temperature, top_p: of the generation.
-      preference: of the tuning; its `epochs` are those of one round, and its optimiser starts anew
-        in every round.
-      lora: the adapters.
+      prompt_tokens: a longer prompt is cut to its last `prompt_tokens` tokens.
+      new_tokens: the largest number of tokens that are generated for a response.
+      response_tokens: a longer response is cut to its first `response_tokens` tokens.
+      temperature, top_p: settings of the generation.
+      preference: settings of the tuning. Its `epochs` are the epochs of one round, and the
+        optimiser starts anew in every round.
+      lora: settings of the adapters.
     """
 
     prompts: int = 1_800
@@ -83,7 +82,7 @@ class PopriSettings:
             )
         non_negative("temperature", self.temperature)
         if not 0 < real("top_p", self.top_p) <= 1:
-            raise InputError(f"top_p must lie in 0 .. 1 and not be 0, found {self.top_p!r}")
+            raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p!r}")
 
     @property
     def decoding(self) -> Decoding:
@@ -93,14 +92,14 @@ class PopriSettings:
 
 @dataclass(frozen=True)
 class Written:
-    """One round's prompts, their responses and how the model was tuned on them; public.
+    """The prompts and responses of one round, and how the model was tuned on them; public.
 
     Attributes:
       prompts: K texts.
       responses: K lists of J texts.
       scores_KxJ: the clients' noisy scores.
-      pairs: the number of preference pairs; fewer than K where two responses are the same.
-      record: of the tuning, see `text.preference.optimisation.Tuned`.
+      pairs: the number of preference pairs, at most K (see `preference_pairs`).
+      record: the record of the tuning, see `text.preference.optimisation.Tuned`.
     """
 
     round: int
@@ -110,13 +109,15 @@ class Written:
     pairs: int
     record: dict[str, Any]
 
+    @property
+    def means(self) -> dict[str, float]:
+        """The means of loss, margin and accuracy over the tuning's steps; none without a pair."""
+        names = [name for name in ("loss", "margin", "accuracy") if name in self.record]
+        return {name: float(np.mean(self.record[name])) for name in names}
+
 
 class PopriState(NamedTuple):
-    """What a round starts from; public.
-
-    Attributes:
-      adapters: LoRA's, a tree of arrays.
-    """
+    """The state before a round: the LoRA adapters, a tree of arrays; public."""
 
     adapters: Any
 
@@ -131,146 +132,84 @@ def popri(
     seed: int = 0,
     hooks: Hooks[Written] | None = None,
 ) -> Algorithm:
-    """Returns POPri, which tunes `generator` towards the clients' texts in the plan's rounds.
+    """Returns POPri, which tunes `generator` towards the clients' texts.
 
-    Clients hold a column "embedding": the embeddings of their texts by `embedder`
-    (`text.embed.embed`). A round is a function of the state, the seed and the released scores.
+    The population must have the column "embedding", which `text.embed.embed` makes of the clients'
+    texts. A round is a function of the state, the seed and the released scores.
 
     Args:
-      generator: PUBLIC, without adapters.
+      generator: PUBLIC model without adapters.
       samples: PUBLIC texts that prompts are made of.
-      scorer: how clients score, and the plan.
-      embedder: public; the one that the clients' texts were embedded with.
-      seed: of adapters, prompts, responses and the order of pairs.
+      scorer: how clients score responses; its plan gives the number of rounds.
+      embedder: public; must be the one that the clients' texts were embedded with.
+      seed: seed of the adapters, the prompts, the responses and the order of the pairs.
       hooks: stores "round 3 responses", "round 3 scores" and "round 3 adapters".
 
     Raises:
       InputError: `generator` has adapters already.
 
-    Metrics of a step, all public: `pairs`, and of the tuning `loss`, `margin` and `accuracy` (their
-    means over its steps; none without a pair).
+    Metrics of a step, all public: `pairs`, and `loss`, `margin` and `accuracy`, which are means
+    over the steps of the tuning and are absent in a round without pairs.
     """
+    hooks = Hooks() if hooks is None else hooks
     draws = PublicDraws("popri", seed)
     model, params = lora.attach(
         generator.model, generator.params, settings.lora, draws.key("adapters")
     )
     first, base = lora.split(params)
-    rounds = _Rounds(
-        generator,
-        model,
-        base,
-        samples,
-        scorer,
-        embedder,
-        settings,
-        draws,
-        Hooks() if hooks is None else hooks,
-    )
 
     def init(key):
-        del key  # all draws follow from the seed
+        del key  # the seed decides all draws
         return PopriState(jax.tree.map(jnp.array, first))
 
     def params_of(state):
         return lora.join(state.adapters, base)
 
-    return Algorithm("popri", init, rounds.step, (scorer.query,), params_of)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rounds:
-    """The rounds of Algorithm 1, and the public things that all of them share.
-
-    Attributes:
-      model: the generator's network with adapters.
-      base: the generator's parameters without adapters.
-    """
-
-    generator: LanguageModel
-    model: Decoder
-    base: Any
-    samples: Sequence[str]
-    scorer: Scorer
-    embedder: Embedder
-    settings: PopriSettings
-    draws: PublicDraws
-    hooks: Hooks[Written]
-
-    def step(
-        self, state: PopriState, release: Release, round: int
-    ) -> tuple[PopriState, Mapping[str, Any]]:
-        """One round of Algorithm 1; each of its lines is a method, in the same order, below."""
-        stored = self.hooks.stored
-        prompts = self.prompts(round)
-        responses = stored(round, "responses", self.responses, state, prompts, round)
-        scores = stored(round, "scores", self.scores, release, responses, round)
-        pairs = self.pairs(prompts, responses, scores)
-        tuned = stored(round, "adapters", self.tuned, state, pairs, round)
-
-        adapters, record = _unflat(tuned, state.adapters)
+    def step(state, release, round):
+        prompts = prompts_of(generator, samples, settings.prompts, settings, seed, round)
+        responses = hooks.stored(round, "responses", written, state, prompts, round)
+        texts_KxJ, ended_KxJ = responses["texts"], responses["ended"]
+        scores_KxJ = hooks.stored(round, "scores", scores, release, texts_KxJ, round)["scores"]
+        pairs = preference_pairs(generator, prompts, texts_KxJ, ended_KxJ, scores_KxJ, settings)
+        following = hooks.stored(round, "adapters", tuned, state, pairs, round)
+        adapters, record = _unflat(following, state.adapters)
         number = 0 if pairs is None else len(pairs)
-        texts_KxJ, scores_KxJ = responses["texts"].tolist(), scores["scores"]
-        self.hooks.on_round(Written(round, prompts, texts_KxJ, scores_KxJ, number, record))
-        return PopriState(adapters), {"pairs": np.int32(number), **_means(record)}
+        found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, number, record)
+        hooks.on_round(found)
+        means = {name: np.float32(mean) for name, mean in found.means.items()}
+        return PopriState(adapters), {"pairs": np.int32(number), **means}
 
-    def prompts(self, round: int) -> list[str]:
-        """K prompts, each of public texts drawn without replacement: lines 9 and 10."""
-        settings = self.settings
-        return prompts_of(
-            self.generator, self.samples, settings.prompts, settings, self.draws.seed, round
-        )
-
-    def responses(self, state: PopriState, prompts: list[str], round: int) -> Arrays:
-        """J responses to each prompt by the model as it is now: line 11."""
-        writer = self.generator.replaced(self.model, lora.join(state.adapters, self.base))
-        key = self.draws.key("responses", round)
-        texts, ended_KxJ = respond(writer, prompts, self.settings, key, self.hooks.progress)
+    def written(state: PopriState, prompts: list[str], round: int) -> Arrays:
+        writer, key = generator.replaced(model, params_of(state)), draws.key("responses", round)
+        texts, ended_KxJ = respond(writer, prompts, settings, key, hooks.progress)
         return {"texts": np.array(texts), "ended": ended_KxJ}
 
-    def scores(self, release: Release, responses: Arrays, round: int) -> Arrays:
-        """The noisy sum of the clients' scores of every response: lines 13 to 20; charged."""
-        texts_KxJ = responses["texts"]
-        embeddings = np.asarray(self.embedder(texts_KxJ.reshape(-1).tolist()))
+    def scores(release: Release, texts_KxJ: np.ndarray, round: int) -> Arrays:
+        embeddings = np.asarray(embedder(texts_KxJ.reshape(-1).tolist()))
         candidates_KxJxD = embeddings.reshape(*texts_KxJ.shape, -1)
-        return {"scores": self.scorer.release(release, candidates_KxJxD, round)}
+        return {"scores": scorer.release(release, candidates_KxJxD, round)}
 
-    def pairs(self, prompts: list[str], responses: Arrays, scores: Arrays) -> Pairs | None:
-        """Of each prompt the best response and the one of rank l: lines 21 to 26."""
-        return preference_pairs(
-            self.generator,
-            prompts,
-            responses["texts"],
-            responses["ended"],
-            scores["scores"],
-            self.settings,
-        )
-
-    def tuned(self, state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
-        """The adapters after DPO on the pairs against the public model: line 27."""
+    def tuned(state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
         if pairs is None:
             return _flat(state.adapters, {})
         found = tune(
-            self.model,
-            lora.join(state.adapters, self.base),
+            model,
+            params_of(state),
             pairs,
-            self.settings.preference,
-            seed=self.draws.seed_of("pairs", round),
-            mesh=self.generator.mesh,
-            progress=self.hooks.progress,
+            settings.preference,
+            seed=draws.seed_of("pairs", round),
+            mesh=generator.mesh,
+            progress=hooks.progress,
         )
         return _flat(lora.split(found.params)[0], found.record)
+
+    return Algorithm("popri", init, step, (scorer.query,), params_of)
 
 
 def with_adapters(generator: LanguageModel, settings: PopriSettings, params: Any) -> LanguageModel:
     """Returns the generator with the adapters that `Algorithm.params` gives."""
     model = dataclasses.replace(generator.model, lora=settings.lora)
     return generator.replaced(model, params)
-
-
-def _means(record: Mapping[str, Any]) -> dict[str, np.floating]:
-    """Means over the steps of the tuning."""
-    names = [name for name in ("loss", "margin", "accuracy") if name in record]
-    return {name: np.float32(np.mean(record[name])) for name in names}
 
 
 def respond(
@@ -280,10 +219,10 @@ def respond(
     key: jax.Array,
     progress: bool = False,
 ) -> tuple[list[list[str]], np.ndarray]:
-    """Returns J texts for each prompt, cleaned and cut as `settings` say; some may be empty.
+    """Returns J texts for each prompt, some of which may be empty.
 
     Returns:
-      The texts, and bool [K, J]: which of them ended by themselves and were cut nowhere.
+      The texts, and bool [K, J]: whether the model ended the text itself and nothing was cut off.
     """
     raw, ended_KxJ = writer.write_to_end(
         prompts,
@@ -309,8 +248,9 @@ def preference_pairs(
 ) -> Pairs | None:
     """Returns pairs of token ids, or None where no prompt gives a pair.
 
-    A prompt whose chosen and rejected texts are equal, or one of them empty, gives none: it would
-    teach nothing. See `text.preference.responses.pairs_of_texts` for how responses end.
+    A prompt gives no pair where its chosen and rejected texts are equal or one of them is empty,
+    because such a pair would teach nothing. See `text.preference.responses.pairs_of_texts` for how
+    responses end.
     """
     chosen_K, rejected_K = preferences(scores_KxJ, settings.rejected_rank)
     rows = np.arange(len(texts_KxJ))
@@ -337,7 +277,7 @@ def prompts_of(
     seed: int,
     round: int,
 ) -> list[str]:
-    """Returns `number` prompts of a round, each cut to the tokens that the settings allow."""
+    """Returns `number` prompts for a round, cut to their last `settings.prompt_tokens` tokens."""
     prompts = settings.format.prompts(samples, number, seed=seed, round=round)
     return last_tokens(generator.tokeniser, prompts, settings.prompt_tokens)
 
@@ -352,14 +292,14 @@ def synthesise(
     part: int = 0,
     progress: bool = False,
 ) -> list[str]:
-    """Returns the synthetic corpus: one text to each of `number` new prompts, without empty ones.
+    """Returns a synthetic corpus: the text for each of `number` new prompts, unless it is empty.
 
     Args:
-      part: 0, 1, 2, ...; each part of a corpus has prompts and draws of its own.
+      part: 0, 1, 2, ...; every part has its own prompts and its own random draws.
     """
     positive_int("number", number)
     non_negative_int("part", part)
-    # The algorithm's rounds count from 1, so none of them has these prompts.
+    # Rounds count from 1, so no round has used these prompts.
     prompts = prompts_of(writer, samples, number, settings, seed, -part)
     key = PublicDraws("popri", seed).key("corpus", part)
     raw = writer.write(prompts, key, decoding=settings.decoding, progress=progress)
@@ -368,7 +308,7 @@ def synthesise(
 
 
 def _flat(adapters: Any, record: Mapping[str, Any]) -> Arrays:
-    """Adapters and the tuning's record as plain arrays with names."""
+    """The adapters and the tuning's record as named arrays, which can be stored."""
     arrays = {
         f"{name}.{leaf}": np.asarray(value)
         for name, part in adapters.items()

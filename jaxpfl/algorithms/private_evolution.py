@@ -1,23 +1,24 @@
-"""Private evolution: synthetic texts that clients vote on, and that the server varies.
+"""Private evolution: clients vote on synthetic texts, and the server varies the texts they chose.
 
 Sources: PrE-Text (Hou, Shrivastava, Zhan, Conway, Le, Sagar, Fanti, Lazar 2024, "PrE-Text: Training
 Language Models on Private Federated Data in the Age of LLMs", Algorithm 1) and Aug-PE (Xie, Lin,
 Backurs, Gopi, Yu et al. 2024, "Differentially Private Synthetic Data via Foundation Model APIs 2:
 Text", Algorithm 1).
 
-    population  M texts that the server writes
+    the server writes a population of M texts
     for each round t:
-        lookahead   the mean embedding of each text's variations         (PrE-Text alone)
-        votes       of sampled clients, each text for its nearest        charged, through the door
+        lookahead   PrE-Text only: the mean embedding of each text's variations
+        votes       each text of a sampled client votes for the synthetic text nearest to it; the
+                    noisy sum of the votes is one charged release
         select      PrE-Text: M draws in proportion to max(votes - H, 0)
-                    Aug-PE: the M / variations texts of most votes
+                    Aug-PE: the M / (1 + variations) texts with the most votes
         vary        PrE-Text: one variation of every drawn text
-                    Aug-PE: the selected texts, and variations of each
-    the texts of the last selection are the result; an LLM expands them
+                    Aug-PE: the selected texts, and `variations` variations of each
+    the result is the last selection, which a language model may expand
 
-A client votes once with each of at most `max_texts` of its texts, so its votes' L2 norm is at most
-`max_texts` (`algorithms.candidate_scores`, kind nn_histogram). Texts only the server made are ever
-varied, so nothing but the votes costs privacy.
+A client votes with at most `max_texts` of its texts, once with each, so the L2 norm of its votes is
+at most `max_texts` (`algorithms.candidate_scores`, kind nn_histogram). Only texts that the server
+wrote are varied, so nothing but the votes costs privacy.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ Form = Literal["pre_text", "aug_pe"]
 
 
 class Vary(Protocol):
-    """Makes each text into another like it, by public models (`text.generation.variation`)."""
+    """Returns a similar text for each text, by public models (`text.generation.variation`)."""
 
     def __call__(self, texts: Sequence[str], key: jax.Array) -> list[str]: ...
 
@@ -50,15 +51,14 @@ class EvolutionSettings:
     """How texts evolve.
 
     Attributes:
-      form: "pre_text" or "aug_pe".
-      population: M, the texts that are voted on in a round.
-      threshold: H, in votes; it is subtracted from a text's votes, which count as none where they
-        are fewer ("pre_text"). Under Gaussian noise of standard deviation s, M Q(H / s) of M texts
-        without votes pass it.
-      lookahead: clients vote on the mean embedding of this many variations of a text; 0: on the
-        text's own embedding ("pre_text").
-      variations: M / (1 + variations) texts are selected; each is kept, and varied this many times
-        ("aug_pe").
+      form: which of the two published forms: "pre_text" or "aug_pe".
+      population: M, the number of texts that are voted on in a round.
+      threshold: "pre_text" only: H, which is subtracted from the noisy votes for each text; a
+        negative difference counts as 0. With noise of standard deviation s, about M Q(H / s) of M
+        texts without votes remain, where Q is the upper tail of the standard normal distribution.
+      lookahead: "pre_text" only: clients vote on the mean embedding of this many variations of a
+        text. With 0 they vote on the embedding of the text itself.
+      variations: "aug_pe" only: the number of variations of each selected text.
       max_bytes: a longer text is cut to this many bytes of UTF-8.
     """
 
@@ -92,12 +92,12 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class Evolved:
-    """One round's texts, the noisy votes for them, and who was selected; public.
+    """The texts of one round, the noisy votes for them, and the selected texts; public.
 
     Attributes:
-      texts: M.
+      texts: M texts.
       votes_M: float32.
-      selected: the selected texts, in order of selection; a text may occur more than once.
+      selected: the selected texts, most votes first; a text may occur more than once.
     """
 
     round: int
@@ -110,8 +110,8 @@ class EvolutionState(NamedTuple):
     """Texts as rows of bytes (`text.byte_rows`); public.
 
     Attributes:
-      texts: uint8 [M, max_bytes], what the next round votes on.
-      selected: uint8, as many rows as a selection has: the last round's, most votes first.
+      texts: uint8 [M, max_bytes], the texts that the next round votes on.
+      selected: uint8 [selected, max_bytes], the last round's selection, most votes first.
     """
 
     texts: np.ndarray
@@ -128,20 +128,21 @@ def private_evolution(
     seed: int = 0,
     hooks: Hooks[Evolved] | None = None,
 ) -> Algorithm:
-    """Returns private evolution in the rounds of the plan; `selected_texts` gives its result.
+    """Returns private evolution; `selected_texts` reads the result from the final state.
 
-    Clients hold the column "embedding", of their texts by `embedder` (`text.embed.embed`).
+    The population must have the column "embedding", which `text.embed.embed` makes of the clients'
+    texts.
 
     Args:
-      texts: PUBLIC or synthetic, `population` of them: the first round's.
-      vary: see `Vary`.
-      scorer: of kind "nn_histogram", and the plan.
-      embedder: public; the one that the clients' texts were embedded with.
-      seed: of selections and variations.
+      texts: PUBLIC or synthetic texts of the first round, `settings.population` of them.
+      vary: makes the variations.
+      scorer: must be of kind "nn_histogram"; its plan gives the number of rounds.
+      embedder: public; must be the one that the clients' texts were embedded with.
+      seed: seed of the selections and variations.
       hooks: stores "round 3 votes" and "round 3 texts".
 
     Raises:
-      InputError: the number of texts is not the population's, or the scorer is of another kind.
+      InputError: there is another number of texts, or the scorer is of another kind.
 
     Metrics of a step, all public: `votes` (float32, the noisy sum of votes).
     """
@@ -159,7 +160,7 @@ def private_evolution(
     first = to_byte_rows(texts, width)
 
     def init(key):
-        del key  # all draws follow from the seed
+        del key  # the seed decides all draws
         return EvolutionState(first, np.zeros((settings.selected, width), np.uint8))
 
     def step(state, release, round):
@@ -189,7 +190,7 @@ def private_evolution(
 
 
 def selected_texts(state: EvolutionState) -> list[str]:
-    """Returns the texts of the last selection, those of most votes first."""
+    """Returns the texts of the last selection, most votes first."""
     return from_byte_rows(state.selected)
 
 
@@ -199,9 +200,9 @@ def select(
     settings: EvolutionSettings,
     generator: np.random.Generator,
 ) -> list[str]:
-    """Returns the selected texts, those of most votes first; see the head of this file.
+    """Returns the selected texts, most votes first, as the head of this file describes.
 
-    Where no text has more votes than the threshold, "pre_text" draws uniformly from all.
+    Where no text has more votes than the threshold, "pre_text" draws uniformly from all texts.
     """
     if settings.form == "aug_pe":
         return [texts[i] for i in np.argsort(-votes_M, kind="stable")[: settings.selected]]
@@ -219,7 +220,7 @@ def _ahead(
     settings: EvolutionSettings,
     key: jax.Array,
 ) -> np.ndarray:
-    """What is voted on, float32 [M, d]: texts, or the means of their variations."""
+    """What is voted on, float32 [M, d]: embeddings of texts, or means over their variations."""
     if settings.form == "aug_pe" or not settings.lookahead:
         return np.asarray(embedder(texts))
     total: np.ndarray | float = 0.0

@@ -1,15 +1,15 @@
-"""Rounds that write texts on the server: their steps are stored, and their draws are addressed.
+"""Rounds that write texts on the server: storage for their steps, and their random draws.
 
 A step may take minutes, so its result is stored under the round's number and the step's name, and a
-run that was stopped reads it back. Every draw is a function of the algorithm, the purpose, the seed
-and the round, so that a step that is computed again gives the same.
+resumed run reads it back. Every draw is a function of the algorithm, the purpose, the seed and the
+round, so a step that is computed again gives the same result.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -18,19 +18,18 @@ Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
 
 
-class LoadOrCompute(Protocol):
-    """Returns what is stored under a name, or else computes it and stores it."""
-
-    def __call__(self, name: str, compute: Callable[[], Arrays], /) -> Arrays: ...
+LoadOrCompute = Callable[[str, Callable[[], Arrays]], Arrays]
+"""`(name, compute) -> arrays`: what is stored under the name, or else computed and stored."""
 
 
-def always_compute(name: str, compute: Callable[[], Arrays], /) -> Arrays:
+def always_compute(name: str, compute: Callable[[], Arrays]) -> Arrays:
     """A `LoadOrCompute` that stores nothing."""
     del name
     return compute()
 
 
-def _ignore(found: Any) -> None:
+def ignore(found: Any) -> None:
+    """A callback that does nothing."""
     del found
 
 
@@ -40,12 +39,12 @@ class Hooks(Generic[T]):
 
     Attributes:
       load_or_compute: stores the result of each step of a round.
-      on_round: a callback; it is given what is public of each round, after the round.
+      on_round: is called after each round with the public results of the round.
       progress: whether progress bars are drawn on stderr.
     """
 
     load_or_compute: LoadOrCompute = always_compute
-    on_round: Callable[[T], None] = _ignore
+    on_round: Callable[[T], None] = ignore
     progress: bool = False
 
     def stored(self, round: int, step: str, compute: Callable[..., Arrays], *arguments: Any) -> Any:
@@ -55,11 +54,11 @@ class Hooks(Generic[T]):
 
 @dataclass(frozen=True)
 class PublicDraws:
-    """What an algorithm draws on the server. It is public: all of it goes to the clients anyhow.
+    """The random draws of an algorithm on the server. They are public: clients may see all of them.
 
     Attributes:
-      algorithm: the name that tells this algorithm's draws from another's.
-      seed: of all draws.
+      algorithm: name of the algorithm, which keeps its draws apart from those of others.
+      seed: seed of all draws.
     """
 
     algorithm: str

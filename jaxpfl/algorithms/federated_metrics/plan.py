@@ -1,4 +1,4 @@
-"""What one release of metrics contains, at which noise and at what cost."""
+"""What one release of metrics contains, its noise and its privacy cost."""
 
 import dataclasses
 import math
@@ -26,10 +26,10 @@ class MetricsPlan:
       noise_multiplier: z.
       delta: delta of the guarantee; below 1 / N.
       edges: edges of the histogram's bins, increasing from 0 to 1. A bin includes its lower edge,
-        and the last bin both. All bins have equal noise, so that narrow bins where thresholds are
-        expected cost little.
-      slices: names of slice 0, slice 1 and so on; the numbers are the values of the column that
-        examples are sliced by. With one slice all examples are in it.
+        and the last bin includes both. All bins have equal noise, so narrow bins where thresholds
+        are expected cost little.
+      slices: names of slice 0, slice 1 and so on, where the number is an example's value in the
+        column that examples are sliced by.
       histogram_share: h, the histogram's share of a contribution's squared norm. With 1 no slices
         are released, with 0 no histogram.
       max_examples: a client with more examples uses a uniform subset of this many.
@@ -72,13 +72,7 @@ class MetricsPlan:
         self.plan()  # checks noise and delta, as for any plan
 
     @classmethod
-    def calibrated(
-        cls,
-        epsilon: float,
-        delta: float,
-        population: int,
-        **settings: Any,
-    ) -> Self:
+    def calibrated(cls, epsilon: float, delta: float, population: int, **settings: Any) -> Self:
         """Returns the plan with the least noise that is (epsilon, delta)-private.
 
         The noise follows from the exact analysis of the Gaussian mechanism (Balle and Wang 2018)

@@ -1,21 +1,20 @@
 """The accuracy of a model on private clients, measured by ONE release with user-level privacy.
 
-Whoever chooses a threshold, a model or a step by the clients' accuracies releases something about
-these accuracies. Here every client contributes one vector of L2 norm at most 1, once:
+A threshold, a model or a step that was chosen by the clients' accuracies reveals something about
+them, so the accuracies are released with noise. Every client contributes one vector, once:
 
     sqrt(h)      times the one-hot vector of the bin that contains the client's own accuracy
     sqrt(1 - h)  times, for each slice, the share of the client's examples that are in the slice
                  and correct, and the share that are in the slice and incorrect
 
-The shares are non-negative and sum to at most 1, so that their norm is at most 1, too. The
+The shares are non-negative and sum to at most 1, so the vector has L2 norm at most 1. The
 histogram's share h of the squared norm decides how precise the histogram is compared with the
-slices. A client without examples contributes zero. The metrics of slices are means over USERS: all
-of them weigh the same, however many examples they have.
+slices. A client without examples contributes zero. The metrics of slices are means over USERS, all
+of whom have equal weight, however many examples they have.
 
 Guarantee: the sum changes by at most 1 in L2 norm when a client is added or removed, and the noise
-has standard deviation z, so that the release is a Gaussian mechanism with noise multiplier z. All
-that `ReleasedMetrics` contains (accuracies, percentiles, their noise) is computed from the release
-and costs nothing more.
+has standard deviation z, so the release is a Gaussian mechanism with noise multiplier z. Everything
+in `ReleasedMetrics` is computed from the release and costs no further privacy.
 
 The task comes from Augenstein et al. 2020 ("Generative models for effective ML on private,
 decentralized datasets"), appendix C.3, where thresholds are percentiles of user accuracy. The paper
@@ -65,11 +64,9 @@ class ReleasedMetrics:
     """The metrics as released; public.
 
     Attributes:
-      plan: what was released and at which noise.
-      histogram_B: noisy number of users in each bin of accuracy, float64 [bins]; None where no
-        histogram was released.
-      correct_J, incorrect_J: noisy sums of the users' shares, float64 [slices]; None where no
-        slices were released.
+      plan: what was released and with how much noise.
+      histogram_B: noisy number of users in each bin of accuracy, float64 [bins], or None.
+      correct_J, incorrect_J: noisy sums of the users' shares, float64 [slices], or None.
     """
 
     plan: MetricsPlan
@@ -102,10 +99,10 @@ class ReleasedMetrics:
         """Returns the accuracy, in 0 .. 1, that `percent` of the users with examples do not reach.
 
         It is read from the monotone function that is nearest to the noisy cumulative histogram in
-        least squares, so that it never falls as `percent` rises, even where noise made bins
-        negative. Within a bin the function is linear. Between two bins without users it is the end
-        of the lower one. Without noise the result is within one bin of the exact percentile. It is
-        NaN where the noisy number of users is not positive.
+        least squares, so it never falls as `percent` rises, even where noise makes bins negative.
+        The function is linear within a bin; if the percentile falls into a gap of empty bins, the
+        result is the lower end of the gap. Without noise the result is within one bin of the exact
+        percentile. It is NaN where the noisy number of users is not positive.
 
         Args:
           percent: strictly between 0 and 100.
@@ -188,7 +185,7 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
     )
 
     def init(key):
-        del key  # nothing is drawn
+        del key  # nothing is random
         zero_J = jnp.zeros(slices, jnp.float32)
         return MetricsState(jnp.zeros(bins, jnp.float32), zero_J, zero_J)
 
@@ -201,7 +198,7 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
 
 
 def metrics(plan: MetricsPlan, state: MetricsState) -> ReleasedMetrics:
-    """Returns the released metrics from the final state: post-processing, which costs nothing."""
+    """Returns the released metrics from the final state; this post-processing costs no privacy."""
     histogram, shares = plan.weights
     histogram_B, correct_J, incorrect_J = (np.asarray(part, np.float64) for part in state)
     return ReleasedMetrics(
@@ -226,8 +223,8 @@ def release(
 
     Args:
       clients: the clients; as many as the plan states.
-      plan: what is released and at which noise.
-      correct: bool [examples], from `federated.evaluation.correct_examples`. PRIVATE.
+      plan: what is released and with how much noise.
+      correct: see `with_metrics`. PRIVATE.
       ledger: the ledger of these clients.
       secret: the run's secret, which must stay private. With it the same query gives the same
         release, which is charged once. None: a new secret is drawn, and another release made.
@@ -249,8 +246,6 @@ def release(
 class ClientMetrics:
     """The client function, which computes the vector that the head of this file defines.
 
-    It reads the columns "correct", bool, and "slice", int32.
-
     Attributes:
       edges: edges of the histogram's bins.
       slices: number of slices.
@@ -263,7 +258,7 @@ class ClientMetrics:
 
     def __call__(self, broadcast: Any, examples: Examples, key: jax.Array) -> dict[str, jax.Array]:
         """Returns "histogram" [bins], "correct" [slices] and "incorrect" [slices], float32."""
-        del broadcast, key  # the model was evaluated before, and nothing is drawn
+        del broadcast, key  # the model was evaluated before, and nothing is random
         numbers_J = jnp.arange(self.slices, dtype=jnp.int32)
 
         def add(step, carry):
@@ -323,14 +318,14 @@ def with_metrics(clients: Population, correct: Any, slice_column: str | None = N
                 f"the clients must have a column {slice_column!r} with one whole number for each "
                 f"example, found the columns {', '.join(clients.columns)}"
             )
-        # A number that does not fit 32 bits is not that of a slice.
+        # A number that does not fit into 32 bits is the number of no slice.
         number = np.clip(held, -1, 2**31 - 1).astype(np.int32)
     return clients.with_columns({"correct": correct, "slice": number})
 
 
 def _slice_metric(correct: float, incorrect: float, deviation: float) -> SliceMetric:
     count = correct + incorrect
-    # Both sums have noise of this standard deviation, so their sum has sqrt(2) times as much.
+    # Both sums have noise of this standard deviation, so the count has sqrt(2) times as much.
     if not count > math.sqrt(2) * deviation:
         return SliceMetric(correct, count, math.nan, math.nan)
     accuracy = min(max(correct / count, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""What one private query of the clients' moments releases, at which noise and at what cost.
+"""What one private query of the clients' moments releases, its noise and its privacy cost.
 
 | unit    | per_client | sensitivity of count, sum and second moment          |
 |---------|------------|------------------------------------------------------|
@@ -62,7 +62,7 @@ class Split:
 class FredPlan:
     """What one private query of the moments releases and costs; every field is public.
 
-    `calibrated`, `paper` and `without_privacy` make plans.
+    Plans are made by `calibrated`, `paper` and `without_privacy`.
 
     Attributes:
       multipliers: noise multipliers of count, mean and covariance. The count's is infinite where
@@ -209,24 +209,13 @@ class FredPlan:
         )
 
     @classmethod
-    def without_privacy(
-        cls,
-        *,
-        clip_norm: float = 1.0,
-        unit: Unit = "client",
-        per_client: PerClient = "mean",
-        max_examples: int = 64,
-    ) -> Self:
-        """Returns the plan of the same query without noise: NOT private, and marked so."""
-        return cls(
-            multipliers=(0.0, 0.0, 0.0),
-            delta=0.0,
-            clip_norm=clip_norm,
-            unit=unit,
-            per_client=per_client,
-            max_examples=max_examples,
-            private=False,
-        )
+    def without_privacy(cls, **settings: Any) -> Self:
+        """Returns the plan of the same query without noise: NOT private, and marked so.
+
+        Args:
+          settings: fields such as `clip_norm`, `unit`, `per_client` and `max_examples`.
+        """
+        return cls(multipliers=(0.0, 0.0, 0.0), delta=0.0, private=False, **settings)
 
     def client_fn(self, moment: Moment) -> ClientMoment:
         """Returns what a client computes for one of the releases."""
@@ -255,7 +244,7 @@ class FredPlan:
 
     @property
     def mu(self) -> float:
-        """Sensitivity / noise of the one Gaussian mechanism that all releases compose to."""
+        """Ratio of sensitivity to noise of the Gaussian mechanism that all releases compose to."""
         if not self.private:
             return math.inf
         return math.sqrt(math.fsum(z**-2 for z in self.accounted_multipliers))
@@ -279,11 +268,10 @@ class FredPlan:
 
     def epsilons(self) -> dict[str, float]:
         """Returns the epsilon of each release alone at `delta`: "count", "mean", "covariance"."""
+        names = ("count", "mean", "covariance")
         return {
             name: gaussian.on_everyone([z], self.delta).epsilon()
-            for name, z in zip(
-                ("count", "mean", "covariance"), self.accounted_multipliers, strict=True
-            )
+            for name, z in zip(names, self.accounted_multipliers, strict=True)
             if math.isfinite(z)
         }
 
@@ -315,22 +303,19 @@ class FredPlan:
           InputError: `delta` is not below 1 / units.
         """
         return tuple(
-            self._plan_of_all(sensitivity * (z / accounted if z else 1.0), accounted, units)
+            Plan(
+                rounds=1,
+                # The sensitivity under the adjacency in use.
+                clip=Clip(sensitivity * (z / accounted if z else 1.0)),
+                noise=Noise(accounted) if self.private else None,
+                participation=Poisson(units, units),
+                delta=self.delta,
+                unit=self.unit,
+            )
             for sensitivity, z, accounted in zip(
                 self.sensitivities, self.multipliers, self.accounted_multipliers, strict=True
             )
             if math.isfinite(z)
-        )
-
-    def _plan_of_all(self, sensitivity: float, multiplier: float, units: int) -> Plan:
-        """One release to which all units contribute; the sensitivity is of the adjacency in use."""
-        return Plan(
-            rounds=1,
-            clip=Clip(sensitivity),
-            noise=Noise(multiplier) if self.private else None,
-            participation=Poisson(units, units),
-            delta=self.delta,
-            unit=self.unit,
         )
 
 

@@ -9,11 +9,11 @@ Prefinetuning to Better Match User Data in Federated Learning", Algorithm 1.
     C           is projected to the nearest positive semidefinite matrix
     FreD        = ||m - p||^2 + Tr(M + C - 2 (M C)^(1/2))       for each corpus with moments m, M
 
-The noise of a release is ONE Gaussian, added to the sum as the server would see it through secure
-aggregation: it depends neither on the number of clients nor on how examples are spread over them.
-The query is charged once; any number of corpora, and of mixtures, are scored from its answer.
+Each release adds ONE Gaussian noise to the sum that the server would see through secure
+aggregation. The noise depends neither on the number of clients nor on how the examples are spread
+over them. The query is charged once; its answer scores any number of corpora and mixtures.
 
-`fred.plan` states the sensitivity of each release and what the query costs.
+`fred.plan` states the sensitivity of each release and the cost of the query.
 """
 
 import math
@@ -38,7 +38,7 @@ from jaxpfl.federated.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
-from jaxpfl.text.embed import Embedder, embedded
+from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"
 # Rows that are summed at a time where the unit is the example and clients do not matter.
@@ -52,9 +52,9 @@ class MomentNoise(NamedTuple):
       count: standard deviation of the count, in units; 0 where the count was declared public.
       mean: standard deviation of each coordinate of the mean.
       diagonal, off_diagonal: standard deviation of the covariance's entries before the projection.
-      mean_bias: by how much the noise raises ||m - p||^2 on average, d mean^2.
-      trace_bias: by how much it raises the trace: through the projection (the trace after it minus
-        the trace before it), and because the covariance is taken about a noisy mean.
+      mean_bias: expected increase of ||m - p||^2 due to the noise, d mean^2.
+      trace_bias: increase of the trace due to the noise: by the projection (the trace after it
+        minus the trace before it), and because the covariance is taken about a noisy mean.
     """
 
     count: float
@@ -73,7 +73,7 @@ class PrivateMoments(NamedTuple):
     plan: FredPlan
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The moments and their noise as arrays by name, which `of_arrays` takes."""
+        """The moments and their noise as named arrays, which `of_arrays` reads."""
         return {
             "count": np.asarray(self.moments.count),
             "mean": self.moments.mean_D,
@@ -83,7 +83,7 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], plan: FredPlan) -> Self:
-        """The moments of these arrays; `plan` is the one they were released under."""
+        """The moments that `arrays` returned; `plan` is the one they were released under."""
         moments = Moments(float(arrays["count"]), arrays["mean"], arrays["covariance"])
         return cls(moments, MomentNoise(*(float(x) for x in arrays["noise"])), plan)
 
@@ -142,16 +142,16 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
     Raises:
       InputError: the plan declares another number of units, or its delta is too large for them.
     """
+    # The number of units may be private, so no message contains it.
     if plan.population is not None and plan.population != units:
         raise InputError(
             f"the plan declares a public population of {plan.population} {plan.unit}s, but the "
             f"data has another number of {plan.unit}s"
         )
     if plan.private and (units == 0 or plan.delta >= 1 / units):
-        # The number of units may be private: the message does not contain it.
         raise InputError(
-            f"delta must be below 1 / the number of {plan.unit}s in the data, found "
-            f"{plan.delta:g}, which is not"
+            f"delta must be below 1 / (number of {plan.unit}s in the data), which the plan's delta "
+            f"of {plan.delta:g} is not: choose a smaller delta"
         )
     queries = tuple(
         _query(plan, moment, released)
@@ -160,7 +160,7 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
     of = {query.label: query for query in queries}
 
     def init(key):
-        del key  # nothing is drawn
+        del key  # nothing is random
         return FredState(
             jnp.float32(0), jnp.zeros(dimension, jnp.float32), jnp.zeros(half_shape(dimension))
         )
@@ -198,7 +198,7 @@ def moments(plan: FredPlan, state: FredState) -> PrivateMoments:
 
 
 def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
-    """The count, raised to 1 at least, and the mean, whose norm cannot exceed c."""
+    """The count, which is at least 1, and the mean, whose norm is at most c."""
     count = max(float(state.count), 1.0)
     mean_D = np.asarray(state.sum_D, np.float64) / count
     return count, mean_D * min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
@@ -223,29 +223,21 @@ def private_moments(
       run: name of the query in the ledger.
 
     Raises:
-      InputError: the column is missing, the plan declares another number of units, its delta is
-        too large for them, or the ledger is of another population or unit.
+      InputError: the column is missing or holds no floats, the plan declares another number of
+        units, its delta is too large for them, or the ledger is of another population or unit.
       BudgetExhausted: the query exceeds the ledger's budget; nothing was released.
     """
-    embeddings = clients.columns.get("embedding")
-    if not isinstance(embeddings, np.ndarray) or embeddings.ndim != 2:
-        raise InputError(
-            "the population must have a column 'embedding' of floats [examples, d], found "
-            + ", ".join(map(repr, clients.columns))
-        )
-    if embeddings.dtype.kind != "f":
-        raise InputError(f"column 'embedding' must hold floats, found {embeddings.dtype}")
     units = len(clients) if plan.unit == "client" else clients.num_examples
-    algorithm = fred(plan, units=units, dimension=embeddings.shape[1])
+    algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
     releaser = releaser_of(algorithm, clients, ledger, secret or Secret(), run=run)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 
 def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
-    """The query of one moment, in one round in which everyone takes part."""
+    """The query of one moment, in one round in which all clients take part."""
     execution = Execution()
     by_client = plan.unit == "client"
-    # A sum over examples does not depend on whose they are: even blocks waste no padding.
+    # A sum over examples does not depend on who holds them: equal blocks waste no padding.
     max_examples = plan.max_examples if by_client else _BLOCK
     clients_per_device = 32 if by_client else 4
     return Query(
@@ -286,7 +278,7 @@ def public_moments(
 
 
 def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:
-    """Returns the FreD of every candidate, the nearest one first; this costs no privacy.
+    """Returns the FreD of every candidate, the nearest one first; scoring costs no privacy.
 
     Args:
       private: the moments of the clients, as released.
@@ -295,25 +287,22 @@ def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Sc
     Raises:
       InputError: a candidate has embeddings of another dimension than the clients have.
     """
-    dimension = len(private.moments.mean_D)
+    reference, scores = Reference(private.moments), []
     for name, candidate in candidates.items():
-        if len(candidate.mean_D) != dimension:
+        if candidate.dimension != reference.dimension:
             raise InputError(
-                f"candidate {name!r} has embeddings of dimension {len(candidate.mean_D)}, expected "
-                f"{dimension} as the clients have: embed both with the same model"
+                f"candidate {name!r} has embeddings of dimension {candidate.dimension}, expected "
+                f"{reference.dimension} as the clients have: embed both with the same model"
             )
-    distances = Reference(private.moments).distances(list(candidates.values()))
-    scores = [
-        Score(name, float(distance), float(distance) - _noise_distance(candidate, private.noise))
-        for (name, candidate), distance in zip(candidates.items(), distances, strict=True)
-    ]
-    return sorted(scores, key=lambda found: found.distance)
+        found = reference.distance(candidate)
+        scores.append(Score(name, found, found - _noise_distance(candidate, private.noise)))
+    return sorted(scores, key=lambda score: score.distance)
 
 
 def _noise_distance(candidate: Moments, noise: MomentNoise) -> float:
-    """The candidate's distance from itself released with this noise, by one simulated release.
+    """The candidate's distance from itself after a simulated release with this noise.
 
-    The simulated noise is public and the same for all candidates: it protects nothing.
+    The simulated noise protects nothing: it is public and the same for all candidates.
     """
     if noise.diagonal == 0:
         return 0.0

@@ -4,4 +4,5 @@ from jaxpfl.text.embed.base import Embedder as Embedder
 from jaxpfl.text.embed.base import as_texts as as_texts
 from jaxpfl.text.embed.base import embed as embed
 from jaxpfl.text.embed.base import embedded as embedded
+from jaxpfl.text.embed.base import embeddings_of as embeddings_of
 from jaxpfl.text.embed.by_name import embedder as embedder

@@ -103,6 +103,21 @@ def embedded(
             bar.update(100 * done // len(column))
 
 
+def embeddings_of(population: Population) -> np.ndarray:
+    """The column "embedding" that `embed` made: floats [examples, d].
+
+    Raises:
+      InputError: it is missing, or is no matrix of floats.
+    """
+    found_NxD = population.columns.get("embedding")
+    if not isinstance(found_NxD, np.ndarray) or found_NxD.ndim != 2 or found_NxD.dtype.kind != "f":
+        raise InputError(
+            "the population must have a column 'embedding' of floats [examples, d], which "
+            f"text.embed.embed makes; found the columns {', '.join(map(repr, population.columns))}"
+        )
+    return found_NxD
+
+
 def as_texts(examples: Any) -> list[str]:
     """A list of the strings in `examples`: a sequence, an Arrow array or a numpy array.
 
