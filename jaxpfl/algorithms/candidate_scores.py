@@ -76,8 +76,7 @@ class Scorer:
       query: what clients are asked.
 
     Raises:
-      InputError: the plan protects another unit than the client, samples in epochs, or clips
-        adaptively.
+      InputError: the plan's unit is not the client, its sampling is cyclic, or it clips adaptively.
     """
 
     plan: Plan

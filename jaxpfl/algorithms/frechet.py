@@ -19,27 +19,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxpfl.algorithms.gaussian_moments import (
-    Moments,
-    RunningMoments,
-    check_shares,
-    mix,
-    mixture,
-    moments,
-    project_psd,
-    stack,
-)
+from jaxpfl.algorithms.gaussian_moments import Moments as Moments
+from jaxpfl.algorithms.gaussian_moments import RunningMoments as RunningMoments
+from jaxpfl.algorithms.gaussian_moments import check_shares, mix, stack
+from jaxpfl.algorithms.gaussian_moments import mixture as mixture
+from jaxpfl.algorithms.gaussian_moments import moments as moments
+from jaxpfl.algorithms.gaussian_moments import project_psd as project_psd
 from jaxpfl.errors import InputError
-
-__all__ = [
-    "Moments",
-    "Reference",
-    "RunningMoments",
-    "distance",
-    "mixture",
-    "moments",
-    "project_psd",
-]
 
 
 class Reference:

@@ -4,27 +4,13 @@ plan     what is released, at which noise and at what cost
 query    the release itself, and what is computed from it
 """
 
-from jaxpfl.algorithms.federated_metrics.plan import TWENTIETHS, MetricsPlan
-from jaxpfl.algorithms.federated_metrics.query import (
-    ClientMetrics,
-    MetricsState,
-    ReleasedMetrics,
-    SliceMetric,
-    federated_metrics,
-    metrics,
-    release,
-    with_metrics,
-)
-
-__all__ = [
-    "TWENTIETHS",
-    "ClientMetrics",
-    "MetricsPlan",
-    "MetricsState",
-    "ReleasedMetrics",
-    "SliceMetric",
-    "federated_metrics",
-    "metrics",
-    "release",
-    "with_metrics",
-]
+from jaxpfl.algorithms.federated_metrics.plan import TWENTIETHS as TWENTIETHS
+from jaxpfl.algorithms.federated_metrics.plan import MetricsPlan as MetricsPlan
+from jaxpfl.algorithms.federated_metrics.query import ClientMetrics as ClientMetrics
+from jaxpfl.algorithms.federated_metrics.query import MetricsState as MetricsState
+from jaxpfl.algorithms.federated_metrics.query import ReleasedMetrics as ReleasedMetrics
+from jaxpfl.algorithms.federated_metrics.query import SliceMetric as SliceMetric
+from jaxpfl.algorithms.federated_metrics.query import federated_metrics as federated_metrics
+from jaxpfl.algorithms.federated_metrics.query import metrics as metrics
+from jaxpfl.algorithms.federated_metrics.query import release as release
+from jaxpfl.algorithms.federated_metrics.query import with_metrics as with_metrics

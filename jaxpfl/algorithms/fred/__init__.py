@@ -4,29 +4,14 @@ plan     what a query of the clients' moments releases, at which noise and at wh
 query    the query itself, and the distances of public corpora from its answer
 """
 
-from jaxpfl.algorithms.fred.plan import FredPlan, Split
-from jaxpfl.algorithms.fred.query import (
-    FredState,
-    MomentNoise,
-    PrivateMoments,
-    Score,
-    fred,
-    moments,
-    private_moments,
-    public_moments,
-    score,
-)
-
-__all__ = [
-    "FredPlan",
-    "FredState",
-    "MomentNoise",
-    "PrivateMoments",
-    "Score",
-    "Split",
-    "fred",
-    "moments",
-    "private_moments",
-    "public_moments",
-    "score",
-]
+from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
+from jaxpfl.algorithms.fred.plan import Split as Split
+from jaxpfl.algorithms.fred.query import FredState as FredState
+from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
+from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments
+from jaxpfl.algorithms.fred.query import Score as Score
+from jaxpfl.algorithms.fred.query import fred as fred
+from jaxpfl.algorithms.fred.query import moments as moments
+from jaxpfl.algorithms.fred.query import private_moments as private_moments
+from jaxpfl.algorithms.fred.query import public_moments as public_moments
+from jaxpfl.algorithms.fred.query import score as score

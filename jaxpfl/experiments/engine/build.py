@@ -1,5 +1,6 @@
 """Builds what the shared sections of a config describe: clients, models, plans, algorithms."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -49,11 +50,17 @@ def read_clients(config: DataConfig) -> Population:
     return clients
 
 
-def cleaned(part: Population, config: DataConfig) -> Population:
-    """Deletes the matches of `data.remove` in a part of the clients.
+def split_clients(clients: Population, config: DataConfig) -> dict[str, Population]:
+    """The parts of the clients by name, without what `data.remove` matches.
 
-    This comes after the split, so that the fingerprint, and thus the ledger, stays the source's.
+    Texts are changed after the split, so that the fingerprint, and with it the ledger, stays that
+    of the data as it was read.
     """
+    parts = clients.split(dataclasses.asdict(config.split), seed=config.split_seed)
+    return {name: _cleaned(part, config) for name, part in parts.items()}
+
+
+def _cleaned(part: Population, config: DataConfig) -> Population:
     if config.remove is None:
         return part
     if "text" not in part.columns:

@@ -3,23 +3,25 @@
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
-from jaxpfl.experiments.engine.artifacts import tree_arrays
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
@@ -91,6 +93,22 @@ def budget_of(privacy: PrivacyConfig) -> Budget | None:
     if limit is None or privacy.delta is None:
         return None
     return Budget(limit, privacy.delta)
+
+
+def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
+    """The ledger that a run in `directory` charges."""
+    return directory / "ledger.jsonl" if privacy.ledger is None else Path(privacy.ledger)
+
+
+def config_id(config: Any) -> str:
+    """Identifies a config: the name under which artifacts that are no release are stored."""
+    return f"{config.system} {hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]}"
+
+
+def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable[[], Any]) -> Any:
+    """The parameters of `model` that are stored as `name`; otherwise trains and stores them."""
+    found = artifacts.load_or_compute(name, lambda: Artifact(arrays=tree_arrays(train())))
+    return tree_of(found.arrays, jax.eval_shape(model.init, jax.random.key(0)), name)
 
 
 def params_digest(params: Any) -> str:

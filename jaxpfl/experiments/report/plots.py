@@ -27,6 +27,23 @@ def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool =
     return found
 
 
+def labelled(axes: Any, x: str, y: str) -> Any:
+    """Labels both axes and returns their figure."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    return axes.figure
+
+
+def logarithmic(axes: Any) -> None:
+    """Makes the vertical axis logarithmic, with plain numbers at 1, 2, 5, 10, 20 and so on."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
 def watermark(axes: Any, stamp: str) -> None:
     """Writes `stamp` across a picture, in pale red."""
     axes.text(

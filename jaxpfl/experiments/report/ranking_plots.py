@@ -77,8 +77,6 @@ def _scatter(
     of: str,
     stamp: str,
 ) -> Any:
-    from matplotlib.ticker import LogLocator, NullLocator
-
     axes = plots.axes("", height=3.6)
     if stamp:
         plots.watermark(axes, stamp)
@@ -106,15 +104,10 @@ def _scatter(
                 )  # fmt: skip
     if metric == "perplexity":
         # Perplexities can differ by a power of ten.
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
+        plots.logarithmic(axes)
     axes.margins(x=0.12, y=0.24)
-    axes.set_xlabel("FreD", color=INK)
-    axes.set_ylabel(metric, color=INK)
     axes.legend(frameon=False, fontsize=8.5)
-    return axes.figure
+    return plots.labelled(axes, "FreD", metric)
 
 
 def _levels(places: Sequence[float]) -> list[int]:

@@ -1,19 +1,23 @@
-"""What every system is: a folder whose module exposes `SYSTEM`, an object of the protocol below.
+"""The protocol of a system, which is a folder whose module exposes an object `SYSTEM`.
 
-The config is read by its `Config`, the clients are read and everything that can be refused is
-refused by `prepare`, and what `Prepared.carry_out` returns becomes `result.json`. A page and lines
-for a terminal are made of that record. `experiments.carry_out` does the rest, for all systems
-alike: the lock, `config.yaml`, the stamp of a run without privacy, and `report.html`.
+`Config` reads the config file. `prepare` reads the clients and refuses what cannot be carried out.
+The record that `Prepared.carry_out` returns becomes `result.json`, and the page and the lines for a
+terminal are made from it. `experiments.carry_out` does the rest for all systems: the lock,
+`config.yaml`, the stamp of a run without privacy, and `report.html`.
 """
 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from jaxpfl import files
 from jaxpfl.experiments.report.page import Page
+
+if TYPE_CHECKING:
+    from jaxpfl.experiments.engine.artifacts import Artifacts
+    from jaxpfl.privacy.ledger import Ledger
 
 CONFIG = "config.yaml"
 """The resolved config, at the root of a run's directory; its first line shows the stamp."""
@@ -22,7 +26,10 @@ RESULT = "result.json"
 """The public record of a finished run, at the root of its directory."""
 
 SIMULATION = "simulation.json"
-"""What the privacy statement does not cover, where a system simulates that, too."""
+"""The record of simulations, which the privacy statement does not cover, if there are any."""
+
+ARTIFACTS = "artifacts"
+"""The folder, in a run's directory, of the intermediate results."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,12 @@ class Workspace:
     """Where a run is carried out.
 
     Attributes:
-      directory: of the run; its lock is held.
+      directory: the run's directory, whose lock is held.
       system: name of the system.
-      stamp: what everything made of a run without privacy says; "" for a private one.
+      stamp: the mark on everything that a run without privacy makes; "" for a private run.
       progress: whether progress is drawn on stderr.
-      memory: results that the runs of one sweep share, by all that they follow from. It may hold
-        what clients hold: it is PRIVATE, and never written.
+      memory: results that the runs of one sweep share, by keys of everything that they depend on.
+        It is PRIVATE, because it may contain client data, and is never written.
     """
 
     directory: Path
@@ -44,10 +51,17 @@ class Workspace:
     progress: bool = True
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes `result.json` under the system's name and the stamp, and returns all of it.
+    def artifacts(self, run: str, ledger: "Ledger | None" = None) -> "Artifacts":
+        """The store of the intermediate results, as `Artifacts` describes it."""
+        from jaxpfl.experiments.engine.artifacts import Artifacts
 
-        A system calls it itself only where something follows that the record does not cover.
+        folder = self.directory / ARTIFACTS
+        return Artifacts(folder, run=run, ledger=ledger, private=not self.stamp)
+
+    def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes `result.json` with the system's name and the stamp, and returns its content.
+
+        A system calls it itself only if simulations follow, which the record does not cover.
         """
         whole = files.jsonable({"system": self.system, "stamp": self.stamp, **record})
         files.write_json(self.directory / RESULT, whole)
@@ -55,13 +69,13 @@ class Workspace:
 
 
 class Prepared(Protocol):
-    """A run whose clients were read and whose parts were built."""
+    """A run that is ready to be carried out."""
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left to do in the directory and returns the public record.
 
         Raises:
-          BudgetExhausted: the next release does not fit; what was released before stays.
+          BudgetExhausted: the next release does not fit the budget; earlier ones remain.
           Interrupted: SIGINT or SIGTERM came; the run can be resumed.
         """
         ...
@@ -71,9 +85,9 @@ class System(Protocol):
     """One kind of experiment.
 
     Attributes:
-      name: what `system:` says in a config file.
+      name: the value of `system:` in a config file.
       Config: the frozen dataclass of the config file. It has the fields `system` and `run` (a
-        `RunConfig`); every section of the type `PrivacyConfig` in it counts for the stamp.
+        `RunConfig`). A `PrivacyConfig` in it that is not private puts the stamp on the run.
     """
 
     name: str
@@ -82,7 +96,7 @@ class System(Protocol):
     def prepare(self, config: Any) -> Prepared:
         """Reads the clients, builds everything and refuses what cannot be carried out.
 
-        Touches no directory, so that one that cannot be run does not come to look like a run.
+        Writes nothing, so that a refused config leaves no directory that looks like a run.
 
         Raises:
           InputError: a source cannot be read, or the parts of the config do not fit together.
@@ -93,8 +107,7 @@ class System(Protocol):
         """`report.html`, from the record and the public files of `directory` alone.
 
         Args:
-          record: what `result.json` holds; empty for a run that was interrupted and has a
-            `run.json`.
+          record: the content of `result.json`; empty for an interrupted run that has a `run.json`.
         """
         ...
 
@@ -105,7 +118,7 @@ class System(Protocol):
 
 @runtime_checkable
 class Synthesizer(Protocol):
-    """A system whose runs have a corpus of synthetic texts."""
+    """A system whose runs write a corpus of synthetic texts."""
 
     def synthesize(
         self, directory: Path, out: Path, *, texts: int | None = None, progress: bool = True
@@ -113,11 +126,10 @@ class Synthesizer(Protocol):
         """Writes the corpus of the finished run in `directory` to `out`; returns its card.
 
         Args:
-          out: a new file.
-          texts: how many; None: as many as the run made.
+          texts: the number of texts; None: as many as the run wrote.
 
         Raises:
-          InputError: the run is not finished or made no texts, or `out` exists.
+          InputError: the run is not finished or wrote no texts, or `out` exists.
           CorruptFile: a file of the run was altered, or its ledger was cut off.
         """
         ...
@@ -125,11 +137,11 @@ class Synthesizer(Protocol):
 
 @dataclass(frozen=True)
 class LazySystem:
-    """A system of a folder's files, imported when they are needed: a config is read before JAX is.
+    """A system that imports its code when it is needed, so that a config is read without JAX.
 
     Attributes:
-      name, Config: as of any system.
-      package: of `study`, which has `prepare`, and of `page`, which has `page` and `lines`.
+      name, Config: see `System`.
+      package: contains the modules `study`, with `prepare`, and `page`, with `page` and `lines`.
     """
 
     name: str

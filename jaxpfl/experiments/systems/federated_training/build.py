@@ -13,10 +13,10 @@ from jaxpfl.experiments.engine.build import (
     build_model,
     build_plan,
     check_images,
-    cleaned,
     open_public,
     plan_without_privacy,
     read_clients,
+    split_clients,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.texts import exactly
@@ -28,13 +28,14 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a config describes, built. `train` is private.
+    """What a config describes, built.
 
     Attributes:
-      valid: the validation clients, scored during the rounds where they are declared public.
-      test: the test clients, scored at the end where they are declared public.
-      sources: the training clients as they were read: with "text" where `train` has "tokens".
-      candidates: the public corpora of `fred` and `prefinetune`, or None without these.
+      train: the training clients, PRIVATE.
+      valid: the validation clients, which are scored during the rounds if they are declared public.
+      test: the test clients, which are scored at the end if they are declared public.
+      sources: the training clients as they were read: with "text" if `train` has "tokens".
+      candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
       fred: the plan of FreD's release on the training clients, or None.
     """
 
@@ -71,17 +72,14 @@ def build(config: Config) -> Experiment:
     clients = read_clients(config.data)
     if isinstance(config.model, ImageModelConfig):
         check_images(clients, config.model.image_shape, config.model.classes)
-    # Split as they were read: the fingerprint, and so the ledger, is of the data, whatever is
-    # computed from it.
-    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
-    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
+    parts = split_clients(clients, config.data)
     sources, public = parts["train"], parts["public"]
     private = PrivateContent(sources)
     candidates = None
     if config.prefinetune is not None:
         candidates = Candidates(config, public, private)
         for source in candidates.sources:
-            # Before a run directory is touched: what cannot be read, or is private, is refused.
+            # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
     vocabulary = None
     if isinstance(config.model, LanguageModelConfig):
@@ -109,7 +107,7 @@ def build(config: Config) -> Experiment:
 def _vocabulary(
     config: Config, candidates: Candidates | None, public: Population, private: PrivateContent
 ) -> Vocabulary:
-    """From `data.public`; where that is null, from all candidates, which are public too."""
+    """The vocabulary of `data.public`, or, if that is None, of all candidates, which are public."""
     assert isinstance(config.model, LanguageModelConfig)
     size = config.model.vocab_size
     if config.data.public is not None:
@@ -123,19 +121,14 @@ def _vocabulary(
 
 
 def build_fred_plan(config: Config) -> FredPlan | None:
-    """The plan of `config.fred`: one release on the training clients, unit = client."""
+    """The plan of FreD's release on the training clients; its unit is the client."""
     fred = config.fred
     if fred is None:
         return None
+    bounds: dict[str, Any] = {"clip_norm": fred.clip_norm, "max_examples": fred.max_examples}
     if not config.privacy.private:
-        return FredPlan.without_privacy(clip_norm=fred.clip_norm, max_examples=fred.max_examples)
+        return FredPlan.without_privacy(**bounds)
     delta = config.privacy.delta if fred.delta is None else fred.delta
     assert fred.epsilon is not None
     assert delta is not None
-    return FredPlan.calibrated(
-        epsilon=fred.epsilon,
-        delta=delta,
-        unit="client",
-        clip_norm=fred.clip_norm,
-        max_examples=fred.max_examples,
-    )
+    return FredPlan.calibrated(epsilon=fred.epsilon, delta=delta, **bounds)

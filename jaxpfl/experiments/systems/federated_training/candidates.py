@@ -1,6 +1,6 @@
-"""The public corpora of an experiment: what FreD compares and prefinetuning trains on.
+"""The public corpora that FreD compares and that prefinetuning trains on.
 
-Everything here is public: sources that a config names, and clients that it declares public.
+They are the sources that a config names and the clients that it declares public.
 """
 
 import hashlib
@@ -19,16 +19,22 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 ALONE = "public"
-"""The candidate's name where there is no `fred` section: it is `data.public`."""
+"""The name of the only candidate, `data.public`, where there is no `fred` section."""
 
 
 class Candidates:
-    """The candidates of a config; sources are read when first needed.
+    """The candidates of a config, whose sources are read when they are first needed.
 
     Args:
       config: its `fred` section names the candidates; without one, `data.public` is the only one.
       public: the clients that `data.split.public` declares public, or None.
-      private: what no candidate may hold.
+      private: the private content, which no candidate may contain.
+
+    Attributes:
+      sources: the sources by name.
+      shares: the candidates by name, each as shares of sources, which sum to 1.
+      population: returns the population of a source, and raises InputError if the source cannot be
+        read or contains the private clients' data.
     """
 
     def __init__(self, config: Config, public: Population | None, private: PrivateContent) -> None:
@@ -36,32 +42,22 @@ class Candidates:
         fred = config.fred
         if fred is not None:
             self.sources = fred.sources
-            self._shares = {name: fred.shares(name) for name in fred.candidates}
+            self.shares = {
+                name: {name: 1.0} if isinstance(given, str) else given
+                for name, given in fred.candidates.items()
+            }
         else:
             assert config.data.public is not None
             self.sources = {ALONE: config.data.public}
-            self._shares = {ALONE: {ALONE: 1.0}}
+            self.shares = {ALONE: {ALONE: 1.0}}
         self.population = cache(self._population)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._shares)
-
-    def shares(self, name: str) -> Mapping[str, float]:
-        """What candidate `name` is made of: shares of `sources`, which sum to 1."""
-        return self._shares[name]
-
     def _population(self, source: str) -> Population:
-        """The examples of the source called `source`, an entry of `sources`.
-
-        Raises:
-          InputError: it cannot be read, or holds the private clients' data.
-        """
         what = "data.public" if source == ALONE else f"fred.candidates.{source}"
         return open_public(self.sources[source], self._public, self._private, what)
 
     def sample(self, source: str, column: str, limit: int, seed: int) -> Population:
-        """At most `limit` examples of one source, drawn at random, as one client's `column`.
+        """At most `limit` randomly drawn examples of one source, as one client with one column.
 
         Raises:
           InputError: the source has no such column, or no examples.
@@ -82,19 +78,21 @@ class Candidates:
         vocabulary: Vocabulary | None,
         sequence_length: int,
     ) -> Corpus:
-        """What candidate `name` is prefinetuned on: `examples` drawn at random.
+        """The randomly drawn examples that candidate `name` is prefinetuned on.
 
-        A source gives the first of its examples in one random order, so that two mixtures share
-        what they can. Of every part of a mixture the fraction `valid` is held out.
+        Every mixture takes the first examples of a source in the same random order, so that two
+        mixtures share as many examples as possible.
 
         Args:
-          columns: what the model reads; "tokens" are made of "text" by `vocabulary`.
+          examples: the number of examples, held-out ones included.
+          valid: the fraction of each part of a mixture that is held out.
+          columns: the columns that the model reads; `vocabulary` makes "tokens" from "text".
 
         Raises:
-          InputError: the sources hold too few examples.
+          InputError: the sources have too few examples.
         """
         drawn: dict[str, list[tuple[Column, int]]] = {column: [] for column in columns}
-        for source, number in _apportion(self.shares(name), examples).items():
+        for source, number in _apportion(self.shares[name], examples).items():
             population = self.population(source)
             if number > population.num_examples:
                 raise InputError(
@@ -129,7 +127,7 @@ class Candidates:
         )
 
     def texts(self, limit: int, seed: int) -> Iterator[str]:
-        """Texts of all sources, at most `limit` of each: what a public vocabulary is made of."""
+        """At most `limit` texts of each source, from which a public vocabulary is made."""
         for source in self.sources:
             yield from self.sample(source, "text", limit, seed).columns["text"].to_pylist()
 
@@ -144,14 +142,14 @@ def _column(population: Population, source: str, column: str) -> Column:
 
 
 def _order(population: Population, source: str, seed: int) -> np.ndarray:
-    """All rows of a source in one random order, a function of its name and the seed."""
+    """All rows of a source in a random order that follows from its name and the seed."""
     digest = hashlib.sha256(f"candidate {seed} {source}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
     return generator.permutation(population.num_examples)
 
 
 def _apportion(shares: Mapping[str, float], total: int) -> dict[str, int]:
-    """Whole numbers that sum to `total`, by largest remainder."""
+    """Splits `total` into whole numbers in these proportions, by the largest remainder method."""
     exact = {name: share * total for name, share in shares.items()}
     counts = {name: int(value) for name, value in exact.items()}
     by_remainder = sorted(exact, key=lambda name: (counts[name] - exact[name], name))

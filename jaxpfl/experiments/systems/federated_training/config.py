@@ -25,16 +25,14 @@ class FredConfig:
     """Which public corpus to prefinetune on, chosen by the private Frechet distance (FreD).
 
     Attributes:
-      candidates: name -> public source ("split:public" among them), or name -> shares of other
-        candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`. Sources that
-        are parts of a mixture are candidates too.
-      epsilon: what FreD's own release costs, of the total `privacy.epsilon`; required by a
-        private run.
-      delta: at which `epsilon` is meant; null means `privacy.delta`.
+      candidates: maps a name to a public source, which may be "split:public", or to shares of
+        other candidates, a mixture: `{near: ..., far: ..., "70%": {near: 0.7, far: 0.3}}`.
+      epsilon: the part of `privacy.epsilon` that FreD's release costs; required by a private run.
+      delta: the delta at which `epsilon` is stated; None means `privacy.delta`.
       embedder: see `jaxpfl.text.embed.embedder`.
-      clip_norm: L2 bound of an embedding, for clients and candidates alike.
-      max_examples: so many examples of a client, drawn at random, are used.
-      max_candidate_examples: so many examples of a candidate, drawn at random, are used.
+      clip_norm: L2 bound of the embeddings of clients and candidates.
+      max_examples: the most examples of a client that are used, drawn at random.
+      max_candidate_examples: the most examples of a candidate that are used, drawn at random.
     """
 
     candidates: dict[str, str | dict[str, float]]
@@ -55,17 +53,17 @@ class FredConfig:
             checks.positive_int(f"fred.{name}", getattr(self, name))
         if len(self.candidates) < 2:
             raise InputError(
-                f"fred.candidates must be at least two, found {len(self.candidates)}: with one "
-                "there is nothing to choose; prefinetune alone uses data.public"
+                f"fred.candidates must be at least two, found {len(self.candidates)}: to "
+                "prefinetune on a single corpus, leave out fred and name the corpus in data.public"
             )
         folders: dict[str, str] = {}
         for name, given in self.candidates.items():
-            # What is made of a candidate lies in a folder that is named after it.
+            # Artifacts of a candidate have a folder that is named after it.
             other = folders.setdefault(name.replace(" ", "_"), name)
             if not name or name.startswith(".") or "/" in name or other != name:
                 raise InputError(
-                    "a name in fred.candidates must be a file's name that begins with no dot and "
-                    f"differs from the others in more than spaces, found {name!r}"
+                    f"a name in fred.candidates must be a valid file name without a leading dot, "
+                    f"and must stay unique when spaces become underscores, found {name!r}"
                 )
             if isinstance(given, Mapping):
                 self._check_mixture(name, given)
@@ -75,18 +73,14 @@ class FredConfig:
         """The candidates that are sources, by name."""
         return {name: given for name, given in self.candidates.items() if isinstance(given, str)}
 
-    def shares(self, name: str) -> dict[str, float]:
-        """What a candidate is made of: shares of sources, which sum to 1."""
-        given = self.candidates[name]
-        return {name: 1.0} if isinstance(given, str) else dict(given)
-
     def _check_mixture(self, name: str, shares: Mapping[str, float]) -> None:
         key = f"fred.candidates.{name}"
         for part, share in shares.items():
             if part not in self.sources:
+                known = ", ".join(map(repr, self.sources)) or "none"
                 raise InputError(
-                    f"{key} is a mixture of {part!r}, which is no candidate with a source of its "
-                    f"own; those are: {', '.join(map(repr, self.sources)) or 'none'}"
+                    f"{key} must be a mixture of candidates that are sources, which are {known}; "
+                    f"found {part!r}"
                 )
             checks.non_negative(f"{key}.{part}", share)
         total = math.fsum(shares.values())
@@ -116,36 +110,42 @@ class Config:
                 "come from a public corpus"
             )
         if self.run.also_without_privacy and not self.privacy.private:
-            raise InputError("run.also_without_privacy makes no sense with privacy.private: false")
+            raise InputError(
+                "run.also_without_privacy must be false where privacy.private is false, found true"
+            )
         self._check_stages()
         public = [self.data.public, *(self.fred.sources.values() if self.fred else ())]
         if PUBLIC_PART in public and not self.data.split.public:
-            raise InputError(f"data.split.public must be positive where {PUBLIC_PART!r} is used")
+            raise InputError(
+                f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
+            )
 
     def _check_stages(self) -> None:
-        """Refuses combinations of `fred` and `prefinetune` that mean nothing."""
+        """Refuses combinations of `fred` and `prefinetune` that have no meaning."""
         fred, prefinetune = self.fred, self.prefinetune
-        if prefinetune is not None and fred is None:
-            if self.data.public is None:
-                raise InputError("prefinetune needs a fred section or data.public, found neither")
-            if prefinetune.other_candidates:
-                raise InputError(
-                    "prefinetune.other_candidates needs a fred section: without one there are none"
-                )
         others = prefinetune is not None and prefinetune.other_candidates
+        if prefinetune is not None and fred is None and self.data.public is None:
+            raise InputError("prefinetune needs a fred section or data.public, found neither")
+        if others and fred is None:
+            raise InputError(
+                "prefinetune.other_candidates needs a fred section, which names the candidates"
+            )
         if others and not self.evaluation.declared_public:
             raise InputError(
-                "prefinetune.other_candidates needs evaluation.declared_public: true: these runs "
-                "are there to be scored on public test clients"
+                "prefinetune.other_candidates needs evaluation.declared_public: true, because its "
+                "runs are made only to be scored on public test clients"
             )
         if fred is None:
             return
         if prefinetune is None:
             raise InputError(
-                "fred needs a prefinetune section: without it the choice is paid for and not used"
+                "fred needs a prefinetune section, because nothing else uses the corpus that FreD "
+                "chooses at a privacy cost"
             )
         if not self.privacy.private and (fred.epsilon is not None or fred.delta is not None):
-            raise InputError("privacy.private is false, so fred.epsilon and delta must be absent")
+            raise InputError(
+                "fred.epsilon and fred.delta must be absent where privacy.private is false"
+            )
         if self.privacy.private and fred.epsilon is None:
             raise InputError("fred.epsilon is required by a private run, found none")
         total = self.privacy.epsilon
@@ -156,6 +156,7 @@ class Config:
             )
         if self.privacy.sampling == "fixed":
             raise InputError(
-                "fred needs privacy.sampling: poisson or cyclic: its release and the rounds must "
-                f"share an adjacency (add or remove one client), found {self.privacy.sampling!r}"
+                "privacy.sampling must be 'poisson' or 'cyclic' with a fred section, found "
+                f"{self.privacy.sampling!r}: FreD's release and the rounds must have the same "
+                "adjacency, add or remove one client"
             )

@@ -10,6 +10,7 @@ from jaxpfl.experiments.engine.artifacts import RECORD
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
+from jaxpfl.experiments.systems.base import ARTIFACTS
 from jaxpfl.experiments.systems.federated_training import simulation, stages
 from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
 
@@ -17,17 +18,13 @@ _NOT_PRIVATE = "NOT PRIVATE"
 
 
 def page(directory: Path, record: Mapping[str, Any]) -> Page:
-    """`report.html`, and `simulation.html` where the directory holds simulations of the run.
-
-    Args:
-      record: of the finished run; empty for one that was interrupted.
-    """
+    """`report.html`, and `simulation.html` if the directory contains simulations of the run."""
     found = RunFiles.read(directory)
     tested_on = record.get("tested_on") or "clients that were declared public"
     fred = record.get("fred")
-    scores = directory / stages.FOLDER / stages.SCORES / RECORD
+    scores = directory / ARTIFACTS / stages.SCORES / RECORD
     if fred is None and scores.exists():
-        # The run is not finished: there are distances, and no models yet.
+        # The run is not finished: there are distances, but no models yet.
         stored = files.read_json(scores)
         fred = {**stored, **ranking(stored["scores"], {"before": {}})}
     simulated = simulation.page(found)
@@ -37,8 +34,8 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         about.append(("scored at the end", f"on {tested_on}"))
         compared.append(_compared(record["table"], tested_on, found.language))
     if simulated is not None:
-        told = "Further runs on the same clients, which the privacy stated above does not cover."
-        about.append(("simulations", Cell("a page of their own", link=simulated.name, note=told)))
+        note = "Further runs on the same clients, which the privacy stated above does not cover."
+        about.append(("simulations", Cell("a page of their own", link=simulated.name, note=note)))
     if fred is not None:
         compared += _ranked(fred, tested_on, found)
     made = run_page(found, about=about, compared=compared)
@@ -65,7 +62,7 @@ def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
 
 
 def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
-    """How FreD chose the public corpus: a table, then what the figures are, and pictures."""
+    """How FreD chose the public corpus: a table, an explanation and pictures."""
     metric, candidates = found.metric, fred["candidates"]
     scored = [row for row in candidates if row.get("before")]
     columns = ["rank", "candidate", "FreD", "without the noise's bias"]
@@ -79,20 +76,21 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
             cells.append(score_text(row.get("before"), metric))
         rows.append((*cells, "this run" if row["rank"] == 1 else ""))
     numbers = (0, *range(2, len(columns)))
-    said = [
-        f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
-        "candidates and prefinetuning read public text only."
-    ]
+    said = []
+    if scored:
+        said.append(
+            f"The {metric} is measured on {tested_on}, with models that read public text only."
+        )
     correlation = fred["spearman"]["before"]
     if correlation is not None:
-        said.insert(
-            0,
-            f"Spearman's rank correlation of FreD with it is {correlation:.2f} ({len(scored)} "
-            "candidates; 1 = the same order).",
+        said.append(
+            f"Its Spearman rank correlation with FreD is {correlation:.2f} ({len(scored)} "
+            "candidates; 1 = the same order)."
         )
-    if scored:
-        measured = f"{metric.capitalize()} is on {tested_on}, of models that have seen public text"
-        said.insert(0, f"{measured} alone.")
+    said.append(
+        f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
+        "candidates and prefinetuning read public text only."
+    )
     stamps = [] if fred["private"] else [_NOT_PRIVATE]
     return [
         Section(
@@ -114,7 +112,7 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     found.append(record["privacy"])
     simulated = record.get("simulation")
     if simulated:
-        # Below the statement that does not cover it, and a line that says so.
+        # It follows the statement, which does not cover it, and its own note.
         found += ["", simulated["note"], str(Path(record["out"]) / simulation.PAGE), ""]
         if simulated["tested_on"]:
             found += _compared_lines(simulated["table"], simulated["tested_on"], language)
@@ -130,7 +128,7 @@ def _is_language(record: Mapping[str, Any]) -> bool:
 def _compared_lines(
     table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
 ) -> list[str]:
-    """Models, scored on the same data; which it is stands above them."""
+    """The scores of the models, under a line that names the data."""
     first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
     lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
     for row in table:
@@ -143,7 +141,7 @@ def _compared_lines(
 
 
 def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str]:
-    """The candidates by FreD, and the perplexity of their models where there are any."""
+    """The candidates by FreD, and the perplexity of their models if there are any."""
     stamp = "" if fred.get("private", True) else " (NOT PRIVATE)"
     titles = {"before": "perplexity before", "after": "after the rounds"}
     heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}"

@@ -13,15 +13,15 @@ def ranking(
     """The candidates by FreD, with their models' metrics on declared-public test clients.
 
     Args:
-      scores: "candidate", "distance" and "corrected" of each, nearest first.
-      stages: "before" and "after" the private rounds, or one of them: by candidate, "loss",
-        "perplexity" and "accuracy" of its model then. Of the candidates that FreD did not choose,
-        those after the rounds are simulation.
+      scores: "candidate", "distance" and "corrected" of each candidate, nearest first.
+      stages: "before" and "after" the private rounds, or one of them: the "loss", "perplexity" and
+        "accuracy" of each candidate's model. After the rounds, those of the candidates that FreD
+        did not choose are a simulation.
 
     Returns:
-      "candidates": rank, candidate, distance, corrected, and of each stage the metrics or None; and
-      "spearman": of each stage Spearman's rank correlation of FreD with the loss, which has the
-        order of perplexity; None with fewer than three models, or ties throughout.
+      "candidates": rank, candidate, distance, corrected, and the metrics or None for each stage.
+      "spearman": for each stage, Spearman's rank correlation of FreD with the loss, which has the
+        order of perplexity; None with fewer than three models, or if one of the two is constant.
     """
     rows = [
         {
@@ -47,7 +47,7 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
 
 
 def score_text(scores: Scores | None, metric: str) -> str:
-    """A model's loss or perplexity in a table; "" where there is no model."""
+    """A model's loss or perplexity in a table; "" without a model."""
     if not scores:
         return ""
     return "infinite" if scores[metric] is None else f"{scores[metric]:.4g}"

@@ -1,11 +1,11 @@
-"""`simulation.html`: what became of a run in worlds that its statement does not cover.
+"""`simulation.html`: further runs on the same clients, which the run's statement does not cover.
 
     non_private/            the same run without privacy
     other_candidates/NAME/  the same run from a corpus that FreD did not choose
-    simulation.json         their models, scored beside the run's own
+    simulation.json         the scores of their models, and of the run's own
 
-Each was trained on the run's clients and on a ledger of its own: whoever sees them learns more than
-the run's statement says. So `report.html` shows nothing of them, and this page says what it is.
+Each of them has its own ledger and reveals more about the clients than the run's statement says.
+Therefore `report.html` shows nothing of them, and this page is marked as a simulation.
 """
 
 from collections.abc import Mapping
@@ -27,21 +27,21 @@ OTHER_CANDIDATES = "other_candidates"
 """Folder, in the run directory, of the runs from the candidates that FreD did not choose."""
 
 PAGE = "simulation.html"
-"""Their page, in the run directory."""
+"""The page of the simulations, in the run directory."""
 
 CANDIDATE_NOTE = (
-    "SIMULATION: the run from candidate {!r}, which FreD did not choose, is outside the privacy "
-    "cost of the pipeline's own output; publish nothing of it beside that"
+    "SIMULATION: the run from candidate {!r}, which FreD did not choose, is not covered by the "
+    "privacy cost of the pipeline; do not publish it together with the pipeline's output"
 )
 
 NOTE = (
-    "SIMULATION: trained on the same clients, each run on a ledger of its own, outside the privacy "
-    "stated for this run; publish none of it"
+    "SIMULATION: trained on the same clients, each run with its own ledger and not covered by the "
+    "privacy stated for this run; do not publish any of it"
 )
 
 
 def called(folder: str) -> str:
-    """What tables and pictures call the run in a folder of the run directory; "" is the run."""
+    """The name, in tables and pictures, of the run in a folder of the run directory."""
     if not folder:
         return "this run"
     if folder == WITHOUT_PRIVACY:
@@ -50,11 +50,7 @@ def called(folder: str) -> str:
 
 
 def page(found: RunFiles) -> Page | None:
-    """The page of the simulations in a run directory; None where there are none.
-
-    Args:
-      found: the files of the run itself, the one private curve among the others.
-    """
+    """The page of the simulations of the run `found`; None where there are none."""
     directory, run = found.directory, found.run
     paths = [*sorted((directory / OTHER_CANDIDATES).glob("*")), directory / WITHOUT_PRIVACY]
     folders = {
@@ -83,17 +79,17 @@ def page(found: RunFiles) -> Page | None:
         for folder, each in folders.items()
     ]
     sections.append(Section("The runs", table=Table((), runs)))
-    unbounded = ", and for a run without privacy there is no bound on that" if stamped else ""
+    unbounded = ", which is unbounded for a run without privacy" if stamped else ""
     return Page(
         title=f"Simulations of {run['label']}",
         lead=run["population"],
         stamp="NOT PRIVATE" if stamped else "",
         privacy="",
         privacy_notes=[
-            "What is shown here comes of further runs on the same clients, which show what else "
-            "could have come of this one. Each has a ledger of its own, as if it had happened in "
-            "another world. In this one, whoever sees this page learns of the clients what all of "
-            f"these runs release together{unbounded}. Publish none of it."
+            "This page shows further runs on the same clients, for comparison. Each has its own "
+            "ledger, as if no other run had taken place. In fact, whoever sees this page learns "
+            f"what all of these runs reveal about the clients together{unbounded}. Do not publish "
+            "any of it."
         ],
         facts=[],
         sections=sections,
@@ -133,7 +129,7 @@ def _compared(table: list[dict[str, Any]], tested_on: str, found: RunFiles) -> S
 
 
 def _predicted(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
-    """Whether FreD's order is that of the models: a table, then the correlation and pictures."""
+    """Whether FreD's order predicts that of the models: a table, the correlation and pictures."""
     metric, stages = found.metric, ("before", "after")
     rows = [
         (
@@ -166,6 +162,6 @@ def _predicted(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list
             table=Table(columns, rows, (0, 2, 3, 4), 0),
             stamps=[_MARK],
         ),
-        # The distances are the run's own, and on its own page.
+        # The run's own page shows the distances.
         Section("", said, [figure for figure in figures if figure[0] != "fred"]),
     ]

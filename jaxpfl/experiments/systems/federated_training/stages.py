@@ -1,16 +1,15 @@
 """The stages before the rounds: FreD's choice of a public corpus, and prefinetuning on it.
 
-    artifacts/fred_moments/         what FreD released
-    artifacts/fred_scores/          the candidates' distances from it; public, like all here
-    artifacts/prefinetuned_NAME/    the parameters of the candidate NAME
+    artifacts/fred_moments/         the released moments of the clients' data
+    artifacts/fred_scores/          the distances of the candidates from these moments
+    artifacts/prefinetuned_NAME/    the parameters that were prefinetuned on the candidate NAME
 
-Each is stored whole before the next is made, and is found again by a resumed run. FreD's secret is
-on the disk before its first use, and its charges before anything is released, so that a run
-killed in between makes the SAME release again, at no further cost. What follows from the release,
-the choice of the winner included, is post-processing and costs nothing.
+All of these are public. Each is stored before the next one is made, and a resumed run reads it.
+FreD's secret and its charges are on the disk before the release, so a run that was killed in
+between makes the SAME release again, at no further cost. Everything that is computed from the
+release, such as the choice of the winner, is post-processing and costs no privacy.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,12 +32,11 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
 from jaxpfl.experiments.central.training import Fitted
-from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.study_runs import params_digest
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
@@ -48,20 +46,20 @@ from jaxpfl.privacy.secret import Secret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
-FOLDER = "artifacts"
 MOMENTS = "fred_moments"
 SCORES = "fred_scores"
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What the stages before the rounds came to; public.
+    """The results of the stages before the rounds; public.
 
     Attributes:
       winner: name of the corpus that the run starts from.
-      scores: of all candidates, nearest first: candidate, distance, corrected; None without FreD.
-      fred: plan and statement of FreD's release; None without FreD.
-      prefinetuned: by candidate, the winner first; the others where they were asked for.
+      scores: candidate, distance and corrected distance of all candidates, nearest first; None
+        without FreD.
+      fred: record of FreD's release, such as its plan and statement; None without FreD.
+      prefinetuned: the results by candidate, the winner first; others only if the config asks.
     """
 
     winner: str
@@ -76,7 +74,7 @@ def carry_out(
     """Does what is left of the stages in the workspace's directory.
 
     Args:
-      ledger: which FreD is charged to.
+      ledger: the ledger that FreD is charged to.
 
     Raises:
       InputError: a candidate cannot be read or used, or the stored stages are of another config.
@@ -91,40 +89,31 @@ class _Stages:
 
     def __init__(self, experiment: Experiment, workspace: Workspace) -> None:
         self.experiment, self.config = experiment, experiment.config
-        self.workspace, self.progress = workspace, workspace.progress
-        digest = hashlib.sha256(to_yaml(self.config).encode()).hexdigest()[:12]
-        # The secret, after which FreD's release is called, is gone when the scores are stored;
-        # what is no release is therefore called after the config.
-        self.described = f"{self.config.system} {digest}"
+        self.workspace = workspace
+        # FreD's release is stored under the name of its secret. The other artifacts are not: the
+        # secret is deleted once the scores are stored.
+        self.run = study_runs.config_id(self.config)
 
     def carry_out(self, ledger_path: Path, budget: Budget | None) -> Stages:
         settings = self.config.prefinetune
         assert settings is not None
-        record, names = None, [ALONE]
+        fred, scores, names = None, None, [ALONE]
         if self.experiment.fred is not None:
-            record = self._fred(self.experiment.fred, ledger_path, budget)
-            names = [entry["candidate"] for entry in record["scores"]]
+            fred = dict(self._fred(self.experiment.fred, ledger_path, budget))
+            scores = fred.pop("scores")
+            names = [entry["candidate"] for entry in scores]
         wanted = names if settings.other_candidates else names[:1]
         initial = initial_state(self.experiment.algorithm, self.config.run.seed)
         start = jax.device_get(initial.params)
         done = {name: self._prefinetuned(name, start) for name in wanted}
-        return Stages(
-            winner=names[0],
-            scores=None if record is None else record["scores"],
-            fred=None if record is None else {k: v for k, v in record.items() if k != "scores"},
-            prefinetuned=done,
-        )
-
-    def _artifacts(self, run: str, ledger: Ledger | None = None) -> Artifacts:
-        folder = self.workspace.directory / FOLDER
-        return Artifacts(folder, run=run, ledger=ledger, private=not self.workspace.stamp)
+        return Stages(names[0], scores, fred, done)
 
     def _fred(self, plan: FredPlan, ledger_path: Path, budget: Budget | None) -> Mapping[str, Any]:
         """The scores of all candidates, and the plan and statement of the release."""
         folder = files.private_directory(self.workspace.directory / "private")
         secret_path = folder / "fred_secret.json"
         with Ledger(ledger_path, self.experiment.sources, budget=budget) as ledger:
-            artifacts = self._artifacts(self.described, ledger)
+            artifacts = self.workspace.artifacts(self.run, ledger)
             compute = partial(self._scores, plan, ledger, secret_path)
             record = artifacts.load_or_compute(SCORES, compute).record
             if artifacts.sha256(MOMENTS) != record["moments_sha256"]:
@@ -132,7 +121,6 @@ class _Stages:
                     f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
                     f"in {artifacts.folder / SCORES} were computed from"
                 )
-        # It is needed until the scores are stored, and not afterwards.
         forget(secret_path)
         return record
 
@@ -148,15 +136,12 @@ class _Stages:
             purpose="FreD",
         )
         run = f"fred {run_id(secret)}"
-        # Read before anything is charged: a candidate that cannot be read costs nothing.
+        # Candidates are read before the charge, so that an unreadable one costs no privacy.
         function = embedder(config.fred.embedder)
         corpora = _public_moments(config.fred, candidates, function, config.run.seed)
-        artifacts = self._artifacts(run, ledger)
-        stored = artifacts.load_or_compute(
-            MOMENTS,
-            partial(self._released, plan, function, ledger, run, secret),
-            made_from=self.described,
-        )
+        artifacts = self.workspace.artifacts(run, ledger)
+        released = partial(self._released, plan, function, ledger, run, secret)
+        stored = artifacts.load_or_compute(MOMENTS, released, made_from=self.run)
         found = PrivateMoments.of_arrays(stored.arrays, plan)
         record = {
             "run": run,
@@ -179,19 +164,15 @@ class _Stages:
         """The moments of the clients' embeddings; charged and confirmed when this returns."""
         clients = self.experiment.sources
         algorithm = fred(plan, units=len(clients), dimension=function.dimension)
-        # Embedding takes long: a release that does not fit is refused before it.
+        # Embedding takes long, so a release that does not fit is refused before it.
         require_affordable(algorithm, ledger, run)
-        embedded = embed(clients, function, progress=self.progress)
+        embedded = embed(clients, function, progress=self.workspace.progress)
         found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
         return Artifact(arrays=found.arrays())
 
     def _prefinetuned(self, name: str, start: Any) -> Fitted:
-        """The candidate's prefinetuned parameters and how they came about.
-
-        Args:
-          start: the parameters that prefinetuning begins with.
-        """
-        found = self._artifacts(self.described).load_or_compute(
+        """The candidate's prefinetuned parameters, trained from the parameters `start`."""
+        found = self.workspace.artifacts(self.run).load_or_compute(
             f"prefinetuned_{name}", partial(self._prefinetune, name, start), made_from=name
         )
         return Fitted(tree_of(found.arrays, start, name), dict(found.record))
@@ -214,7 +195,7 @@ class _Stages:
         with Progress(
             f"prefinetune on {name}",
             total=epochs_of(settings),
-            progress=self.progress,
+            progress=self.workspace.progress,
             step="epoch",
         ) as bar:
             found = prefinetune(
@@ -225,12 +206,12 @@ class _Stages:
                 seed=config.run.seed,
                 callback=lambda epoch, loss: bar.update(epoch, {"public loss": f"{loss:.4g}"}),
             )
-        shares = candidates.shares(name)
+        shares = candidates.shares[name]
         record = {
             "candidate": name,
             "shares": dict(shares),
             "sources": {source: candidates.sources[source] for source in shares},
-            "params_sha256": params_digest(found.params),
+            "params_sha256": study_runs.params_digest(found.params),
             **found.record,
         }
         return Artifact(record, tree_arrays(found.params))
@@ -239,14 +220,13 @@ class _Stages:
 def _public_moments(
     config: FredConfig, candidates: Candidates, function: Embedder, seed: int
 ) -> dict[str, Moments]:
-    """Moments of all candidates; those of a mixture follow from its sources'."""
+    """The moments of all candidates; a mixture's are computed from those of its sources."""
     of_source = {}
     for source in candidates.sources:
         sample = candidates.sample(source, function.column, config.max_candidate_examples, seed)
         of_source[source] = public_moments(sample, function, config.clip_norm, progress=False)
     found = {}
-    for name in candidates.names:
-        shares = candidates.shares(name)
+    for name, shares in candidates.shares.items():
         parts = [of_source[source] for source in shares]
         found[name] = mixture(parts, list(shares.values())) if len(parts) > 1 else parts[0]
     return found

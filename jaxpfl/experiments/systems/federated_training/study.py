@@ -1,16 +1,15 @@
 """Carries out a config: its stages, its rounds, the table of its models, and its simulations.
 
-A run directory holds what the run releases, and `report.html` shows that alone. Beside it, in
-folders of their own, lie simulations, which the statement does not cover: `non_private/`, the same
-run without privacy, and `other_candidates/NAME/`, the same run from a corpus that FreD did not
-choose. Each has its own ledger and says what it is; `simulation.html` shows them.
+`report.html` shows only what the run itself releases. Simulations, which the privacy statement does
+not cover, have folders of their own in the run directory: `non_private/` for the same run without
+privacy, and `other_candidates/NAME/` for the same run from a corpus that FreD did not choose. Each
+has its own ledger, and `simulation.html` shows them.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from jaxpfl import files
@@ -19,14 +18,13 @@ from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
+from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeric_columns
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.study_runs import budget_of
 from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.report.page import write_page
-from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
@@ -46,7 +44,7 @@ class FederatedTraining:
 
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left of the stages, the rounds and the simulations."""
-        return _carry_out(self.experiment, workspace)
+        return _Progress(self.experiment, workspace).public_record()
 
 
 def prepare(config: Config) -> FederatedTraining:
@@ -54,279 +52,234 @@ def prepare(config: Config) -> FederatedTraining:
     return FederatedTraining(build(config))
 
 
-def _carry_out(experiment: Experiment, workspace: Workspace) -> dict[str, Any]:
-    config, directory = experiment.config, workspace.directory
-    if experiment.vocabulary is not None:
-        experiment.vocabulary.save(directory / "vocabulary.json")
-    ledger = directory / "ledger.jsonl"
-    if config.privacy.ledger is not None:
-        ledger = Path(config.privacy.ledger)
-    stages, start = None, None
-    if config.prefinetune is not None:
-        stages = pipeline.carry_out(experiment, workspace, ledger, budget_of(config.privacy))
-        start = stages.prefinetuned[stages.winner]
-        experiment = experiment.starting_from(start.params)
-    run = partial(_run, progress=workspace.progress, resumed_as=directory)
-    try:
-        # FreD was charged to the pipeline's ledger, and to no other.
-        prior = [] if stages is None or stages.fred is None else [stages.fred["run"]]
-        result = run(
-            experiment, config, experiment.algorithm, directory, ledger, start=start, prior=prior
-        )
-    except (BudgetExhausted, Interrupted):
-        write_page(directory, page(directory, {}))
-        raise
-    evaluator = _test_evaluator(experiment)
-    record = _completed(experiment, stages, result, evaluator, directory)
-    # What the run releases is whole before a simulation of it begins.
-    written = workspace.write_result(record)
-    write_page(directory, page(directory, written))
-    simulations = _other_candidates(experiment, stages, directory, run)
-    if config.run.also_without_privacy:
-        folder = directory / simulation.WITHOUT_PRIVACY
-        folder.mkdir(exist_ok=True)
-        other_config = _without_privacy(config)
-        if stages is None:
-            # With stages before it the run cannot be carried out from a config of its own.
-            path = folder / "config.yaml"
-            files.write_atomically(path, f"# {NOT_PRIVATE}\n{to_yaml(other_config)}")
-        algorithm = experiment.without_privacy(None if start is None else start.params)
-        simulations[simulation.WITHOUT_PRIVACY] = run(
-            experiment, other_config, algorithm, folder, folder / "ledger.jsonl", start=start
-        )
-        write_run_page(folder)
-    if simulations:
-        _write_simulations(stages, evaluator, result, simulations, directory)
-    return record
+class _Progress:
+    """The run in its directory: each part is found there, or made and stored."""
 
+    def __init__(self, experiment: Experiment, workspace: Workspace) -> None:
+        self.config, self.workspace = experiment.config, workspace
+        self.directory = workspace.directory
+        self.ledger = study_runs.ledger_path(self.config.privacy, self.directory)
+        self.stages: Stages | None = None
+        self.start: Fitted | None = None
+        if experiment.vocabulary is not None:
+            experiment.vocabulary.save(self.directory / "vocabulary.json")
+        if self.config.prefinetune is not None:
+            budget = study_runs.budget_of(self.config.privacy)
+            self.stages = pipeline.carry_out(experiment, workspace, self.ledger, budget)
+            self.start = self.stages.prefinetuned[self.stages.winner]
+            experiment = experiment.starting_from(self.start.params)
+        self.experiment = experiment
 
-def _other_candidates(
-    experiment: Experiment,
-    stages: Stages | None,
-    directory: Path,
-    run: Callable[..., Result],
-) -> dict[str, Result]:
-    """By folder, the runs from the candidates that were not chosen, each on a ledger of its own."""
-    results: dict[str, Result] = {}
-    if stages is None:
+    def public_record(self) -> dict[str, Any]:
+        """Does what is left to do, and returns the public record."""
+        fred = None if self.stages is None else self.stages.fred
+        # FreD was charged to this ledger, and to no other.
+        prior = () if fred is None else (fred["run"],)
+        try:
+            result = self._run("", self.experiment.algorithm, self.start, prior=prior)
+        except (BudgetExhausted, Interrupted):
+            write_page(self.directory, page(self.directory, {}))
+            raise
+        record = self._record(result)
+        # What the run releases is complete before a simulation of it begins.
+        written = self.workspace.write_result(record)
+        write_page(self.directory, page(self.directory, written))
+        simulations = self._other_candidates()
+        if self.config.run.also_without_privacy:
+            simulations[simulation.WITHOUT_PRIVACY] = self._without_privacy()
+        if simulations:
+            self._write_simulations({"": result, **simulations})
+        return record
+
+    def _run(
+        self,
+        folder: str,
+        algorithm: Algorithm,
+        start: Fitted | None,
+        *,
+        config: Config | None = None,
+        prior: tuple[str, ...] = (),
+        note: str = "",
+    ) -> Result:
+        """One run in a folder of the directory.
+
+        Args:
+          folder: "" for the run itself; a simulation has a folder, and a ledger in it.
+          config: None for the run's own.
+          prior: runs on the same ledger that this one depends on.
+          note: a sentence that every statement of a simulation ends with.
+        """
+        config = self.config if config is None else config
+        directory = self.directory / folder
+        directory.mkdir(parents=True, exist_ok=True)
+        evaluation, vocabulary = config.evaluation, self.experiment.vocabulary
+        evaluator, sentences = None, None
+        if evaluation.every:
+            evaluator = self._evaluator("validation")
+        if evaluation.every and evaluation.sentences and vocabulary is not None:
+            assert isinstance(config.model, LanguageModelConfig)
+            sentences = sentences_of(
+                self.experiment.model,
+                vocabulary,
+                seed=config.run.seed,
+                number=evaluation.sentences,
+                max_tokens=config.model.sequence_length,
+            )
+        loop = Loop(
+            algorithm,
+            self.experiment.train,
+            directory=directory,
+            ledger=directory / "ledger.jsonl" if folder else self.ledger,
+            budget=study_runs.budget_of(config.privacy),
+            tracking=Tracking(
+                evaluate=evaluator,
+                evaluate_every=max(1, evaluation.every),
+                sentences=sentences,
+                checkpoint_every=config.run.checkpoint_every,
+                progress=self.workspace.progress,
+            ),
+            setting=Setting(
+                config=to_mapping(config),
+                seed=config.run.seed,
+                reproducible_noise=config.run.reproducible_noise,
+                start=None if start is None else start.record["params_sha256"],
+                prior=prior,
+                note=note,
+                resumed_as=self.directory,
+            ),
+            resume=(directory / "run.json").exists(),
+        )
+        return loop.run_and_report() if folder else loop.run()
+
+    def _other_candidates(self) -> dict[str, Result]:
+        """By folder, the runs from the candidates that FreD did not choose."""
+        results: dict[str, Result] = {}
+        if self.stages is None:
+            return results
+        for name, start in self.stages.prefinetuned.items():
+            if name != self.stages.winner:
+                folder = f"{simulation.OTHER_CANDIDATES}/{name}"
+                algorithm = self.experiment.starting_from(start.params).algorithm
+                algorithm = algorithm._replace(name=f"fed_avg from {name}")
+                note = simulation.CANDIDATE_NOTE.format(name)
+                results[folder] = self._run(folder, algorithm, start, note=note)
         return results
-    for name, start in stages.prefinetuned.items():
-        if name == stages.winner:
-            continue
-        folder = directory / simulation.OTHER_CANDIDATES / name
-        folder.mkdir(parents=True, exist_ok=True)
-        other = experiment.starting_from(start.params)
-        results[f"{simulation.OTHER_CANDIDATES}/{name}"] = run(
-            other,
-            experiment.config,
-            other.algorithm,
-            folder,
-            folder / "ledger.jsonl",
-            start=start,
-            candidate=name,
-        )
-        write_run_page(folder)
-    return results
 
+    def _without_privacy(self) -> Result:
+        """The same run without privacy."""
+        config, folder = _without_privacy(self.config), simulation.WITHOUT_PRIVACY
+        if self.stages is None:
+            # A run with stages before it cannot be repeated from a config of its own.
+            path = self.directory / folder / "config.yaml"
+            path.parent.mkdir(exist_ok=True)
+            files.write_atomically(path, f"# {NOT_PRIVATE}\n{to_yaml(config)}")
+        start = self.start
+        algorithm = self.experiment.without_privacy(None if start is None else start.params)
+        return self._run(folder, algorithm, start, config=config)
 
-def _completed(
-    experiment: Experiment,
-    stages: Stages | None,
-    result: Result,
-    evaluator: Evaluator | None,
-    directory: Path,
-) -> dict[str, Any]:
-    """The record with its tables: of what the statement covers, and of nothing else."""
-    private = files.read_json(directory / "run.json")["private"]
-    record = {
-        **files.read_json(directory / RESULT),
-        "tested_on": None if evaluator is None else evaluator.name,
-        "table": [],
-        "fred": None,
-    }
-    if evaluator is not None:
-        record["table"] = _table(experiment, stages, result, evaluator, private)
-    if stages is not None and stages.scores is not None:
-        before = _before(stages, evaluator)
-        record["fred"] = {**(stages.fred or {}), **ranking(stages.scores, {"before": before})}
-    return record
-
-
-def _before(stages: Stages, evaluator: Evaluator | None) -> dict[str, Scores]:
-    """Of every prefinetuned candidate: from public text alone, so free of privacy cost."""
-    if evaluator is None:
-        return {}
-    return {name: evaluator(start.params).result() for name, start in stages.prefinetuned.items()}
-
-
-def _table(
-    experiment: Experiment,
-    stages: Stages | None,
-    result: Result,
-    evaluator: Evaluator,
-    private: bool,
-) -> list[dict[str, Any]]:
-    """Scores the models, and word frequencies, on the same declared-public test clients."""
-    config = experiment.config
-    untrained = experiment.starting_from(None).algorithm
-    params = initial_state(untrained, config.run.seed).params
-    table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
-    if experiment.vocabulary is not None and experiment.valid.num_examples:
-        valid = _declared(experiment, "validation")
-        unigram = unigram_baseline(
-            numeric_columns(valid.population)["tokens"],
-            evaluator.columns["tokens"],
-            vocab_size=len(experiment.vocabulary),
-        )
-        row = {"model": "unigram", "private": True, "frequencies": valid.described}
-        table.append({**row, **dataclasses.asdict(unigram)})
-    if stages is not None:
-        scores = evaluator(stages.prefinetuned[stages.winner].params).result()
-        # Which corpus it is was learned from the clients; where FreD did not choose, nothing was.
-        chosen = private or stages.scores is None
-        name = f"prefinetuned on {stages.winner}"
-        table.append({"model": name, "private": chosen, **scores})
-    table.append({"model": "this run", "private": private, **evaluator(result.params).result()})
-    return table
-
-
-def _write_simulations(
-    stages: Stages | None,
-    evaluator: Evaluator | None,
-    result: Result,
-    simulations: Mapping[str, Result],
-    directory: Path,
-) -> None:
-    """Writes `simulation.json`: this run again, and what its statement does not cover."""
-    scores = (
-        {}
-        if evaluator is None
-        else {
-            folder: evaluator(each.params).result()
-            for folder, each in {"": result, **simulations}.items()
+    def _record(self, result: Result) -> dict[str, Any]:
+        """The record with its tables, which show only what the statement covers."""
+        private = files.read_json(self.directory / "run.json")["private"]
+        evaluator, stages = self._test_evaluator, self.stages
+        fred = None
+        if stages is not None and stages.scores is not None:
+            fred = {**(stages.fred or {}), **ranking(stages.scores, {"before": self._before()})}
+        return {
+            **files.read_json(self.directory / RESULT),
+            "tested_on": None if evaluator is None else evaluator.name,
+            "table": [] if evaluator is None else self._table(result, evaluator, private),
+            "fred": fred,
         }
-    )
-    record: dict[str, Any] = {
-        "note": simulation.NOTE,
-        "tested_on": None if evaluator is None else evaluator.name,
-        "table": [
-            {
-                "model": simulation.called(folder),
-                "folder": folder,
-                "private": files.read_json(directory / folder / "run.json")["private"],
-                "privacy": each.privacy,
-                **scores.get(folder, {}),
+
+    def _before(self) -> dict[str, Scores]:
+        """The scores of all prefinetuned models, which read public text only: no privacy cost."""
+        evaluator, stages = self._test_evaluator, self.stages
+        if evaluator is None or stages is None:
+            return {}
+        return {name: evaluator(each.params).result() for name, each in stages.prefinetuned.items()}
+
+    def _table(self, result: Result, evaluator: Evaluator, private: bool) -> list[dict[str, Any]]:
+        """Scores the models, and word frequencies, on the same declared-public test clients."""
+        experiment, stages = self.experiment, self.stages
+        untrained = experiment.starting_from(None).algorithm
+        params = initial_state(untrained, self.config.run.seed).params
+        table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
+        if experiment.vocabulary is not None and experiment.valid.num_examples:
+            valid = self._declared("validation")
+            unigram = unigram_baseline(
+                numeric_columns(valid.population)["tokens"],
+                evaluator.columns["tokens"],
+                vocab_size=len(experiment.vocabulary),
+            )
+            row = {"model": "unigram", "private": True, "frequencies": valid.described}
+            table.append({**row, **dataclasses.asdict(unigram)})
+        if stages is not None:
+            scores = evaluator(stages.prefinetuned[stages.winner].params).result()
+            # FreD learned from the clients which corpus it is; without FreD nothing was learned.
+            chosen = private or stages.scores is None
+            name = f"prefinetuned on {stages.winner}"
+            table.append({"model": name, "private": chosen, **scores})
+        table.append({"model": "this run", "private": private, **evaluator(result.params).result()})
+        return table
+
+    def _write_simulations(self, results: Mapping[str, Result]) -> None:
+        """Writes `simulation.json`: this run again, in the folder "", and its simulations."""
+        evaluator, stages = self._test_evaluator, self.stages
+        scores: dict[str, Scores] = {}
+        if evaluator is not None:
+            scores = {name: evaluator(each.params).result() for name, each in results.items()}
+        record: dict[str, Any] = {
+            "note": simulation.NOTE,
+            "tested_on": None if evaluator is None else evaluator.name,
+            "table": [
+                {
+                    "model": simulation.called(folder),
+                    "folder": folder,
+                    "private": files.read_json(self.directory / folder / "run.json")["private"],
+                    "privacy": each.privacy,
+                    **scores.get(folder, {}),
+                }
+                for folder, each in results.items()
+            ],
+        }
+        if stages is not None and stages.scores is not None and len(stages.prefinetuned) > 1:
+            folders = {
+                name: "" if name == stages.winner else f"{simulation.OTHER_CANDIDATES}/{name}"
+                for name in stages.prefinetuned
             }
-            for folder, each in {"": result, **simulations}.items()
-        ],
-    }
-    if stages is not None and stages.scores is not None and len(stages.prefinetuned) > 1:
-        folders = {
-            name: "" if name == stages.winner else f"{simulation.OTHER_CANDIDATES}/{name}"
-            for name in stages.prefinetuned
-        }
-        after = {name: scores[folder] for name, folder in folders.items()}
-        both = {"before": _before(stages, evaluator), "after": after}
-        record["fred"] = ranking(stages.scores, both)
-    files.write_json(directory / SIMULATION, record)
+            after = {name: scores[folder] for name, folder in folders.items() if folder in scores}
+            record["fred"] = ranking(stages.scores, {"before": self._before(), "after": after})
+        files.write_json(self.directory / SIMULATION, record)
 
+    @cached_property
+    def _test_evaluator(self) -> Evaluator | None:
+        """Scores models on the declared-public test examples; None where there are none."""
+        declared = self.config.evaluation.declared_public and self.experiment.test.num_examples
+        return self._evaluator("test") if declared else None
 
-def _run(
-    experiment: Experiment,
-    config: Config,
-    algorithm: Algorithm,
-    directory: Path,
-    ledger: Path,
-    *,
-    start: Fitted | None,
-    progress: bool,
-    resumed_as: Path,
-    prior: Sequence[str] = (),
-    candidate: str | None = None,
-) -> Result:
-    """One run in `directory`.
+    def _evaluator(self, part: str) -> Evaluator:
+        limit = self.config.evaluation.max_examples
+        return Evaluator(self.experiment.model, self._declared(part), max_examples=limit)
 
-    Args:
-      prior: runs on the same ledger that this one depends on: FreD's.
-      candidate: names the corpus of a run that FreD did not choose.
-    """
-    evaluation = config.evaluation
-    tracking = Tracking(
-        evaluate_every=max(1, evaluation.every),
-        checkpoint_every=config.run.checkpoint_every,
-        progress=progress,
-    )
-    if evaluation.every:
-        evaluator = Evaluator(
-            experiment.model,
-            _declared(experiment, "validation"),
-            max_examples=evaluation.max_examples,
-        )
-        tracking = dataclasses.replace(tracking, evaluate=evaluator)
-    if evaluation.every and evaluation.sentences and experiment.vocabulary is not None:
-        assert isinstance(config.model, LanguageModelConfig)
-        sentences = sentences_of(
-            experiment.model,
-            experiment.vocabulary,
-            seed=config.run.seed,
-            number=evaluation.sentences,
-            max_tokens=config.model.sequence_length,
-        )
-        tracking = dataclasses.replace(tracking, sentences=sentences)
-    return Loop(
-        algorithm if candidate is None else algorithm._replace(name=f"fed_avg from {candidate}"),
-        experiment.train,
-        directory=directory,
-        ledger=ledger,
-        budget=budget_of(config.privacy),
-        tracking=tracking,
-        setting=Setting(
-            config=to_mapping(config),
-            seed=config.run.seed,
-            reproducible_noise=config.run.reproducible_noise,
-            start=None if start is None else start.record["params_sha256"],
-            prior=tuple(prior),
-            note="" if candidate is None else simulation.CANDIDATE_NOTE.format(candidate),
-            resumed_as=resumed_as,
-        ),
-        resume=(directory / "run.json").exists(),
-    ).run()
+    def _declared(self, part: str) -> DeclaredPublic:
+        """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
+        population = self.experiment.valid if part == "validation" else self.experiment.test
+        return DeclaredPublic(population, f"{part} clients of {self.config.data.source}")
 
 
 def _without_privacy(config: Config) -> Config:
     fred = config.fred
     if fred is not None:
         fred = dataclasses.replace(fred, epsilon=None, delta=None)
-    return dataclasses.replace(
-        config,
-        fred=fred,
-        privacy=dataclasses.replace(
-            config.privacy,
-            private=False,
-            epsilon=None,
-            noise_multiplier=None,
-            delta=None,
-            budget_epsilon=None,
-            ledger=None,
-            adaptive=False,
-        ),
-        run=dataclasses.replace(config.run, also_without_privacy=False, reproducible_noise=False),
+    privacy = dataclasses.replace(
+        config.privacy,
+        private=False,
+        epsilon=None,
+        noise_multiplier=None,
+        delta=None,
+        budget_epsilon=None,
+        ledger=None,
+        adaptive=False,
     )
-
-
-def _declared(experiment: Experiment, part: str) -> DeclaredPublic:
-    """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
-    population = experiment.valid if part == "validation" else experiment.test
-    return DeclaredPublic(population, f"{part} clients of {experiment.config.data.source}")
-
-
-def _test_evaluator(experiment: Experiment) -> Evaluator | None:
-    """Scores models on the declared-public test examples; None where there are none."""
-    config = experiment.config
-    if not config.evaluation.declared_public or not experiment.test.num_examples:
-        return None
-    return Evaluator(
-        experiment.model,
-        _declared(experiment, "test"),
-        max_examples=config.evaluation.max_examples,
-    )
+    run = dataclasses.replace(config.run, also_without_privacy=False, reproducible_noise=False)
+    return dataclasses.replace(config, fred=fred, privacy=privacy, run=run)

@@ -27,9 +27,9 @@ class GanConfig:
     """The GAN, and how the server trains its generator after every round.
 
     Attributes:
-      model: both networks and their losses. The shape of an image is stated here and never read
-        from the data, because the data is private.
-      generator: number and size of the generator's steps.
+      model: both networks and their losses. It states the shape of an image, which is not read
+        from the private data.
+      generator: number and batch size of the generator's steps.
       generator_optimizer: optimiser of these steps.
     """
 
@@ -46,8 +46,8 @@ class ClassifierConfig:
 
     Attributes:
       classes: number of labels.
-      examples: number of public examples that train it. With few examples the model is weak, and
-        the users' accuracies differ.
+      examples: number of public examples that train it. A weak model, trained on few examples, has
+        different accuracies on different users.
     """
 
     classes: int = 10
@@ -62,7 +62,7 @@ class ClassifierConfig:
         checks.positive("classifier.learning_rate", self.learning_rate)
 
 
-# Narrow bins where the users' accuracies under a fair classifier lie.
+# The bins are narrow where a fair classifier's accuracies on users lie.
 _EDGES = (0.0, 0.2, 0.4, 0.6, 0.7, 0.75, 0.8, 0.84, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98, 1.0)
 
 
@@ -74,11 +74,11 @@ class SelectionConfig:
       by: "client" selects all examples of clients whose own accuracy is below or above a threshold
         (task T4 of the paper). "example" selects the wrongly or rightly classified examples of all
         clients that have at least `at_least` of them (task T2).
-      low, high: the percentiles of users' accuracy that become the two thresholds where `by` is
-        "client". They are read from a private histogram, which is released before the bug.
+      low, high: the percentiles of users' accuracy that are the two thresholds if `by` is "client".
+        They are read from a private histogram, which is released before the bug.
       edges: edges of the histogram's bins, from 0 to 1; public constants.
-      epsilon: epsilon of one histogram. There are two, one before the bug and one with it. A
-        private study requires it.
+      epsilon: epsilon of each of the two histograms, one before the bug and one with it; required
+        by a private study.
     """
 
     by: Literal["client", "example"] = "client"
@@ -102,7 +102,7 @@ class SelectionConfig:
 
 @dataclass(frozen=True)
 class InversionConfig:
-    """The simulated bug: the pixels of ALL images of a client are inverted, with a probability."""
+    """The simulated bug: with a probability, the pixels of ALL images of a client are inverted."""
 
     probability: float = 0.5
     seed: int = 0
@@ -114,7 +114,7 @@ class InversionConfig:
 
 @dataclass(frozen=True)
 class PreviewConfig:
-    """How often, in rounds, images are drawn from a GAN and scored, and how many."""
+    """How many images are drawn from a GAN and scored, and after how many rounds."""
 
     every: int = 50
     images: int = 1_000
@@ -128,10 +128,10 @@ class PreviewConfig:
 class GanInversionConfig:
     """Two GANs, trained on data that a classifier gets wrong and right, reveal inverted pixels.
 
-    `training.clients_per_round` is the expected number of SELECTED clients in a round. It is
-    divided by the share of clients that match to give the number of clients that are sampled, and
-    so is the server's learning rate. The share comes from the private histograms; where
-    `selection.by` is "example" it is 1.
+    `training.clients_per_round` is the expected number of SELECTED clients in a round. It and the
+    server's learning rate are divided by the share of clients that match, which comes from the
+    private histograms: enough clients are sampled, and the mean is over those that match. With
+    `selection.by: example` the share is 1.
     """
 
     system: Literal["gan_inversion"]

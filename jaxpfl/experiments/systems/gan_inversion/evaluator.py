@@ -1,4 +1,4 @@
-"""Scores the images that a GAN draws by models of PUBLIC images."""
+"""Scores generated images by models that are trained on PUBLIC images."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,18 +10,19 @@ import numpy as np
 from jaxpfl.algorithms.frechet import Moments, distance, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.engine.artifacts import Artifacts
+from jaxpfl.experiments.engine.study_runs import stored_params
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
-# A bound on the norm of logits which no logits ever reach.
+# A bound on the norm of logits that none ever reaches.
 _NO_CLIP = 1e6
 _MOST_TESTED = 5_000
 
 
 @dataclass(frozen=True)
 class ImageEvaluator:
-    """Models trained on PUBLIC clients, which score images that a GAN draws.
+    """Models trained on PUBLIC clients, which score generated images.
 
     Attributes:
       classifier, params: the primary model, which is deployed on the users' devices.
@@ -46,9 +47,8 @@ class ImageEvaluator:
 
         Returns:
           inverted_share: the share of images that the polarity model calls inverted.
-          classifier_score: exp(mean KL(p(y|x) || p(y))) of the primary model, 1 .. classes. It is
-            high for images that are clear and of every class (Salimans et al. 2016, used in this
-            way by Augenstein et al.).
+          classifier_score: `classifier_score` of the primary model, which is high for clear images
+            of all classes (Salimans et al. 2016, used in this way by Augenstein et al.).
           frechet_normal, frechet_inverted: Frechet distance of the logits to those of public
             images, as they are and inverted.
         """
@@ -66,13 +66,13 @@ class ImageEvaluator:
 def image_evaluator(
     config: GanInversionConfig, public: Population, artifacts: Artifacts
 ) -> ImageEvaluator:
-    """Loads the evaluator's models from `artifacts`, or trains and stores them there.
+    """Loads the evaluator's models from `artifacts`, or trains them and stores them there.
 
-    Trained again on another machine they may differ in their last bits, and then select other
-    examples: a resumed study must use the same parameters.
+    A resumed study must use the same parameters: if they were trained again on another machine,
+    they could differ in the last bits and select other examples.
 
     Args:
-      public: clients that are declared public, with "image" and "label".
+      public: clients that are declared public, with the columns "image" and "label".
     """
     settings = config.classifier
     images = np.asarray(public.columns["image"])
@@ -91,24 +91,19 @@ def image_evaluator(
         "polarity": classifier_cnn(config.gan.model.image_shape, 2),
     }
     epochs = {"classifier": settings.epochs, "polarity": 1}
-
-    def trained(name: str) -> Artifact:
-        params = fit_adam(
-            models[name],
+    params = {}
+    for name, model in models.items():
+        train = partial(
+            fit_adam,
+            model,
             columns[name],
             epochs=epochs[name],
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
             seed=config.run.seed,
         )
-        return Artifact(arrays=tree_arrays(params))
-
-    params = {}
-    for name, model in models.items():
-        found = artifacts.load_or_compute(name, partial(trained, name))
-        like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-        params[name] = tree_of(found.arrays, like, name)
-    # Tested on other examples than those that trained it, where there are any.
+        params[name] = stored_params(artifacts, name, model, train)
+    # The classifier is tested on examples that did not train it, if there are any.
     tested = order[settings.examples :] if len(order) > settings.examples else order
     tested = np.sort(tested[:_MOST_TESTED])
     classifier = models["classifier"]

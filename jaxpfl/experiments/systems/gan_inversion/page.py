@@ -8,7 +8,8 @@ import numpy as np
 from jaxpfl.experiments.engine.tracking import read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.gan_inversion.study import ARTIFACTS, IMAGES, PHASES, SIDES
+from jaxpfl.experiments.systems.base import ARTIFACTS
+from jaxpfl.experiments.systems.gan_inversion.study import IMAGES, PHASES, SIDES
 
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
 _SIDES = {
@@ -17,16 +18,19 @@ _SIDES = {
 }
 
 
+def _gans(record: dict[str, Any]) -> dict[str, str]:
+    """Descriptions of the GANs, by their names in the record."""
+    sides = _SIDES[record["selection"]["by"]]
+    return {f"{p}_{s}": f"{sides[s]}, {_PHASES[p]}" for p in PHASES for s in SIDES}
+
+
 def lines(record: dict[str, Any]) -> list[str]:
     """Returns the result for a terminal."""
-    sides = _SIDES[record["selection"]["by"]]
     found = [f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}"]
-    for phase in PHASES:
-        for side in SIDES:
-            scores = record["runs"][f"{phase}_{side}"]
-            name = f"{sides[side]}, {_PHASES[phase]}"
-            share, score = scores["inverted_share"], scores["classifier_score"]
-            found.append(f"{name:52}{100 * share:>8.1f} %{score:>18.2f}")
+    for name, described in _gans(record).items():
+        scores = record["runs"][name]
+        share, score = scores["inverted_share"], scores["classifier_score"]
+        found.append(f"{described:52}{100 * share:>8.1f} %{score:>18.2f}")
     return [*found, "", *_privacy(record)]
 
 
@@ -52,19 +56,14 @@ def _privacy(record: dict[str, Any]) -> list[str]:
 def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the pictures from the record and the public files of the study."""
     stamped = bool(record["stamp"])
-    by = record["selection"]["by"]
-    sides = _SIDES[by]
     stored = directory / ARTIFACTS / IMAGES / "arrays.npz"
     with np.load(stored, allow_pickle=False) as arrays:
         images = dict(arrays)
-    blocks = [
-        [(f"{sides[side]}, {_PHASES[phase]}", images[f"{phase}_{side}"]) for side in SIDES]
-        for phase in PHASES
-    ]
+    drawn = [(described, images[name]) for name, described in _gans(record).items()]
     public = [
         [("public images", images["public"]), ("the same, inverted", images["public_inverted"])]
     ]
-    privacy = _privacy(record)
+    grids = plots.grids([drawn[:2], drawn[2:]], side=8, stamped=stamped)
     return Page(
         title="What is wrong with the images? Two federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
@@ -72,9 +71,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         privacy=record["composed_guarantee"]["statement"],
         privacy_notes=[
             *no_protection(record["composed_guarantee"]["epsilon"]),
-            "This is the composed guarantee of all releases on this page: both histograms of "
-            "users' accuracy and all four GANs, of the same clients.",
-            *privacy[1:],
+            "This is the composed guarantee of all releases on this page, which are from the same "
+            "clients: both histograms of users' accuracy and all four GANs.",
+            *_privacy(record)[1:],
         ],
         facts=_facts(record),
         sections=[
@@ -82,21 +81,15 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
                 "Drawn by the GANs",
                 "Nobody has seen a client's image: each grid is drawn by a generator that was "
                 "trained only against a critic, which was trained under differential privacy.",
-                [
-                    (
-                        "gans",
-                        "images drawn by the GANs",
-                        plots.grids(blocks, side=8, stamped=stamped),
-                    )
-                ],
+                [("gans", "images drawn by the GANs", grids)],
                 _scores(record),
                 wide=True,
             ),
             Section(
                 "The polarity of the drawn images by round, and the accuracy of users",
                 figures=[
-                    ("inverted", "share of inverted images", _curves(directory, by, stamped)),
-                    ("accuracy", "accuracy of users", _histograms(record, stamped)),
+                    ("inverted", "share of inverted images", _curves(directory, record)),
+                    ("accuracy", "accuracy of users", _histograms(record)),
                 ],
             ),
             Section(
@@ -124,20 +117,18 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _scores(record: dict[str, Any]) -> Table:
-    sides = _SIDES[record["selection"]["by"]]
     rows = []
-    for phase in PHASES:
-        for side in SIDES:
-            found = record["runs"][f"{phase}_{side}"]
-            rows.append(
-                (
-                    f"{sides[side]}, {_PHASES[phase]}",
-                    f"{100 * found['inverted_share']:.1f} %",
-                    f"{found['classifier_score']:.2f}",
-                    f"{found['frechet_normal']:.1f}",
-                    f"{found['frechet_inverted']:.1f}",
-                )
+    for name, described in _gans(record).items():
+        found = record["runs"][name]
+        rows.append(
+            (
+                described,
+                f"{100 * found['inverted_share']:.1f} %",
+                f"{found['classifier_score']:.2f}",
+                f"{found['frechet_normal']:.1f}",
+                f"{found['frechet_inverted']:.1f}",
             )
+        )
     columns = (
         "the GAN trained on",
         "classified as inverted",
@@ -148,30 +139,28 @@ def _scores(record: dict[str, Any]) -> Table:
     return Table(columns, rows, numbers=(1, 2, 3, 4))
 
 
-def _curves(directory: Path, by: str, stamped: bool) -> Any:
-    axes = plots.axes("Share of drawn images classified as inverted", stamped=stamped)
-    for number, phase in enumerate(PHASES):
-        for side, style in zip(SIDES, ("-", "--"), strict=True):
-            name = f"{phase}_{side}"
-            records = read_lines(directory / "runs" / name / "metrics.jsonl")
-            seen = [(each["round"], each["evaluation"]) for each in records if "evaluation" in each]
-            axes.plot(
-                [round for round, _ in seen],
-                [100 * scores["inverted_share"] for _, scores in seen],
-                style,
-                color=plots.COLOURS[number],
-                linewidth=2,
-                label=f"{_SIDES[by][side]}, {_PHASES[phase]}",
-            )
+def _curves(directory: Path, record: dict[str, Any]) -> Any:
+    title, stamped = "Share of drawn images classified as inverted", bool(record["stamp"])
+    axes = plots.axes(title, stamped=stamped)
+    for number, (name, described) in enumerate(_gans(record).items()):
+        records = read_lines(directory / "runs" / name / "metrics.jsonl")
+        seen = [each for each in records if "evaluation" in each]
+        axes.plot(
+            [each["round"] for each in seen],
+            [100 * each["evaluation"]["inverted_share"] for each in seen],
+            "--" if number % 2 else "-",
+            color=plots.COLOURS[number // 2],
+            linewidth=2,
+            label=described,
+        )
     axes.set_ylim(-3, 103)
-    axes.set_xlabel("round", color=plots.INK)
-    axes.set_ylabel("%", color=plots.INK)
     axes.figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=2)
-    return axes.figure
+    return plots.labelled(axes, "round", "%")
 
 
-def _histograms(record: dict[str, Any], stamped: bool) -> Any:
+def _histograms(record: dict[str, Any]) -> Any:
     """Both released histograms, as densities: the area is the number of users."""
+    stamped = bool(record["stamp"])
     axes = plots.axes("Accuracy of users, as released with noise", stamped=stamped)
     names = {"before": "before the bug", "bug": _PHASES["bug"]}
     for number, (name, label) in enumerate(names.items()):
@@ -186,7 +175,5 @@ def _histograms(record: dict[str, Any], stamped: bool) -> Any:
                 100 * thresholds[side], color=plots.GREY, linestyle=style,
                 label=f"{side}: {100 * thresholds[side]:.1f} %",
             )  # fmt: skip
-    axes.set_xlabel("accuracy of a user, %", color=plots.INK)
-    axes.set_ylabel("users per 1 %", color=plots.INK)
     axes.legend(frameon=False, fontsize=8.5)
-    return axes.figure
+    return plots.labelled(axes, "accuracy of a user, %", "users per 1 %")

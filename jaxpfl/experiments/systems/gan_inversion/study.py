@@ -3,27 +3,25 @@
 Source: Augenstein et al. 2020, section 6 and appendix C. A modeller sees that a classifier's
 accuracy drops, but may not look at the images. Two GANs are trained under differential privacy:
 one on the data that the classifier gets wrong, one on the data that it gets right (`selection.by`).
-They are trained while the bug is there and again after it was fixed, and their images are compared.
+They are trained while the bug is present and again after its fix, and their images are compared.
 
-All of this happens to the same clients, in this order, and is charged to one ledger:
+Everything concerns the same clients, happens in this order and is charged to one ledger:
 
     before the bug    a private histogram of users' accuracy, which gives the thresholds
-    with the bug      the histogram again, which has moved; GANs "bug_low" and "bug_high"
+    with the bug      a second histogram; GANs "bug_low" and "bug_high"
     after the fix     GANs "fixed_low" and "fixed_high"
 
-Where examples are selected instead of clients, no thresholds are needed, and the histograms are
-only shown. No client leaves the population for not being selected: see `data.selection`.
+If examples are selected instead of clients, no thresholds are needed, and the page only shows the
+histograms. A client that is not selected stays in the population: see `data.selection`.
 
-    artifacts/         models of the evaluator, both histograms, drawn images
+    artifacts/         models of the evaluator, both histograms, generated images
     runs/NAME/         the run of each GAN, with a report of its own
     ledger.jsonl       unless `privacy.ledger` names another one
 """
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,15 +35,15 @@ from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.engine.artifacts import Artifact
 from jaxpfl.experiments.engine.build import (
     build_cohort,
     build_optimizer,
     build_plan,
     check_images,
     read_clients,
+    split_clients,
 )
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result, Tracking
@@ -63,16 +61,15 @@ from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
-ARTIFACTS = "artifacts"
 IMAGES = "images"
 PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
 
 _PAGE_IMAGES = 64
-# The histogram's share of the squared norm of a client's contribution; the mean has the rest.
+# The histogram's share of the squared norm of a client's contribution; the rest is the mean's.
 _HISTOGRAM_SHARE = 0.8
 _LEAST_SHARE = 0.05
-# The histograms that the GANs of a phase depend on; the last one gives the share that matches.
+# The histograms that the GANs of a phase depend on; the last one gives the matching share.
 _HISTOGRAMS = {"bug": ("before", "bug"), "fixed": ("before",)}
 
 Thresholds = dict[str, float] | None
@@ -88,7 +85,7 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Preview:
-    """Draws images from a GAN and scores them; it reads no private data."""
+    """Draws images from a GAN and scores them, without reading private data."""
 
     gan: GAN
     evaluator: ImageEvaluator
@@ -105,7 +102,7 @@ def prepare(config: GanInversionConfig) -> "InversionStudy":
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
     check_images(clients, config.gan.model.image_shape, config.classifier.classes)
-    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
+    parts = split_clients(clients, config.data)
     if not parts["public"].num_examples:
         raise InputError(
             f"data.split.public = {config.data.split.public:g} leaves no public client with "
@@ -120,13 +117,7 @@ def prepare(config: GanInversionConfig) -> "InversionStudy":
 
 @dataclass(frozen=True)
 class InversionStudy:
-    """The study, ready to be carried out.
-
-    Attributes:
-      config: the config file.
-      private: the clients; their data stays private.
-      public: clients that are declared public.
-    """
+    """The study, ready to be carried out, with its private clients and those declared public."""
 
     config: GanInversionConfig
     private: Population = field(repr=False)
@@ -137,10 +128,10 @@ class InversionStudy:
         return _Progress(self, workspace).public_record()
 
     def plan(self, share: float) -> Plan:
-        """Returns a plan in which `training.clients_per_round` matching clients are expected.
+        """Returns a plan whose rounds expect `training.clients_per_round` matching clients.
 
         Args:
-          share: the share of clients that match, PUBLIC because it comes from a release.
+          share: the share of clients that match; PUBLIC, because it comes from a release.
         """
         training = self.config.training
         sampled = min(len(self.private), round(training.clients_per_round / share))
@@ -150,8 +141,8 @@ class InversionStudy:
     def algorithm(self, share: float) -> Algorithm:
         """Returns the training of a GAN on a selection that this share of the clients matches."""
         settings, training = self.config.gan, self.config.training
-        # The sum is divided by the number of sampled clients: this makes it the mean of those
-        # that match.
+        # The sum is divided by the number of sampled clients; this makes it the mean of the
+        # matching ones.
         server = dataclasses.replace(
             training.server, learning_rate=training.server.learning_rate / share
         )
@@ -186,32 +177,23 @@ class _Progress:
     def __init__(self, study: InversionStudy, workspace: Workspace) -> None:
         config = study.config
         self.study, self.config, self.workspace = study, config, workspace
-        shared = config.privacy.ledger
-        self.ledger = workspace.directory / "ledger.jsonl" if shared is None else Path(shared)
-        self.artifacts = self._artifacts_with(None)
+        self.ledger = study_runs.ledger_path(config.privacy, workspace.directory)
+        self.artifacts = workspace.artifacts(study_runs.config_id(config))
         self.evaluator = image_evaluator(config, study.public, self.artifacts)
+        self.image_key = jax.random.fold_in(training_root(config.run.seed), SAMPLE_IMAGES)
         self.populations = {
             "bug": invert_pixels(study.private, config.bug.probability, config.bug.seed),
             "fixed": study.private,
         }
 
-    def _artifacts_with(self, ledger: Ledger | None) -> Artifacts:
-        config_digest = hashlib.sha256(to_yaml(self.config).encode()).hexdigest()[:12]
-        return Artifacts(
-            self.workspace.directory / ARTIFACTS,
-            run=f"{self.config.system} {config_digest}",
-            ledger=ledger,
-            private=not self.workspace.stamp,
-        )
-
     def public_record(self) -> dict[str, Any]:
         """Does what is left to do, and returns the public record."""
         config = self.config
         before = self._accuracy("before", self.study.private)
-        # Checked before the next release is charged.
+        # Refuses unusable thresholds before the next release is charged.
         thresholds = thresholds_of(before, config.selection)
         accuracy = {"before": before, "bug": self._accuracy("bug", self.populations["bug"])}
-        runs, shares, prior, statements = {}, {}, {}, {}
+        runs, shares, prior = {}, {}, {}
         for phase in PHASES:
             for side in SIDES:
                 name = f"{phase}_{side}"
@@ -224,8 +206,6 @@ class _Progress:
                     self.populations[phase], side, self.evaluator, config.selection, thresholds
                 )
                 runs[name] = self._train(name, selected, shares[name], prior[name])
-        for name, result in runs.items():
-            statements[name] = study_runs.restate(result.out, self.ledger, prior[name])
         scores = self._draw_images(runs)
         plans = {name: self.study.plan(share) for name, share in shares.items()}
         return {
@@ -242,7 +222,7 @@ class _Progress:
                     "share": shares[name],
                     "epsilon": result.metrics["epsilon"],
                     "plan": plans[name].to_dict(),
-                    "privacy": statements[name],
+                    "privacy": study_runs.restate(result.out, self.ledger, prior[name]),
                 }
                 for name, result in runs.items()
             },
@@ -256,14 +236,14 @@ class _Progress:
         }
 
     def _prior_multipliers(self, name: str) -> list[float]:
-        """Noise multipliers of the histograms that a GAN depends on: none by example."""
+        """Noise multipliers of the histograms that a GAN depends on; by example there are none."""
         if self.config.selection.by == "example" or not self.config.privacy.private:
             return []
         histograms = _HISTOGRAMS[name.partition("_")[0]]
         return [self.study.accuracy_plan.noise_multiplier] * len(histograms)
 
     def _accuracy(self, name: str, population: Population) -> dict[str, Any]:
-        """The private histogram of users' accuracy, which is released and charged once."""
+        """The private histogram of users' accuracy, released and charged once."""
         run_config, settings = self.config.run, self.config.selection
         plan = self.study.accuracy_plan
         private = files.private_directory(self.workspace.directory / "private")
@@ -276,14 +256,9 @@ class _Progress:
                 purpose=f"accuracy {name}",
             )
             run = f"accuracy of users, {name} {run_id(secret)}"
-            evaluator = self.evaluator
+            correct = correct_examples(self.evaluator.classifier, self.evaluator.params, population)
             metrics = release(
-                population,
-                plan,
-                correct=correct_examples(evaluator.classifier, evaluator.params, population),
-                ledger=ledger,
-                secret=secret,
-                run=run,
+                population, plan, correct=correct, ledger=ledger, secret=secret, run=run
             )
             record = {
                 "run": run,
@@ -297,7 +272,7 @@ class _Progress:
 
         budget = study_runs.budget_of(self.config.privacy)
         with Ledger(self.ledger, population, budget=budget) as ledger:
-            found = self._artifacts_with(ledger).load_or_compute(
+            found = self.workspace.artifacts(self.artifacts.run, ledger).load_or_compute(
                 f"accuracy_{name}", partial(released, ledger), made_from=plan.to_dict()
             )
         forget(secret_path)
@@ -306,10 +281,7 @@ class _Progress:
     def _train(
         self, name: str, selected: Population, share: float, prior: tuple[str, ...]
     ) -> Result:
-        config = self.config
-        preview = _Preview(
-            config.gan.model, self.evaluator, config.preview.images, self._image_key()
-        )
+        config, preview = self.config, self.config.preview
         return study_runs.train(
             config,
             self.study.algorithm(share)._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
@@ -319,8 +291,8 @@ class _Progress:
             ledger=self.ledger,
             privacy=config.privacy,
             tracking=Tracking(
-                evaluate=preview,
-                evaluate_every=config.preview.every,
+                evaluate=_Preview(config.gan.model, self.evaluator, preview.images, self.image_key),
+                evaluate_every=preview.every,
                 checkpoint_every=config.run.checkpoint_every,
                 progress=self.workspace.progress,
             ),
@@ -328,22 +300,17 @@ class _Progress:
             prior=prior,
         )
 
-    def _image_key(self) -> jax.Array:
-        return jax.random.fold_in(training_root(self.config.run.seed), SAMPLE_IMAGES)
-
     def _draw_images(self, runs: dict[str, Result]) -> dict[str, dict[str, float]]:
-        """Draws images from the finished GANs and scores them: post-processing, which is free."""
+        """Draws images from the finished GANs and scores them; this costs no privacy."""
         number = max(self.config.preview.images, _PAGE_IMAGES)
 
         def drawn() -> Artifact:
             scores, pictures = {}, {}
             for name, result in runs.items():
-                images = sample_images(
-                    self.config.gan.model, result.params, self._image_key(), number
-                )
+                images = sample_images(self.config.gan.model, result.params, self.image_key, number)
                 pictures[name] = _as_bytes(images[:_PAGE_IMAGES])
                 scores[name] = self.evaluator.score(images)
-            # Examples of what the evaluator takes for normal and for inverted images.
+            # Examples of normal and inverted images, as the evaluator was trained on them.
             public = np.asarray(self.study.public.columns["image"][:_PAGE_IMAGES])
             pictures["public"] = _as_bytes(public)
             pictures["public_inverted"] = _as_bytes(inverted(public))
@@ -355,18 +322,18 @@ class _Progress:
 
 
 def thresholds_of(before: dict[str, Any], settings: SelectionConfig) -> Thresholds:
-    """The two thresholds from the histogram before the bug; None where examples are selected.
+    """The two thresholds from the histogram before the bug; None if examples are selected.
 
     Raises:
-      InputError: the histogram contains nothing but noise.
+      InputError: the histogram has no positive number of users.
     """
     if settings.by == "example":
         return None
     found = {side: before[side] for side in SIDES}
     if None in found.values():
         raise InputError(
-            "the private histogram of users' accuracy contains nothing but noise, so that it gives "
-            f"no thresholds: selection.epsilon = {settings.epsilon} is too small for so few clients"
+            "the private histogram of users' accuracy gives no thresholds, because noise hides all "
+            f"users: selection.epsilon = {settings.epsilon} is too small for so few clients"
         )
     return found
 
@@ -378,10 +345,7 @@ def selected_examples(
     settings: SelectionConfig,
     thresholds: Thresholds,
 ) -> Population:
-    """The clients with only the images that a GAN is trained on.
-
-    In a deployment every device selects its own images.
-    """
+    """The clients with only the images that a GAN is trained on, as their devices would choose."""
     correct = correct_examples(evaluator.classifier, evaluator.params, population)
     if thresholds is None:
         outcome: selection.Outcome = "incorrect" if side == "low" else "correct"
@@ -396,10 +360,10 @@ def selected_examples(
 
 
 def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) -> float:
-    """The share of clients that match, from a private histogram: post-processing, hence public.
+    """The share of matching clients, computed from a private histogram and therefore public.
 
-    It is at least 0.05, so that noise cannot ask for all clients. Where examples are selected,
-    nearly all clients match, and the share is 1.
+    It is at least 0.05, so that noise cannot make every round sample all clients. If examples are
+    selected, nearly all clients match, and the share is 1.
     """
     if thresholds is None:
         return 1.0

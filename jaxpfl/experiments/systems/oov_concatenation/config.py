@@ -24,7 +24,7 @@ from jaxpfl.experiments.config.sections import (
 class CharacterModelConfig:
     """A CIFG language model over bytes; by default it has the paper's 756,738 parameters.
 
-    `max_bytes` is a public cap: longer words are cut off there.
+    Longer words are cut to `max_bytes` bytes.
     """
 
     embedding: int = 128
@@ -50,10 +50,11 @@ class WordsConfig:
 
 @dataclass(frozen=True)
 class CharactersConfig:
-    """The character-level model of the words out of vocabulary, which shows WHICH they are.
+    """The character-level model of out-of-vocabulary words, which shows WHICH words these are.
 
     Before the rounds it is trained for `prefinetune_epochs` on the out-of-vocabulary words of the
-    PUBLIC corpus, which teach it how words are spelt. With 0 it starts from letter frequencies.
+    PUBLIC corpus, which teach it spelling. With 0 epochs only its output bias is initialised, to
+    the letter frequencies of these words.
     """
 
     privacy: PrivacyConfig
@@ -69,10 +70,10 @@ class CharactersConfig:
 
 @dataclass(frozen=True)
 class ConcatenationConfig:
-    """The simulated bug, which joins the first two words of a share of the sentences.
+    """The simulated bug, which joins the first two words of some sentences.
 
     Attributes:
-      probabilities: the shares of the sentences; each makes a world of its own.
+      probabilities: the shares of sentences with the bug; each of them is a world of its own.
       seed: seed of the choice of the sentences.
     """
 
@@ -85,7 +86,7 @@ class ConcatenationConfig:
         for probability in self.probabilities:
             if not 0 <= checks.non_negative("bug.probabilities", probability) <= 1:
                 raise InputError(f"bug.probabilities must lie in [0, 1], found {probability:g}")
-        # A world is named by its probability.
+        # Worlds are named by their probabilities.
         if len({f"{p:g}" for p in self.probabilities}) != len(self.probabilities):
             raise InputError(f"bug.probabilities must differ, found {list(self.probabilities)}")
         checks.non_negative_int("bug.seed", self.seed)
@@ -93,12 +94,9 @@ class ConcatenationConfig:
 
 @dataclass(frozen=True)
 class DrawnConfig:
-    """How much text is generated from the finished models, which costs no privacy.
+    """How many sentences and words the finished models generate, which costs no privacy.
 
-    Attributes:
-      sentences: number of sentences that the word model generates.
-      words: number of words that the character model generates.
-      top: number of most probable words that are listed.
+    The page lists the `top` most probable words.
     """
 
     sentences: int = 20_000

@@ -75,17 +75,14 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         privacy_notes=[
             *no_protection(_costliest(record)["composed_guarantee"]["epsilon"]),
             "This is the composed guarantee of the word model and the character model of one "
-            "world: what a deployment would spend, in which one world happens. This page shows "
-            "several worlds of the same clients, which costs more:",
+            "world, which is what a deployment would spend. This page shows several worlds of the "
+            "same clients, which costs more:",
             *privacy[1:],
         ],
         facts=[
             (str(plan[name]), f"{what}, {kind} model")
             for kind, plan in plans.items()
-            for name, what in (
-                ("rounds", "rounds"),
-                ("clients_per_round", "clients a round"),
-            )
+            for name, what in (("rounds", "rounds"), ("clients_per_round", "clients a round"))
         ]
         + [
             (f"{plan['noise_multiplier']:.3g}", f"noise multiplier, {kind} model")
@@ -104,8 +101,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             Section(
                 f"Which: the {record['drawn']['top']} most probable words of the character models",
                 "The character models are trained only on words out of vocabulary. The probability "
-                "is the exact one of the whole word with its end. The bug makes words with a space "
-                "in them (marked ␣).",
+                "is that of the whole word and its end. The bug makes words that contain a space "
+                "(marked ␣).",
                 table=_top(record),
             ),
         ],
@@ -114,11 +111,9 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _by_position(record: dict[str, Any], stamped: bool) -> Any:
-    from matplotlib.ticker import LogLocator, NullLocator
-
     axes = plots.axes("Out-of-vocabulary rate by position", stamped=stamped)
     for number, world in enumerate(record["worlds"].values()):
-        rates = [(place + 1, rate) for place, rate in enumerate(world["oov_by_position"])]
+        rates = enumerate(world["oov_by_position"], 1)
         seen = [(place, 100 * rate) for place, rate in rates if rate is not None]
         axes.plot(
             [place for place, _ in seen],
@@ -130,14 +125,9 @@ def _by_position(record: dict[str, Any], stamped: bool) -> Any:
             label=f"bug in {_share(world)} of sentences",
         )
     # Rates of 1 % and of 90 % must both be visible.
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("position in the sentence", color=plots.INK)
-    axes.set_ylabel("% of words", color=plots.INK)
+    plots.logarithmic(axes)
     axes.legend(frameon=False, fontsize=8.5)
-    return axes.figure
+    return plots.labelled(axes, "position in the sentence", "% of words")
 
 
 def _overall(record: dict[str, Any], stamped: bool) -> Any:
@@ -149,9 +139,7 @@ def _overall(record: dict[str, Any], stamped: bool) -> Any:
         axes.annotate(f"{rate:.1f} %", (place, rate), ha="center", va="bottom", fontsize=9)
     axes.set_xticks(range(len(worlds)), [_share(world) for world in worlds])
     axes.grid(False, axis="x")
-    axes.set_xlabel("sentences with the bug", color=plots.INK)
-    axes.set_ylabel("% of words", color=plots.INK)
-    return axes.figure
+    return plots.labelled(axes, "sentences with the bug", "% of words")
 
 
 def _top(record: dict[str, Any]) -> Table:

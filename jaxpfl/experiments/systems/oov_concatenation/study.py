@@ -8,15 +8,15 @@ privacy:
     characters   on the clients' out-of-vocabulary words only: it shows WHICH words these are
 
 Each share of the bug is a WORLD of its own, in which the same clients have another history. The two
-models of a world are charged to one ledger and have one composed epsilon: what a deployment would
-spend, in which one world happens. Whoever sees several worlds of the same clients side by side has
-seen the releases of all of them, and the page states what that costs, too. What is generated from
-the finished models is post-processing.
+models of a world are charged to one ledger and have one composed epsilon, which is what a
+deployment would spend, because only one world happens to it. The page shows several worlds of the
+same clients side by side, so it also states the cost of all of them. Generating text from the
+finished models is post-processing.
 
-    vocabulary.json              from the public corpus
-    artifacts/                   start of the character model; what each world's models generate
+    vocabulary.json              the words of the public corpus
+    artifacts/                   initial parameters of the character model; the generated text
     runs/KIND_WORLD/             the run of each model, with a report of its own
-    worlds/WORLD/ledger.jsonl
+    worlds/WORLD/ledger.jsonl    the releases of both models
 """
 
 import dataclasses
@@ -34,16 +34,15 @@ from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.engine.artifacts import Artifact
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
     build_plan,
-    cleaned,
     open_public,
     read_clients,
+    split_clients,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.setting import Result, Tracking
@@ -63,15 +62,14 @@ _PREFINETUNE_BATCH = 128
 
 
 def world_name(probability: float) -> str:
-    """0.01 -> "bug_1_percent": also the name of the folder with the world's ledger."""
+    """The name of a world, such as "bug_1_percent" for 0.01."""
     return f"bug_{100 * probability:g}_percent"
 
 
 def prepare(config: OovConcatenationConfig) -> "ConcatenationStudy":
     """Reads the clients and refuses what cannot be carried out; see `systems.base`."""
     clients = read_clients(config.data)
-    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
-    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
+    parts = split_clients(clients, config.data)
     assert config.data.public is not None
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
@@ -105,7 +103,7 @@ class ConcatenationStudy:
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """The plans of both models; every world has the same ones."""
+        """The plans of both models, which are the same in every world."""
         both = {"words": self.config.words, "characters": self.config.characters}
         return {
             name: build_plan(settings.privacy, settings.training, len(self.clients))
@@ -120,11 +118,11 @@ class ConcatenationStudy:
     def character_model(self) -> Model:
         sizes = dataclasses.asdict(self.config.characters.model)
         sizes.pop("max_bytes")
-        # The letter frequencies of words that the vocabulary lacks, in the PUBLIC corpus.
+        # The letter frequencies of the out-of-vocabulary words of the PUBLIC corpus.
         return char_lm(**sizes, output_bias_prior=log_prior(self._public_words.columns["tokens"]))
 
     def character_start(self) -> Any:
-        """Returns the parameters that the character model starts from, made of public words."""
+        """Returns the initial parameters of the character model, which follow from public words."""
         settings, model = self.config.characters, self.character_model
         if not settings.prefinetune_epochs:
             return model.init(jax.random.key(self.config.run.seed))
@@ -143,13 +141,13 @@ class ConcatenationStudy:
         found = oov_words(with_words(self.public), self.vocabulary, max_bytes)
         if not found.num_examples:
             raise InputError(
-                "data.public must contain words out of the vocabulary, found none: make "
-                f"words.model.vocab_size = {self.config.words.model.vocab_size} smaller"
+                "data.public must contain words out of the vocabulary, found none: lower "
+                f"words.model.vocab_size = {self.config.words.model.vocab_size}"
             )
         return found
 
     def algorithms(self, character_start: Any) -> dict[str, Algorithm]:
-        """The training of both models."""
+        """The algorithms that train the two models."""
         words, characters = self.config.words, self.config.characters
         return {
             "words": build_fed_avg(self.word_model, words.training, self.plans["words"]),
@@ -159,13 +157,13 @@ class ConcatenationStudy:
         }
 
     def examples(self, kind: str, clients: Population) -> Population:
-        """What a model is trained on."""
+        """The examples that a model is trained on."""
         if kind == "words":
             return self.vocabulary.encode(clients, self.config.words.model.sequence_length)
         return oov_words(clients, self.vocabulary, self.config.characters.model.max_bytes)
 
     def generate(self, params: dict[str, Any], *, progress: bool) -> dict[str, Any]:
-        """Generates sentences and words from finished models and says what they are like."""
+        """Generates sentences and words from the finished models and returns their statistics."""
         settings, root = self.config.drawn, training_root(self.config.run.seed)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
             jax.random.fold_in(root, OOV_SENTENCES), jnp.arange(settings.sentences)
@@ -185,7 +183,7 @@ class ConcatenationStudy:
             number=settings.top,
             draws=settings.words,
             max_bytes=self.config.characters.model.max_bytes,
-            # The model also generates words of the vocabulary: these are its errors.
+            # The model also generates words of the vocabulary, by mistake.
             excluding=self.vocabulary,
             progress=progress,
         )
@@ -206,20 +204,12 @@ class _Progress:
     def __init__(self, study: ConcatenationStudy, workspace: Workspace) -> None:
         self.study, self.workspace = study, workspace
         self._check_vocabulary()
-        config_digest = hashlib.sha256(to_yaml(study.config).encode()).hexdigest()[:12]
-        self.artifacts = Artifacts(
-            workspace.directory / "artifacts",
-            run=f"{study.config.system} {config_digest}",
-            private=not workspace.stamp,
+        self.artifacts = workspace.artifacts(study_runs.config_id(study.config))
+        name = "character_start"
+        start = study_runs.stored_params(
+            self.artifacts, name, study.character_model, study.character_start
         )
-
-        def start() -> Artifact:
-            return Artifact(arrays=tree_arrays(study.character_start()))
-
-        model, name = study.character_model, "character_start"
-        found = self.artifacts.load_or_compute(name, start)
-        like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-        self.algorithms = study.algorithms(tree_of(found.arrays, like, name))
+        self.algorithms = study.algorithms(start)
         tokens = "\n".join(study.vocabulary.tokens)
         vocabulary = hashlib.sha256(tokens.encode()).hexdigest()[:12]
         self.starts = {
@@ -228,7 +218,7 @@ class _Progress:
         }
 
     def _check_vocabulary(self) -> None:
-        """Saves the vocabulary, or refuses to go on with another one."""
+        """Saves the vocabulary, or refuses to resume with another one."""
         path = self.workspace.directory / "vocabulary.json"
         if not path.exists():
             self.study.vocabulary.save(path)
@@ -253,7 +243,7 @@ class _Progress:
             "drawn": dataclasses.asdict(config.drawn),
             "plans": {name: plan.to_dict() for name, plan in study.plans.items()},
             "worlds": worlds,
-            # Whoever sees the page has seen the models of all worlds, of the same clients.
+            # The page shows the models of all worlds, which are of the same clients.
             "all_worlds": self._composed_guarantee(list(worlds)),
             "at_scale": study_runs.at_scale(config.scaled_up, study.plans),
         }

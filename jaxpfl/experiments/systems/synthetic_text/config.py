@@ -4,7 +4,6 @@ Every field is PUBLIC, as in all configs.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from jaxpfl import checks
@@ -41,8 +40,8 @@ class CorpusConfig:
         evaluation.
       spans: whether a client's texts, joined by newlines, are first cut into successive spans of
         `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans contain
-        newlines, so synthetic texts must, too: `popri.format.stop` may not be a line's end.
-      fine_tuning: of the downstream model on the synthetic corpus.
+        newlines and synthetic texts must, too, so `popri.format.stop` must not be a newline.
+      fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
     texts: int = 4_000
@@ -63,7 +62,7 @@ class PopriConfig(PopriSettings):
 
     Attributes:
       score: see `algorithms.candidate_scores`.
-      samples: the names of the corpora that prompts are made of; null for all.
+      samples: the names of the corpora that prompts are made of; None for all.
     """
 
     score: ScoreKind = "per_prompt"
@@ -75,13 +74,13 @@ class EvolutionConfig(EvolutionSettings):
     """Private evolution's settings, how clients vote, and how texts are varied.
 
     Attributes:
-      max_texts: a client votes with at most this many texts a round, which is the clip norm.
-      variation: "continue": the generator continues the beginning of a text; "mask_and_fill": a
-        masked language model draws some of its tokens anew, as PrE-Text does.
-      kept: share of a text that its continuation keeps.
-      fill_model: the masked language model, a folder or a name on the Hugging Face hub, see
-        `text.generation.variation.mask_and_fill`; only of "mask_and_fill".
-      fine_tuning: of the generator's adapters on the selected texts, in `pe_sft`.
+      max_texts: a client votes with at most this many texts per round, which is the clip norm.
+      variation: with "continue" the generator continues the beginning of a text; with
+        "mask_and_fill" a masked language model replaces some of its tokens, as in PrE-Text.
+      kept: share of a text that "continue" keeps.
+      fill_model: the masked language model of "mask_and_fill", a folder or a name on the Hugging
+        Face hub, see `text.generation.variation.mask_and_fill`.
+      fine_tuning: the training of the generator's adapters on the selected texts, in `pe_sft`.
     """
 
     max_texts: int = 8
@@ -123,13 +122,12 @@ class SyntheticTextConfig:
     | popri             | scores of texts          | texts of the generator, tuned by preference |
 
     Attributes:
-      corpora: the name of each public corpus -> its source of texts.
-      corpus_texts: the number of texts that are used of each corpus: the same share of every
-        document.
-      vocab_size: of the byte-level BPE that is learned from all corpora.
-      training: rounds and cohorts of every method. `max_examples` of a client's texts, the same in
-        every round, take part in its scores and votes. Its other fields are of method `fed_avg`.
-      cache: the folder of the public models, each named by a hash of all that it follows from.
+      corpora: maps the name of each public corpus to its source of texts.
+      corpus_texts: the number of texts of a corpus that are used, the same share of every document.
+      vocab_size: size of the byte-level BPE that is learned from all corpora.
+      training: rounds and cohorts of every method. A client's scores and votes use `max_examples`
+        of its texts, the same in every round. The other fields are for method `fed_avg` only.
+      cache: the folder of the public models, each named by a hash of everything that it depends on.
     """
 
     system: Literal["synthetic_text"]
@@ -170,8 +168,8 @@ class SyntheticTextConfig:
             )
         if not self.evaluation.declared_public:
             raise InputError(
-                "evaluation.declared_public must be true: methods are compared on held-out "
-                "clients, which costs no privacy only if these clients are declared public"
+                "evaluation.declared_public must be true, found false: methods are compared on "
+                "held-out clients, which costs no privacy only if these are declared public"
             )
         if not self.corpora:
             raise InputError("corpora must name at least one public source, found none")
@@ -182,13 +180,23 @@ class SyntheticTextConfig:
                     f"data.split.{name} must be positive, found 0: method {self.method!r} is "
                     "measured on these clients"
                 )
-        self._check_evolution()
-        self._check_spans()
+        selected, shots = self.evolution.selected, self.popri.format.shots
+        if self.method in EVOLVING and selected < shots:
+            raise InputError(
+                f"evolution selects {selected} texts in a round, expected at least the {shots} of "
+                "a prompt (popri.format.shots): choose a larger evolution.population"
+            )
+        stop = self.popri.format.stop
+        if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
+            raise InputError(
+                f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
+                "contain newlines, and synthetic texts would end at the first one"
+            )
         for name, source in self.corpora.items():
             if place(source) == place(self.data.source):
                 raise InputError(
-                    f"corpora.{name} is data.source, expected a public source: what private "
-                    "clients hold is not public"
+                    f"corpora.{name} is data.source, expected a public source: the texts of "
+                    "private clients are not public"
                 )
         for owner, names in (
             ("generator.corpora", self.generator.corpora),
@@ -201,28 +209,6 @@ class SyntheticTextConfig:
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
         self._check_privacy()
 
-    def ledger_path(self, directory: Path) -> Path:
-        """The file that the study in `directory` charges."""
-        path = self.privacy.ledger
-        return directory / "ledger.jsonl" if path is None else Path(path)
-
-    def _check_evolution(self) -> None:
-        """Refuses what would otherwise be refused after clients were asked."""
-        selected, shots = self.evolution.selected, self.popri.format.shots
-        if self.method in EVOLVING and selected < shots:
-            raise InputError(
-                f"evolution selects {selected} texts in a round, expected at least the {shots} of "
-                "a prompt (popri.format.shots): choose a larger evolution.population"
-            )
-
-    def _check_spans(self) -> None:
-        stop = self.popri.format.stop
-        if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
-            raise InputError(
-                f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
-                "contain newlines, and synthetic texts would end at the first one"
-            )
-
     def _check_privacy(self) -> None:
         privacy = self.privacy
         if privacy.sampling == "cyclic" and self.method in SCORING:
@@ -233,7 +219,7 @@ class SyntheticTextConfig:
         if privacy.adaptive and self.method in SCORING:
             raise InputError(
                 f"privacy.adaptive must be false for method {self.method!r}, found true: all "
-                "scores have one clip norm"
+                "scores have the same clip norm"
             )
         if privacy.noise != "independent" and self.method != "fed_avg":
             raise InputError(

@@ -1,7 +1,7 @@
 """Writes synthetic corpora: the public models of a study, and the methods that tune them.
 
-No client's data is read here. The clients' scores are released to a step, or were stored by an
-earlier attempt, so that a corpus can be written again, and continued, without the clients.
+No client's data is read here. A step receives the clients' scores as a release, or reads the ones
+that an earlier attempt has stored, so a corpus can be continued without the clients.
 """
 
 import functools
@@ -24,7 +24,7 @@ from jaxpfl.algorithms.private_evolution import (
     private_evolution,
     selected_texts,
 )
-from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute
+from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute, ignore
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
@@ -40,24 +40,24 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.tokenisers.base import one_per_row
 
-# How often a generator that writes empty texts is asked for private evolution's first texts.
+# How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8
 
 
 def json_lines(texts: Sequence[str]) -> str:
-    """The content of a corpus's file: one object {"text": ...} in each line."""
+    """The content of a corpus file: one object {"text": ...} per line."""
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
 @functools.lru_cache(maxsize=4)
 def loaded_embedder(name: str) -> Embedder:
-    """The embedder of a name, loaded once in a process."""
+    """The embedder of this name, loaded once in a process."""
     return embedder(name)
 
 
 @functools.lru_cache(maxsize=1)
 def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
-    """The masked language model of a name, loaded once in a process."""
+    """The masked language model of this name, loaded once in a process."""
     return mask_and_fill(name, tokens=tokens)
 
 
@@ -70,9 +70,9 @@ def _public_models(
 
 
 class _LastCallCache:
-    """An embedder that caches the vectors of its last call: a round embeds its texts twice.
+    """An embedder that caches the vectors of its last call, because a round embeds its texts twice.
 
-    The vectors do not change: none depends on the other texts of a call.
+    The result is the same, because a vector does not depend on the other texts of a call.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -91,10 +91,6 @@ class _LastCallCache:
 
 Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
 """`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
-
-
-def _ignore(_: Any) -> None:
-    """A callback that does nothing."""
 
 
 def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
@@ -122,7 +118,7 @@ class CorpusWriter:
     def __post_init__(self) -> None:
         evolution = self.config.evolution
         if self.config.method in EVOLVING and evolution.fill_model is not None:
-            # Loaded first, so that no client is asked if it is missing.
+            # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
 
     @cached_property
@@ -156,11 +152,8 @@ class CorpusWriter:
     @cached_property
     def vary(self) -> Vary:
         """The function that varies texts; the new ones have the same format and length."""
-        evolution, tokens, popri = (
-            self.config.evolution,
-            self.config.corpus.tokens,
-            self.config.popri,
-        )
+        config = self.config
+        evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
         if evolution.fill_model is None:
             stop = (popri.format.stop,) if popri.format.stop else ()
             return Continue(self.generator, evolution.kept, tokens, Decoding(stop=stop))
@@ -168,14 +161,14 @@ class CorpusWriter:
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
             filled = [popri.format.response(text) for text in fill(texts, key)]
-            # The masked language model has other tokens than the generator.
+            # The masked language model has another tokeniser than the generator.
             cut = self.generator.shortened(filled, tokens)
             return [new or old for new, old in zip(cut, texts, strict=True)]
 
         return vary
 
     def scorer(self, plan: Plan) -> Scorer:
-        """How clients score texts in this method, which must be one that asks clients."""
+        """How clients score texts; the method must be one that asks clients."""
         votes = self.config.method != "popri"
         return Scorer(
             plan,
@@ -189,16 +182,16 @@ class CorpusWriter:
         load_or_compute: LoadOrCompute,
         scorer: Scorer | None,
         ask: Ask,
-        on_round: Callable[[Any], None] = _ignore,
+        on_round: Callable[[Any], None] = ignore,
     ) -> tuple[LanguageModel, list[str]]:
         """The generator as the method tuned it, and the texts that its prompts are made of.
 
         Args:
-          directory: the run's, where the checkpoints of a training are saved.
+          directory: the run's directory, where checkpoints of a training are saved.
           load_or_compute: finds what an earlier attempt at the run has stored.
           scorer: how clients score; None for a method that asks no client.
           ask: runs a step that asks clients.
-          on_round: is called with each round's `Written` or `Evolved`.
+          on_round: is called after each round with its `Written` or `Evolved`.
         """
         config, method = self.config, self.config.method
         samples = self.public.texts(config.popri.samples)
@@ -218,8 +211,8 @@ class CorpusWriter:
             )
             state = _all_rounds(algorithm, ask)
             assert algorithm.params is not None
-            writer = with_adapters(self.generator, config.popri, algorithm.params(state))
-            return writer, samples
+            params = algorithm.params(state)
+            return with_adapters(self.generator, config.popri, params), samples
         texts = self._evolved(samples, scorer, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
@@ -228,7 +221,7 @@ class CorpusWriter:
     def texts(
         self, writer: LanguageModel, samples: list[str], number: int, part: int = 0
     ) -> list[str]:
-        """Writes up to `number` texts, none of them empty; each part has texts of its own."""
+        """Writes up to `number` texts, none of them empty; every `part` has other texts."""
         return synthesise(
             writer,
             samples,
@@ -240,14 +233,14 @@ class CorpusWriter:
         )
 
     def rows(self, texts: list[str]) -> np.ndarray:
-        """The token ids of each text in a row, with end-of-text where it was not cut."""
+        """The token ids of each text in a row, which end with end-of-text unless they were cut."""
         tokeniser = self.public.tokeniser
         return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
 
     def fitted(
         self, start: LanguageModel, texts: list[str], settings: Training, folder: Path
     ) -> Params:
-        """A model's parameters after fine-tuning on texts; adapters, if any, are all it trains."""
+        """A model's parameters after fine-tuning on texts; of a model with adapters, only these."""
         adapters, base = start.params, None
         if start.model.lora is not None:
             adapters, base = lora.split(start.params)
@@ -272,7 +265,7 @@ class CorpusWriter:
 
         def first() -> dict[str, np.ndarray]:
             texts: list[str] = []
-            # Empty texts are left out, so that one attempt may give too few.
+            # Empty texts are left out, so one attempt may give too few.
             for attempt in range(1, 1 + _ATTEMPTS):
                 number = (evolution.population - len(texts)) * 5 // 4 + 8
                 texts += synthesise(
@@ -304,13 +297,9 @@ class CorpusWriter:
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
         """The generator with adapters that are fine-tuned on texts."""
-        config = self.config
-        key = jax.random.key(config.run.seed)
-        model, params = lora.attach(
-            self.generator.model, self.generator.params, config.popri.lora, key
-        )
-        writer = self.generator.replaced(model, params)
-        folder = directory / "generator_tuning"
-        return writer.replaced(
-            model, self.fitted(writer, texts, config.evolution.fine_tuning, folder)
-        )
+        config, start = self.config, self.generator
+        key, folder = jax.random.key(config.run.seed), directory / "generator_tuning"
+        model, params = lora.attach(start.model, start.params, config.popri.lora, key)
+        writer = start.replaced(model, params)
+        tuned = self.fitted(writer, texts, config.evolution.fine_tuning, folder)
+        return writer.replaced(model, tuned)

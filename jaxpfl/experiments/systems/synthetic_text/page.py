@@ -8,7 +8,7 @@ from jaxpfl.experiments.report.plots import COLOURS, axes
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """The record of a finished run in lines for a terminal."""
+    """The record of a finished run for a terminal."""
     metrics = record["metrics"]
     return [
         f"method {record['method']}, downstream model on {record['tested_on']}:",
@@ -43,7 +43,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             Section(
                 "Round by round",
                 "Frechet distance from the embeddings of the round's texts to those of the "
-                f"{record['validated_on']}. Nothing is chosen by it.",
+                f"{record['validated_on']}. It decides nothing.",
                 figures=[("fid", "", _fid(history, bool(stamp)))],
             )
         )

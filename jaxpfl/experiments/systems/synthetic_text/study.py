@@ -8,10 +8,10 @@
     corpus.jsonl                 the synthetic corpus
     fine_tuning/                 checkpoints of the downstream model's training
 
-The downstream model starts from its public checkpoint, is fine-tuned on the synthetic corpus (in
-method fed_avg it is trained by the clients), and is evaluated on test clients that are declared
-public. The comparison is that of POPri (Hou et al. 2025), Table 1: each method is charged for what
-its clients send, on the same clients and under the same plan.
+The downstream model starts from its public checkpoint, is fine-tuned on the synthetic corpus (the
+method fed_avg trains it on the clients), and is evaluated on test clients that are declared public.
+The comparison is that of POPri (Hou et al. 2025), Table 1: every method has the same clients and
+the same plan, and is charged for what its clients send.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.engine import study_runs as studies
+from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_plan,
-    cleaned,
     read_clients,
+    split_clients,
 )
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.releases import Releases
@@ -67,9 +67,9 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.spans import in_spans
 
-# Texts in the record, of the corpus and of each round.
+# The most texts of the corpus, and of a round, that the record contains.
 _RECORD_TEXTS = 12
-# Texts that a Frechet distance is estimated from, and points in the plot of embeddings.
+# The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
 _FID_TEXTS, _PLANE_TEXTS = 2_000, 400
 
 
@@ -78,7 +78,7 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
 
     Raises:
       InputError: a source cannot be read, the clients have no texts, a corpus contains their data,
-        the privacy cannot be had, or what the method needs is not installed.
+        the privacy target cannot be met, or a library or model is missing.
     """
     clients = read_clients(config.data)
     if "text" not in clients.columns:
@@ -86,24 +86,23 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
             f"data.source: {config.data.source!r} must have a column 'text', found "
             f"{', '.join(map(repr, clients.columns))}"
         )
-    parts = clients.split(dataclasses.asdict(config.data.split), seed=config.data.split_seed)
-    parts = {name: cleaned(part, config.data) for name, part in parts.items()}
+    parts = split_clients(clients, config.data)
     plan = build_plan(_privacy(config), config.training, len(parts["train"]))
     held = parts["train"], parts["valid"], parts["test"]
     writer = CorpusWriter(config)
     writer.public.refuse_private(parts["train"])
     study = SyntheticText(config, *held, plan, writer)
     if config.method in WRITING:
-        # Its library or its weights may be missing.
+        # Refuses here, before anything is charged, if its library or its weights are missing.
         loaded_embedder(config.embedder)
     return study
 
 
 def _privacy(config: SyntheticTextConfig) -> Any:
-    """The section `privacy` with the clip norm of what clients send in the method."""
+    """The section `privacy`, with the clip norm of what clients send in the method."""
     clip_norm = config.privacy.clip_norm
     if config.method in EVOLVING:
-        # The L2 norm of a client's votes is largest where all are for one text.
+        # The L2 norm of a client's votes is largest if all votes are for one text.
         clip_norm = float(config.evolution.max_texts)
     elif config.method == "popri":
         clip_norm = 1.0
@@ -112,14 +111,14 @@ def _privacy(config: SyntheticTextConfig) -> Any:
 
 @dataclass(frozen=True)
 class SyntheticText:
-    """A study whose clients were read: its result follows from config, clients and releases.
+    """The study, ready to be carried out.
 
     Attributes:
       clients: the training clients, PRIVATE.
       valid, test: held-out clients, declared public.
       plan: the privacy plan of what the clients send.
-      models: the public models, and the method that writes a corpus by them.
-      memory: the workspace's, PRIVATE: clients' embeddings, which the points of a sweep share.
+      models: the public models, and the method that writes a corpus with them.
+      memory: of the workspace, PRIVATE: embeddings of clients, which the points of a sweep share.
     """
 
     config: SyntheticTextConfig
@@ -141,11 +140,9 @@ class SyntheticText:
     def in_spans(self) -> Self:
         """The same study, in which each example is a span of a client's texts."""
         tokeniser, tokens = self.models.public.tokeniser, self.config.corpus.tokens
-        parts = {
-            name: in_spans(getattr(self, name), tokeniser, tokens)
-            for name in ("clients", "valid", "test")
-        }
-        return dataclasses.replace(self, **parts)
+        held = (self.clients, self.valid, self.test)
+        clients, valid, test = (in_spans(part, tokeniser, tokens) for part in held)
+        return dataclasses.replace(self, clients=clients, valid=valid, test=test)
 
     def _carried_out(self, workspace: Workspace) -> dict[str, Any]:
         directory, stamp = workspace.directory, workspace.stamp
@@ -196,7 +193,7 @@ class SyntheticText:
         return self.config.method in (*SCORING, "fed_avg")
 
     def _guarantee(self, stamp: str, ledger: Ledger | None = None, run: str = "") -> dict[str, Any]:
-        """The statement and the epsilon of what `run` charged, or without a ledger of the plan."""
+        """The statement and the epsilon of what `run` charged; without a ledger, of the plan."""
         if not self._sends():
             return {"privacy": "(epsilon = 0): clients send nothing", "epsilon": 0.0}
         plan = self.plan
@@ -213,7 +210,7 @@ class SyntheticText:
     def _method(
         self, workspace: Workspace, seconds: dict[str, float]
     ) -> tuple[Params, dict[str, Any]]:
-        """The trained downstream model's parameters, and what the record says of the method."""
+        """The trained downstream model's parameters, and the record's entries on the method."""
         method, directory = self.config.method, workspace.directory
         if method == "public":
             return self.models.downstream.params, {}
@@ -236,13 +233,13 @@ class SyntheticText:
         population = self.clients.with_columns({"tokens": rows})
         start = self.models.downstream
         algorithm = build_fed_avg(start.model, self.config.training, self.plan, start.params)
-        result = studies.train(
+        result = study_runs.train(
             self.config,
             algorithm,
             population,
             name="fed_avg",
             directory=directory,
-            ledger=self.config.ledger_path(directory),
+            ledger=study_runs.ledger_path(self.config.privacy, directory),
             privacy=self.config.privacy,
             tracking=Tracking(
                 evaluate_every=self.plan.rounds,
@@ -255,7 +252,7 @@ class SyntheticText:
         return result.params, {"guarantee": guarantee if self.plan.private else None}
 
     def _texts(self, workspace: Workspace) -> tuple[list[str], dict[str, Any]]:
-        """The synthetic corpus, and what the record says of how it was written."""
+        """The synthetic corpus, and the record's entries on how it was written."""
         config, models, directory = self.config, self.models, workspace.directory
         history: list[dict[str, Any]] = []
         scorer = models.scorer(self.plan) if config.method in SCORING else None
@@ -292,7 +289,7 @@ class SyntheticText:
         return texts, details
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
-        """The store of the rounds' artifacts, which asks the clients if there is a `scorer`."""
+        """The store of the rounds' artifacts; with a `scorer` it can ask the clients."""
         config = self.config
         described = json.dumps(files.jsonable(dataclasses.asdict(config)))
         if scorer is None:
@@ -310,9 +307,9 @@ class SyntheticText:
             name=config.method,
             query=scorer.query,
             ledger=Ledger(
-                config.ledger_path(directory),
+                study_runs.ledger_path(config.privacy, directory),
                 self.clients,
-                budget=studies.budget_of(config.privacy),
+                budget=study_runs.budget_of(config.privacy),
             ),
             reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
         )
@@ -321,7 +318,7 @@ class SyntheticText:
         """The clients with the embeddings of their texts, from `memory` if they are there.
 
         Args:
-          made_by: how the texts follow from the source, which the population's content may not say.
+          made_by: how the texts were made from the source, as a part of the key in `memory`.
         """
         function = loaded_embedder(self.config.embedder)
         key = ("embedded", clients.content, function.name, *made_by)
@@ -331,12 +328,12 @@ class SyntheticText:
         return self.memory[key]
 
     def _held_out(self, part: Population) -> list[str]:
-        """The texts of held-out clients that the evaluation uses: the first ones."""
+        """The first texts of held-out clients, as many as the evaluation uses."""
         limit = self.config.evaluation.max_examples
         return part.columns["text"].slice(0, limit).to_pylist()
 
     def _selected(self, evolved: Evolved) -> dict[str, Any]:
-        """What the record says of a round of private evolution."""
+        """The record of a round of private evolution."""
         return {
             "round": evolved.round,
             "fid": self._fid(evolved.selected),
@@ -344,7 +341,7 @@ class SyntheticText:
         }
 
     def _written(self, written: Written) -> dict[str, Any]:
-        """What the record says of a round of POPri."""
+        """The record of a round of POPri."""
         texts = [text for row in written.responses for text in row]
         best = np.argsort(-written.scores_KxJ.reshape(-1), kind="stable")[:_RECORD_TEXTS]
         return {
@@ -352,11 +349,7 @@ class SyntheticText:
             "fid": self._fid(texts),
             "pairs": written.pairs,
             "texts": [texts[i] for i in best],
-            **{
-                name: float(np.mean(written.record[name]))
-                for name in ("loss", "margin", "accuracy")
-                if name in written.record
-            },
+            **written.means,
         }
 
     def _fid(self, texts: list[str]) -> float:
@@ -374,8 +367,8 @@ class SyntheticText:
 
     def _plane(self, texts: list[str]) -> dict[str, list[list[float]]]:
         """The embeddings of synthetic and validation texts on their two principal axes."""
-        both = {"synthetic": np.asarray(self.models.function(texts[:_PLANE_TEXTS]))}
-        both["validation"] = self._validation[:_PLANE_TEXTS]
+        synthetic = np.asarray(self.models.function(texts[:_PLANE_TEXTS]))
+        both = {"synthetic": synthetic, "validation": self._validation[:_PLANE_TEXTS]}
         rows = np.concatenate(list(both.values())).astype(np.float64)
         centre = rows.mean(axis=0)
         _, _, axes = np.linalg.svd(rows - centre, full_matrices=False)
@@ -385,20 +378,13 @@ class SyntheticText:
 
     def _cost(self) -> dict[str, Any]:
         """The floats that a client receives and sends in a round, as in POPri's Table 2."""
-        config = self.config
+        config, down, up = self.config, 0, 0
         if config.method == "fed_avg":
-            size = count_parameters(self.models.downstream.params)
-            return {"down": size, "up": size}
-        if config.method not in SCORING:
-            return {"down": 0, "up": 0}
-        dimension = self.models.function.dimension
-        if config.method == "popri":
-            candidates = config.popri.prompts * config.popri.responses
-            if config.popri.score == "nn_histogram":
-                return {"down": candidates * dimension, "up": candidates}
-            # Linear scores: neither number grows with the candidates.
-            return {"down": dimension * (dimension + 1) // 2, "up": dimension}
-        return {
-            "down": config.evolution.population * dimension,
-            "up": config.evolution.population,
-        }
+            down = up = count_parameters(self.models.downstream.params)
+        elif config.method in SCORING:
+            popri, dimension = config.popri, self.models.function.dimension
+            shape = (popri.prompts, popri.responses)
+            if config.method in EVOLVING:
+                shape = (config.evolution.population, 1)
+            down, up = self.models.scorer(self.plan).floats_per_client(*shape, dimension)
+        return {"down": down, "up": up}

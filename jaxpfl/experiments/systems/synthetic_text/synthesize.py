@@ -5,7 +5,7 @@
                         texts
 
 If more texts are wanted than the run wrote, its tuned generator writes them. That is
-post-processing of what was released, which costs no more privacy: no client's data is read here.
+post-processing of the releases and costs no further privacy: no client's data is read here.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.reader import from_mapping, read_mapping
+from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
 from jaxpfl.experiments.engine.releases import FOLDER, missing
 from jaxpfl.experiments.systems.base import RESULT
@@ -29,25 +30,21 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 
-# How often a generator that writes empty texts is asked for more.
+# How often the generator is asked for more texts, since some may be empty.
 _MOST_PARTS = 50
 
 
 def synthesize(
-    run: str | Path, out: str | Path, *, texts: int | None = None, progress: bool = True
+    directory: Path, path: Path, *, texts: int | None = None, progress: bool = True
 ) -> dict[str, Any]:
-    """Writes the corpus of the finished study in `run` to the file `out`, and returns its card.
+    """Writes the corpus of a finished study and returns its card; see `systems.base.Synthesizer`.
 
     Args:
-      out: must not exist.
+      directory: the run's directory.
+      path: the new file.
       texts: the number of texts, beginning with the run's own; None for as many as the run wrote.
       progress: whether progress bars are shown on stderr.
-
-    Raises:
-      InputError: `run` holds no finished study that writes texts, or `out` exists.
-      CorruptFile: a file of the run was altered, or its ledger was cut off.
     """
-    directory, path = Path(run), Path(out)
     card_path = path.with_name(path.name + ".card.json")
     if texts is not None:
         positive_int("texts", texts)
@@ -87,9 +84,9 @@ def synthesize(
 
 
 def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
-    """The config and the record of the finished study in a directory."""
+    """The config and the record of a finished study."""
     if not (directory / RESULT).exists():
-        raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
+        raise InputError(f"{directory}: holds no finished run: it has no {RESULT}")
     record = files.read_json(directory / RESULT)
     path = directory / "config.yaml"
     config = from_mapping(read_mapping(path), str(path), SyntheticTextConfig)
@@ -105,7 +102,7 @@ def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
     """The verified ledger that the run charged; None where no client was asked."""
     if config.method not in SCORING:
         return None
-    path = config.ledger_path(directory)
+    path = study_runs.ledger_path(config.privacy, directory)
     if not path.exists():
         raise CorruptFile(f"{path}: the run's ledger is missing")
     ledger = Ledger.read(path)
@@ -114,7 +111,7 @@ def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
 
 
 def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) -> dict[str, Any]:
-    """What the texts cost the clients, and what all releases on their ledger compose to."""
+    """What the texts cost the clients, and what all releases on their ledger cost together."""
     if ledger is None:
         return {
             "private": True,
@@ -138,7 +135,7 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) 
         "adjacency": plan.adjacency,
         "accountant": plan.chosen_accountant if plan.private else None,
         "ledger": {
-            # As it was after the run: others may have charged a shared ledger since.
+            # The head after the run: a shared ledger may have been charged since.
             "head": manifest.ledger_head,
             "charges_of_all": len(ledger),
             "epsilon_of_all": ledger.spent(plan.delta) if plan.private else None,
@@ -153,13 +150,13 @@ def _more_texts(
     artifacts: Artifacts,
     number: int,
 ) -> list[str]:
-    """New texts by the generator that wrote the run's corpus, tuned as it was then."""
+    """New texts by the generator as the run tuned it."""
     digest = writer.generator.digest()
     expected = record["public_models"]["generator"]["sha256"]
     if digest != expected:
         raise InputError(
-            f"{writer.config.cache}: the public generator must be the one that the run started "
-            f"from, with SHA-256 {expected[:12]}..., found {digest[:12]}..."
+            f"{writer.config.cache}: the public generator must be the one that the run used, with "
+            f"SHA-256 {expected[:12]}..., found {digest[:12]}...: restore it"
         )
     plan = record["plan"]
     model, samples = writer.tuned(
@@ -176,6 +173,6 @@ def _more_texts(
         if len(found) >= number:
             return found[:number]
     raise InputError(
-        f"{directory}: the generator writes empty texts almost only: {len(found)} of {number} more "
-        "texts are not empty; ask for fewer --texts"
+        f"{directory}: the generator wrote only {len(found)} of {number} more texts that are not "
+        "empty: ask for fewer --texts"
     )

@@ -141,7 +141,7 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
         ("near: 0.3, far: 0.7", "near: 0.3, far: 0.6", "must sum to 1"),
         ("near: 0.3, far: 0.7", "near: -0.3, far: 1.3", "mostly far.near"),
         ("near: 0.3, far: 0.7", "nearr: 0.3, far: 0.7", "'nearr'"),
-        ("near: 0.3, far: 0.7", "mostly far: 1.0", "no candidate with a source"),
+        ("near: 0.3, far: 0.7", "mostly far: 1.0", "found 'mostly far'"),
         ("near: 0.3, far: 0.7", "near: half, far: 0.7", "mostly far.near"),
         ('"mostly far": {', '"../up": {', "'../up'"),
         ('"mostly far": {', "on: {", "True"),
@@ -161,6 +161,15 @@ def test_settings_that_do_not_fit_are_refused(pipeline_config, old, new, words):
         _load(pipeline_config, (old, new))
     assert words in str(caught.value)
     assert "changed.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", ".far", "up/far", "mostly_far"])
+def test_every_candidate_has_a_folder_of_its_own(name):
+    """Spaces become underscores in the names of folders."""
+    FredConfig(candidates={"mostly far": "x", "far": "y"})
+    with pytest.raises(InputError, match="fred.candidates") as caught:
+        FredConfig(candidates={"mostly far": "x", name: "y"})
+    assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize(
