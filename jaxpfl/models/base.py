@@ -1,4 +1,4 @@
-"""What the engine asks of a model: pure functions over a plain pytree of parameters.
+"""The interface of a model: pure functions over a plain pytree of parameters.
 
 A model is a frozen dataclass of public settings. Its network is a Flax NNX module that is split
 once into a graph definition and a nested dict of float32 arrays; every call builds the module anew
@@ -14,11 +14,11 @@ from flax import nnx
 from jax import Array
 
 PAD = -1
-"""Padding of token rows, in every model, tokeniser and file: an id that no vocabulary has.
+"""Padding of token rows in every model, tokeniser and file: an id that no vocabulary has.
 
-0 would be a real token of the published vocabularies (GPT-2's "!"), and padding with end-of-text
-would hide the ends of texts from the loss. Embedding tables have no row -1, and JAX would read
-their last one: models look up `maximum(tokens, 0)` and mask the result.
+0 is a real token of published vocabularies (GPT-2's "!"), and padding with end-of-text would hide
+the ends of texts from the loss. Models look up `maximum(tokens, 0)` in the embedding table and mask
+the result, because JAX would read the last row at index -1.
 """
 
 Params = Any
@@ -32,28 +32,27 @@ Metrics = dict[str, Array]
 
 
 class Model(Protocol):
-    """The functions that federated algorithms call; all are pure and may be jitted and vmapped."""
+    """The functions that federated algorithms call; all are pure and may be jitted and vmapped.
+
+    `columns` names the columns of a batch that the model reads.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a batch that the model reads."""
-        ...
+    def columns(self) -> tuple[str, ...]: ...
 
     def init(self, key: Array) -> Params:
         """Parameters drawn from a typed key."""
         ...
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean loss over the real targets of a batch, and the sums it is made of.
+        """Mean loss over the real targets of a batch, and the sums that it follows from.
 
         Args:
-          params: as returned by `init`.
-          batch: columns [batch, ...].
-          mask: bool [batch], True = real example. A masked example contributes exactly zero to
-            the loss, the metrics and the gradient, whatever it holds (NaN too).
+          mask: bool [batch], True for a real example. Any other example contributes exactly zero to
+            the loss, the metrics and the gradient, whatever values it has (NaN too).
 
         Returns:
           A float32 scalar, 0 with zero gradients when no target is real, and the metrics.
@@ -61,7 +60,7 @@ class Model(Protocol):
         ...
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """The sums of `loss`, to be added up over batches; see `summarise`."""
+        """The metrics of `loss`, to be summed over batches and given to `summarise`."""
         ...
 
 
@@ -71,18 +70,11 @@ def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:
     return graphdef, nnx.to_pure_dict(state)
 
 
-def merge(graphdef: nnx.GraphDef, params: Params) -> Any:
-    """Builds the network on `params`; the module's variables are new, so `params` cannot change."""
-    return nnx.merge(graphdef, params)
-
-
 def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:
-    """Cross-entropy in nats, float32 [N], of integer targets; finite for finite logits.
-
-    The target's logit is picked by comparison, not by indexing: its transpose is then a fused
-    select instead of a scatter, which is slow on CPUs.
-    """
+    """Cross-entropy in nats, float32 [N], of integer targets; finite for finite logits."""
     logits_NxV = logits_NxV.astype(jnp.float32)
+    # Comparing instead of indexing makes the gradient a fused select instead of a scatter, which is
+    # slow on CPUs.
     classes_V = jnp.arange(logits_NxV.shape[-1], dtype=targets_N.dtype)
     is_target_NxV = classes_V[None, :] == targets_N[:, None]
     picked_N = jnp.sum(jnp.where(is_target_NxV, logits_NxV, 0.0), axis=-1)
@@ -92,8 +84,8 @@ def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:
 def masked_loss(logits_NxV: Array, targets_N: Array, real_N: Array) -> tuple[Array, Metrics]:
     """Mean cross-entropy over the targets where `real_N` is True, and the metric sums.
 
-    Returns 0, with a zero gradient, when none is real. A tie for the highest logit goes to the
-    lowest class. XLA removes the top-1 computation where its result is not used.
+    The loss is 0, with a zero gradient, when no target is real. A tie for the highest logit goes to
+    the lowest class. XLA removes the top-1 computation where its result is not used.
     """
     nll_N = jnp.where(real_N, negative_log_likelihood(logits_NxV, targets_N), 0.0)
     hits_N = jnp.argmax(logits_NxV, axis=-1).astype(targets_N.dtype) == targets_N

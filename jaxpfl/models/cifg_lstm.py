@@ -1,17 +1,10 @@
 """CIFG-LSTM language models: the word- and char-LM of Augenstein et al. 2020.
 
-The coupled input-forget gate cell (Greff et al. 2015) with a projection (Sak et al. 2014), for
-input x, previous output m and previous cell c, biases b, W stacked over [x; m]:
-
-    [j, f, o] = W [x; m] + b
-    F  = sigmoid(f + 1)
-    c' = F * c + (1 - F) * tanh(j)
-    m' = W_P (sigmoid(o) * tanh(c'))
-
-W_P has no bias; the peepholes of the gates are optional. The output layer is m E^T + b_out with E
-the input embedding (tied) or a matrix of its own. The word model (10,000 tokens, embedding 96,
-hidden 670, projection 96, tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model
-(258 symbols, embedding 128, three layers of 256 hidden and 128 projected, untied) 756,738, with
+The cell has a coupled input-forget gate (Greff et al. 2015), a projection (Sak et al. 2014) and
+optional peepholes, see `jaxpfl.models.layers.cifg_cell`. The output layer is m E^T + b_out with E
+the input embedding (tied) or another matrix. The word model (10,000 tokens, embedding 96, hidden
+670, projection 96, tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model (258
+symbols, embedding 128, three layers of 256 hidden and 128 projected units, untied) 756,738, with
 peepholes 758,274.
 """
 
@@ -25,7 +18,7 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
 from jaxpfl.models.layers import cifg_cell
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
@@ -78,12 +71,8 @@ class Network(nnx.Module):
         initialise = jax.nn.initializers.glorot_uniform()
         shape = (config.vocab_size, config.projection)
         self.output = None if config.tied else nnx.Param(initialise(keys[-1], shape, jnp.float32))
-        prior = config.output_bias_prior
-        self.output_bias = nnx.Param(
-            jnp.zeros(config.vocab_size, jnp.float32)
-            if prior is None
-            else jnp.asarray(prior, jnp.float32)
-        )
+        prior = config.output_bias_prior or (0.0,) * config.vocab_size
+        self.output_bias = nnx.Param(jnp.asarray(prior, jnp.float32))
 
     def output_layer(self) -> tuple[Array, Array]:
         """Matrix [V, P] and bias [V]."""
@@ -97,7 +86,7 @@ class Network(nnx.Module):
 
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, P], which predict the token after each one."""
-        # Padding reads some row, of which nothing depends that counts.
+        # The rows that padding reads influence no real token.
         x_TxBxI = self.embedding[...][jnp.maximum(tokens_TxB, 0)]
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
@@ -117,17 +106,17 @@ class Network(nnx.Module):
 class CIFGLanguageModel:
     """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
 
-    A row is bos, words, eos, padding (-1); the model reads the first L tokens and predicts the
-    last L. Targets are all tokens but padding: end of sentence and out-of-vocabulary count like
-    any word, in the loss and in top-1 accuracy.
+    A row is bos, words, eos, padding (-1). The model reads the first L tokens and predicts the last
+    L. Every token except padding is a target: end of sentence and out-of-vocabulary count like any
+    word, in the loss and in top-1 accuracy.
 
     Attributes:
-      vocab_size: number of token ids, special tokens included.
+      vocab_size: number of token ids, including the special tokens.
       embedding, hidden, projection, layers: sizes; `projection` must equal `embedding` if tied.
       tied: the output matrix is the input embedding.
       peepholes: diagonal connections from the cell to the forget and output gates.
-      output_bias_prior: log frequencies of the tokens in PUBLIC text, used as the initial output
-        bias so that the untrained model is a unigram model of that text; zeros if None.
+      output_bias_prior: log frequencies of the tokens in PUBLIC text, the initial output bias that
+        makes the untrained model a unigram model of that text; zeros if None.
 
     Raises:
       InputError: a size is not a positive whole number, or sizes do not fit together.
@@ -142,6 +131,8 @@ class CIFGLanguageModel:
     peepholes: bool = False
     output_bias_prior: tuple[float, ...] | None = None
     name: str = "cifg_lstm"
+
+    columns = ("tokens",)
 
     def __post_init__(self):
         for field in ("vocab_size", "embedding", "hidden", "projection", "layers"):
@@ -160,10 +151,6 @@ class CIFGLanguageModel:
             for value in self.output_bias_prior:
                 real("output_bias_prior", value)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("tokens",)
-
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
@@ -174,7 +161,7 @@ class CIFGLanguageModel:
 
     def logits(self, params: Params, tokens_BxL: Array) -> Array:
         """Float32 logits [B, L, V] of the token that follows each given one."""
-        network = merge(self._graphdef, params)
+        network = nnx.merge(self._graphdef, params)
         logits_NxV = network.logits(network(tokens_BxL.T))
         length, batch = tokens_BxL.shape[1], tokens_BxL.shape[0]
         return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
@@ -196,7 +183,7 @@ class CIFGLanguageModel:
     def _read(self, params: Params, batch: Batch, mask: Array) -> tuple[Network, Array, Array]:
         """The network, its last layer's outputs [N, P] and the targets [N], PAD where masked."""
         tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
-        network = merge(self._graphdef, params)
+        network = nnx.merge(self._graphdef, params)
         return network, network(tokens_TxB[:-1]), tokens_TxB[1:].reshape(-1)
 
     def initial_carry(self, batch: int) -> Carry:
@@ -207,4 +194,4 @@ class CIFGLanguageModel:
 
     def step(self, params: Params, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         """Reads one token per sequence: logits [B, V] of the next one, and the new state."""
-        return merge(self._graphdef, params).step(tokens_B, carry)
+        return nnx.merge(self._graphdef, params).step(tokens_B, carry)

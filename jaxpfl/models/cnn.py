@@ -1,26 +1,22 @@
 """Two convolutional classifiers, for any image size and number of classes.
 
 `classifier_cnn` is the primary classifier of Augenstein et al. 2020 ("Generative models for
-effective ML on private, decentralized datasets"): conv 32, pool, conv 64, pool, conv 64, dense 64,
-dense classes; 95,012 parameters at 28 x 28 x 1 and 36 classes. `emnist_cnn` is the EMNIST network
-of Reddi et al. 2021 ("Adaptive federated optimization"): conv 32, conv 64, pool, dense 128, dense
-classes; 1,206,590 parameters at 28 x 28 x 1 and 62 classes. The latter's dropout is left out:
-a client takes few local steps, and clipping and noise regularise already.
+effective ML on private, decentralized datasets"), `emnist_cnn` the EMNIST network of Reddi et al.
+2021 ("Adaptive federated optimization") without its dropout: a client takes few local steps, and
+clipping and noise regularise already.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from jaxpfl.checks import one_of, positive_int
-from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, merge, split
-from jaxpfl.models.layers.convolution import Form, convolve, max_pool
+from jaxpfl.checks import positive_int
+from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve, max_pool
 
 _KERNEL = 3
 
@@ -28,8 +24,8 @@ _KERNEL = 3
 class Convolution(nnx.Module):
     """3 x 3 convolution, optional 2 x 2 max-pool, bias, ReLU.
 
-    The bias and the ReLU come after the pool: both are monotone, so the values are those of the
-    usual order, on a quarter of the elements.
+    The bias and the ReLU are applied after the pool, to a quarter of the elements; because both are
+    monotone, the result is that of the usual order.
     """
 
     def __init__(
@@ -37,10 +33,9 @@ class Convolution(nnx.Module):
     ):
         # A map smaller than the kernel is padded and a map of one row is not pooled, so that the
         # network exists for any image size.
-        self.padding: Literal["VALID", "SAME"] = (
-            "VALID" if min(height, width) >= _KERNEL else "SAME"
-        )
-        if self.padding == "VALID":
+        self.padding: Padding = "SAME"
+        if min(height, width) >= _KERNEL:
+            self.padding = "VALID"
             height, width = height - _KERNEL + 1, width - _KERNEL + 1
         self.pool = pool and min(height, width) >= 2
         if self.pool:
@@ -71,19 +66,17 @@ class Dense(nnx.Module):
 
 
 class Network(nnx.Module):
-    """Convolutions, then two dense layers; the children are numbered in order."""
+    """Convolutions, then two dense layers."""
 
     def __init__(self, config: "CNN", key: Array):
-        height, width, channels = config.image_shape
-        shape = (height, width, channels)
+        shape = config.image_shape
         self.depth = len(config.features)
         for i, (outputs, pool) in enumerate(config.features):
             layer = Convolution(*shape, outputs, pool, config.form, jax.random.fold_in(key, i))
             setattr(self, f"convolution_{i}", layer)
             shape = layer.shape
-        inputs = shape[0] * shape[1] * shape[2]
         keys = [jax.random.fold_in(key, self.depth + i) for i in range(2)]
-        self.hidden = Dense(inputs, config.hidden, keys[0])
+        self.hidden = Dense(shape[0] * shape[1] * shape[2], config.hidden, keys[0])
         self.output = Dense(config.hidden, config.classes, keys[1])
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
@@ -100,7 +93,6 @@ class CNN:
     Float images are used as they are; uint8 images are divided by 255.
 
     Attributes:
-      name: public name.
       image_shape: (height, width, channels).
       classes: number of classes; labels are 0 .. classes - 1.
       features: for each convolution, (output channels, whether a 2 x 2 max-pool follows).
@@ -118,20 +110,12 @@ class CNN:
     hidden: int
     form: Form = "auto"
 
+    columns = ("image", "label")
+
     def __post_init__(self):
-        if not isinstance(self.image_shape, tuple) or len(self.image_shape) != 3:
-            raise InputError(
-                f"image_shape must be (height, width, channels), found {self.image_shape!r}"
-            )
-        for size in self.image_shape:
-            positive_int("image_shape", size)
+        check_images(self.image_shape, self.form)
         positive_int("classes", self.classes)
         positive_int("hidden", self.hidden)
-        one_of("form", self.form, ("auto", "patches", "convolution"))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image", "label")
 
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
@@ -145,7 +129,7 @@ class CNN:
         """Float32 logits [B, classes]."""
         if image_BxHxWxC.dtype == jnp.uint8:
             image_BxHxWxC = image_BxHxWxC.astype(jnp.float32) / 255.0
-        return merge(self._graphdef, params)(image_BxHxWxC)
+        return nnx.merge(self._graphdef, params)(image_BxHxWxC)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""
@@ -160,7 +144,7 @@ class CNN:
 def classifier_cnn(
     image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 36, form: Form = "auto"
 ) -> CNN:
-    """Conv 32, pool, conv 64, pool, conv 64, dense 64: 95,012 parameters at the defaults."""
+    """Conv 32, pool, conv 64, pool, conv 64, dense 64, dense: 95,012 parameters by default."""
     features = ((32, True), (64, True), (64, False))
     return CNN("classifier_cnn", image_shape, classes, features, hidden=64, form=form)
 
@@ -168,6 +152,6 @@ def classifier_cnn(
 def emnist_cnn(
     image_shape: tuple[int, int, int] = (28, 28, 1), classes: int = 62, form: Form = "auto"
 ) -> CNN:
-    """Conv 32, conv 64, pool, dense 128: 1,206,590 parameters at the defaults."""
+    """Conv 32, conv 64, pool, dense 128, dense: 1,206,590 parameters by default."""
     features = ((32, False), (64, True))
     return CNN("emnist_cnn", image_shape, classes, features, hidden=128, form=form)

@@ -12,13 +12,13 @@ decentralized datasets", appendix C.2), for an image of H x W pixels and noise o
 At 28 x 28 x 1 the generator has 13,285,217 parameters and the critic 6,556,865 trainable ones, and
 6,558,913 with the moving statistics of its batch normalisation.
 
-BN is batch normalisation with an offset and no scale, always in training mode, as the authors found
-necessary: it normalises by the statistics of the batch at hand. Its moving statistics (momentum
-0.999) enter no result. The critic's are kept among its parameters all the same, so that a client's
-update has them and what is clipped and noised is what the paper clips and noises; nothing reads the
-generator's, which no client changes, and it has none.
+BN is batch normalisation with an offset and no scale. It always normalises by the statistics of the
+current batch, as the authors found necessary, so its moving statistics (momentum 0.999) enter no
+result. The critic keeps them among its parameters nevertheless: a client's update then contains
+them, and what is clipped and noised is what the paper clips and noises. The generator has none,
+because clients do not train it.
 
-Images are float32 in [-1, 1] within, where the data's 0 (paper) is -1 and its 1 (ink) is 1.
+Inside the networks images are float32 in [-1, 1]: the data's 0 (paper) is -1, its 1 (ink) is 1.
 """
 
 from dataclasses import dataclass
@@ -33,14 +33,12 @@ from jax import Array
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params, merge, split
-from jaxpfl.models.layers.convolution import Form, convolve, upsample_convolve
+from jaxpfl.models.base import Params, split
+from jaxpfl.models.layers.convolution import Form, check_images, convolve, upsample_convolve
 
 Loss = Literal["wasserstein_gp", "non_saturating"]
 
-MOMENTUM = 0.999
-"""Of the critic's moving statistics."""
-
+_MOMENTUM = 0.999
 _EPSILON = 1e-3  # added to a variance before its root
 _KERNEL = 4
 _LEAK = 0.01
@@ -53,9 +51,9 @@ Statistics = tuple[Array, Array]
 def normalise(x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
     """Batch normalisation of [B, ..., F] by the statistics of the rows where `real_B` is True.
 
-    Mean and (biased) variance run over those rows and over the axes between the first and the
-    last. Other rows influence nothing, provided that they are finite. Without any real row, mean
-    and variance are 0.
+    The mean and the (biased) variance are taken over those rows and over the axes between the first
+    and the last. The other rows influence nothing, provided that they are finite. Without any real
+    row, mean and variance are 0.
     """
     between = tuple(range(1, x_BxF.ndim - 1))
     pixels = int(np.prod([x_BxF.shape[axis] for axis in between], dtype=int))
@@ -73,7 +71,7 @@ def normalise(x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
 
 
 class Layer(nnx.Module):
-    """A kernel (Glorot-uniform), and a bias that is added or an offset that follows BN."""
+    """A Glorot-uniform kernel, with a bias unless batch normalisation follows."""
 
     def __init__(self, shape: tuple[int, ...], key: Array, *, bias: bool = False):
         self.kernel = nnx.Param(jax.nn.initializers.glorot_uniform()(key, shape, jnp.float32))
@@ -105,16 +103,17 @@ class Generator(nnx.Module):
         height, width, channels = config.image_shape
         self.form: Form = config.form
         self.small = (height // 4, width // 4, config.scaled(256))
+        seed = self.small[0] * self.small[1] * self.small[2]
         hidden, first, second = config.scaled(1024), config.scaled(64), config.scaled(32)
         keys = [jax.random.fold_in(key, i) for i in range(5)]
         window = (_KERNEL, _KERNEL)
         self.hidden = Layer((config.noise, hidden), keys[0])
-        self.seed = Layer((hidden, self.small[0] * self.small[1] * self.small[2]), keys[1])
+        self.seed = Layer((hidden, seed), keys[1])
         self.upsample_0 = Layer((*window, self.small[2], first), keys[2])
         self.upsample_1 = Layer((*window, first, second), keys[3])
         self.output = Layer((*window, second, channels), keys[4], bias=True)
         self.normalisation_0 = Normalisation(hidden)
-        self.normalisation_1 = Normalisation(self.small[0] * self.small[1] * self.small[2])
+        self.normalisation_1 = Normalisation(seed)
         self.normalisation_2 = Normalisation(first)
         self.normalisation_3 = Normalisation(second)
 
@@ -137,7 +136,7 @@ class Generator(nnx.Module):
 
 
 class Critic(nnx.Module):
-    """From images [G, B, H, W, C] to scores [G, B]; the G batches are normalised one by one."""
+    """From images [G, B, H, W, C] to scores [G, B]; each of the G batches is normalised alone."""
 
     def __init__(self, config: "GAN", key: Array):
         height, width, channels = config.image_shape
@@ -159,7 +158,7 @@ class Critic(nnx.Module):
             x = jax.nn.leaky_relu(layer.shifted(x), _LEAK)
         hidden_NxF = x.reshape(groups * batch, -1) @ self.hidden.kernel[...]
         hidden_GxBxF = hidden_NxF.reshape(groups, batch, -1)
-        # One batch after the other: mixed, the statistics would tell real from generated.
+        # Each batch alone: the statistics of a mixed one would tell real from generated images.
         normal = [self.normalisation(hidden_BxF, real_B) for hidden_BxF in hidden_GxBxF]
         x = jax.nn.leaky_relu(jnp.concatenate([values for values, _ in normal]), _LEAK)
         score_NxO = self.output.shifted(x @ self.output.kernel[...])
@@ -174,18 +173,17 @@ class GAN:
     Data are uint8 (0 .. 255) or float32 (0 .. 1) with 0 = paper and 1 = ink; see `to_range`.
 
     Attributes:
-      image_shape: (height, width, channels); height and width multiples of 4.
-      width: scales all channels and dense widths; 1 is the paper's.
+      image_shape: (height, width, channels); height and width are multiples of 4.
+      width: multiplies all numbers of channels and dense units; 1 is the paper's network.
       noise: size of the generator's input.
       loss: "wasserstein_gp" (Gulrajani et al. 2017) or "non_saturating" (Goodfellow et al. 2014).
       gradient_penalty: weight of the gradient penalty of "wasserstein_gp".
-      weight_decay: each network's loss has half of it times the sum of the squares of that
-        network's kernels; biases, offsets and statistics are left alone.
+      weight_decay: half of it times the sum of the squares of a network's kernels is added to that
+        network's loss; biases, offsets and statistics do not decay.
       form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
-      name: public name.
 
     Raises:
-      InputError: a size is not a positive whole number, or no multiple of 4 where it must be.
+      InputError: a setting is out of its range; the message names it.
     """
 
     image_shape: tuple[int, int, int] = (28, 28, 1)
@@ -197,13 +195,10 @@ class GAN:
     form: Form = "auto"
     name: str = "gan"
 
+    columns = ("image",)
+
     def __post_init__(self):
-        if not isinstance(self.image_shape, tuple) or len(self.image_shape) != 3:
-            raise InputError(
-                f"image_shape must be (height, width, channels), found {self.image_shape!r}"
-            )
-        for size in self.image_shape:
-            checks.positive_int("image_shape", size)
+        check_images(self.image_shape, self.form)
         if any(size % 4 for size in self.image_shape[:2]):
             raise InputError(
                 "image_shape: height and width must be multiples of 4, found "
@@ -214,14 +209,9 @@ class GAN:
         checks.one_of("loss", self.loss, ("wasserstein_gp", "non_saturating"))
         checks.non_negative("gradient_penalty", self.gradient_penalty)
         checks.non_negative("weight_decay", self.weight_decay)
-        checks.one_of("form", self.form, ("auto", "patches", "convolution"))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("image",)
 
     def scaled(self, features: int) -> int:
-        """The paper's number of channels or units, at this width."""
+        """The number of channels or units at this width, for the paper's number `features`."""
         return max(1, round(self.width * features))
 
     @cached_property
@@ -232,7 +222,7 @@ class GAN:
         return definition(Generator), definition(Critic)
 
     def init(self, key: Array) -> Params:
-        """{"generator": ..., "critic": ...}: Glorot-uniform kernels, all else zero or one."""
+        """{"generator", "critic"}: Glorot-uniform kernels, variances of one, all else zero."""
         generator_key, critic_key = jax.random.split(key)
         return {
             "generator": split(Generator(self, generator_key))[1],
@@ -245,19 +235,17 @@ class GAN:
 
     def generate(self, generator: Params, noise_BxZ: Array, real_B: Array) -> Array:
         """Images [B, H, W, C] in [-1, 1]; rows where `real_B` is False influence no other."""
-        return merge(self._graphdefs[0], generator)(noise_BxZ, real_B)
+        return nnx.merge(self._graphdefs[0], generator)(noise_BxZ, real_B)
 
     def scores(
         self, critic: Params, image_GxBxHxWxC: Array, real_B: Array
     ) -> tuple[Array, Statistics]:
         """Scores [G, B] of G batches, and each batch's statistics [G, F] (mean, variance).
 
-        Args:
-          critic: its parameters.
-          image_GxBxHxWxC: float32 in [-1, 1], all of it finite.
-          real_B: bool, the rows that count, the same in each of the batches.
+        The images are finite float32 in [-1, 1]. `real_B` is True for the rows that count, which
+        are the same in all batches.
         """
-        return merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
+        return nnx.merge(self._graphdefs[1], critic)(image_GxBxHxWxC, real_B)
 
     def critic_loss(
         self,
@@ -267,22 +255,18 @@ class GAN:
         real_B: Array,
         share_B: Array,
     ) -> tuple[Array, Statistics]:
-        """What the critic minimises on one batch of drawn and one of real images.
+        """The critic's loss on a batch of generated and a batch of real images, in [-1, 1].
 
-        "wasserstein_gp": mean D(drawn) - mean D(image) + 10 mean (||grad_x D(x)|| - 1)^2 with x a
-        point between each drawn and real image, one uniform number an example. "non_saturating":
-        mean softplus(-D(image)) + mean softplus(D(drawn)). Both plus the weight decay. Means are
-        over the rows where `real_B` is True.
+        "wasserstein_gp": mean D(drawn) - mean D(image) + gradient_penalty mean (||grad D(x)|| -
+        1)^2, where x = drawn + share (image - drawn). "non_saturating": mean softplus(-D(image)) +
+        mean softplus(D(drawn)). The weight decay is added to both. Means are over the rows where
+        `real_B` is True.
 
         Args:
-          critic: its parameters.
-          drawn_BxHxWxC: generated images in [-1, 1].
-          image_BxHxWxC: real images in [-1, 1], finite.
-          real_B: bool, the rows that count.
-          share_B: uniform in [0, 1), how far each point between lies towards the real image.
+          share_B: for each example a number drawn uniformly from [0, 1).
 
         Returns:
-          The loss, and the statistics [2, F] of the drawn and of the real batch, for
+          The loss, and the statistics [2, F] of the generated and of the real batch, for
           `with_statistics`.
         """
         both = jnp.stack([drawn_BxHxWxC, image_BxHxWxC])
@@ -303,7 +287,7 @@ class GAN:
         return _mean_over(loss_B, real_B) + self._decay(critic), statistics
 
     def generator_loss(self, generator: Params, critic: Params, noise_BxZ: Array) -> Array:
-        """What the generator minimises: -mean D(drawn), or mean softplus(-D(drawn)), plus decay."""
+        """The generator's loss: -mean D(drawn) or mean softplus(-D(drawn)), plus weight decay."""
         everyone = jnp.ones(noise_BxZ.shape[:1], bool)
         drawn = self.generate(generator, noise_BxZ, everyone)
         score_B = self.scores(critic, drawn[None], everyone)[0][0]
@@ -320,9 +304,9 @@ class GAN:
 
 
 def to_range(image: Array, real_B: Array) -> Array:
-    """Data's images [B, ...] as float32 in [-1, 1]; rows where `real_B` is False become 0.
+    """Images [B, ...] of uint8 in 0 .. 255, or else in 0 .. 1, as float32 in [-1, 1].
 
-    uint8 counts from 0 to 255, any other type from 0 to 1.
+    Rows where `real_B` is False become 0.
     """
     scale = 2.0 / 255.0 if image.dtype == jnp.uint8 else 2.0
     ranged = image.astype(jnp.float32) * jnp.float32(scale) - jnp.float32(1)
@@ -330,14 +314,11 @@ def to_range(image: Array, real_B: Array) -> Array:
 
 
 def with_statistics(critic: Params, statistics: Statistics) -> Params:
-    """The critic's parameters with their moving statistics moved by each batch's [G, F], in order.
-
-    moving = 0.999 moving + 0.001 batch, for mean and variance.
-    """
+    """The critic's parameters after moving = 0.999 moving + 0.001 batch, for G batches in order."""
     normalisation = dict(critic["normalisation"])
     for name, values_GxF in zip(("mean", "variance"), statistics, strict=True):
         for values_F in values_GxF:
-            step = jnp.float32(1 - MOMENTUM) * (values_F - normalisation[name])
+            step = jnp.float32(1 - _MOMENTUM) * (values_F - normalisation[name])
             normalisation[name] = normalisation[name] + step
     return {**critic, "normalisation": normalisation}
 
@@ -345,12 +326,11 @@ def with_statistics(critic: Params, statistics: Statistics) -> Params:
 def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarray:
     """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
 
+    Images are drawn and normalised in blocks of 64, each with a key of its own: an image depends on
+    its block alone, and the first images do not depend on `number`.
+
     Args:
-      gan: the network.
       params: as `GAN.init` and `Algorithm.params` return them; only "generator" is read.
-      key: typed; the first images are the same whatever the number, and no image depends on more
-        than the 64 that it is drawn and normalised with.
-      number: at least 1.
     """
     blocks = -(-checks.positive_int("number", number) // _DRAWN_TOGETHER)
     drawn = [
@@ -373,7 +353,7 @@ def _mean_over(values_B: Array, real_B: Array) -> Array:
 
 
 def _norm_per_example(x_BxHxWxC: Array) -> Array:
-    """L2 norm [B] whose gradient at 0 is 0: that of a batch of one, which BN makes constant."""
+    """L2 norms [B] with gradient 0 at 0, which occurs: BN makes a batch of one constant."""
     square_B = jnp.sum(jnp.square(x_BxHxWxC), axis=(1, 2, 3))
     positive_B = square_B > 0
     return jnp.where(positive_B, jnp.sqrt(jnp.where(positive_B, square_B, 1.0)), 0.0)

@@ -1,4 +1,4 @@
-"""Texts as rows of bytes, so that they can be part of a state of arrays."""
+"""Texts as rows of bytes, which can be part of a state that consists of arrays."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def to_byte_rows(texts: Sequence[str], width: int) -> np.ndarray:
-    """UTF-8, uint8 [texts, width], filled up with zeros; a longer text is cut between characters.
+    """UTF-8 bytes uint8 [texts, width], padded with 0; longer texts are cut between characters.
 
-    A zero byte at a text's end is lost.
+    Zero bytes at the end of a text are lost.
     """
     rows = np.zeros((len(texts), width), np.uint8)
     for row, text in zip(rows, texts, strict=True):

@@ -303,8 +303,8 @@ def test_what_cannot_be_saved_is_refused_and_the_old_model_stays(gpt2):
     whole = params | {"norm": {"scale": jnp.ones(32, jnp.int32), "bias": jnp.ones(32)}}
     nan = params | {"norm": {"scale": jnp.full(32, jnp.nan), "bias": jnp.ones(32)}}
     for what, message in [
-        (adapted, "a model with adapters is not saved whole"),
-        (quantise(model, params), "int8 weights are not saved"),
+        (adapted, "a model with adapters cannot be saved"),
+        (quantise(model, params), "int8 weights cannot be saved"),
         ((model, missing), "parameter norm/bias is missing"),
         ((model, extra), "parameter head/kernel is not part of the model"),
         ((model, wrong), r"parameter norm/scale must be .* \[32\], found float32 \[31\]"),

@@ -1,9 +1,9 @@
 """Adapters in a folder: adapter_config.json and adapter_model.safetensors.
 
-Settings and names are those of the library PEFT, so that it reads a Llama's adapters and their
-like can be read here. GPT-2's checkpoints have one matrix for queries, keys and values, ours three
-with an adapter each: theirs are named attn.q, attn.k and attn.v, which PEFT does not know. In a
-file, A is [rank, inputs] and B [outputs, rank], a layer at a time.
+Settings and names are those of the library PEFT, which can read a Llama's adapters from here and
+write them for here. GPT-2's checkpoints have one matrix for queries, keys and values, our networks
+three, each with its own adapter; these are named attn.q, attn.k and attn.v, which PEFT does not
+know. In a file, A is [rank, inputs] and B [outputs, rank], separately for every layer.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints.hugging_face_names import LLAMA_PROJECTIONS
-from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
+from jaxpfl.models.checkpoints.model_files import finite, read_object
 from jaxpfl.models.checkpoints.safetensors_files import (
     Described,
     Tensors,
@@ -33,15 +33,7 @@ from jaxpfl.models.decoder.network import Decoder
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-_GPT2_PROJECTIONS = {
-    "q": "attn.q",
-    "k": "attn.k",
-    "v": "attn.v",
-    "o": "attn.c_proj",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-}
-# Variants that are not computed here: the field, and the values that mean "not that".
+# Variants that are not computed here: each field with the values that leave the variant off.
 _OFF = {
     "use_dora": (False, None),
     "use_rslora": (False, None),
@@ -56,13 +48,10 @@ _OFF = {
 
 
 def save(folder: str | Path, model: Decoder, params: Params) -> None:
-    """Writes the adapters of a model, and nothing of its base.
+    """Writes the adapters of a model, without its base (see `jaxpfl.models.decoder.lora.attach`).
 
-    Adapters that the folder holds are replaced, and only by whole ones; a crash leaves the old,
-    the new, or a folder without adapter_config.json, which is not read.
-
-    Args:
-      model, params: with adapters, see `jaxpfl.models.decoder.lora.attach`.
+    They replace the adapters that the folder holds. A crash leaves the old ones, the new ones, or a
+    folder without adapter_config.json, which `load` refuses.
 
     Raises:
       InputError: the model has no adapters, or one is not finite.
@@ -70,19 +59,15 @@ def save(folder: str | Path, model: Decoder, params: Params) -> None:
     if model.lora is None:
         raise InputError("the model has no adapters to save")
     adapters, _ = lora.split(params)
-    places = _places(model, tuple(adapters))
     described, sources = {}, {}
-    for target, layer, leaf, name in places:
+    for target, layer, leaf, name in _places(model, tuple(adapters)):
         value = adapters[target][leaf]
         described[name] = Described(value.shape[:0:-1], value.dtype.name)
-        sources[name] = (value, layer, f"{target}/{leaf}")
+        sources[name] = (value, layer, f"adapter {target}/{leaf}")
 
     def read(name: str) -> np.ndarray:
         value, layer, what = sources[name]
-        tensor = np.asarray(value[layer])
-        if not np.isfinite(tensor).all():
-            raise InputError(f"adapter {what} holds values that are not finite")
-        return tensor.T
+        return finite(what, np.asarray(value[layer])).T
 
     settings = {
         "peft_type": "LORA",
@@ -105,14 +90,15 @@ def save(folder: str | Path, model: Decoder, params: Params) -> None:
 
 
 def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
-    """The model with the adapters in a folder, and its parameters: the same base arrays.
+    """The model with the adapters in a folder, and its parameters, which share the base's arrays.
 
     Args:
-      model, params: without adapters; the base that the adapters were trained beside.
+      model, params: the base that the adapters were trained with, without adapters.
 
     Raises:
-      InputError: a file is missing, the model has adapters already, the settings ask for what is
-        not computed here, or a tensor is missing, unexpected, of another shape or not finite.
+      InputError: a file is missing, the model has adapters already, the settings ask for a variant
+        that is not computed here, or a tensor is missing, unexpected, of another shape or not
+        finite.
       CorruptFile: a file is broken.
     """
     folder = Path(folder)
@@ -121,22 +107,22 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
     settings = _settings(folder / CONFIG, model)
     path = folder / WEIGHTS
     adapters: dict[str, Any] = {}
+    for target in settings.targets:
+        kernel = params["layers"][target]["kernel_int8" if model.int8 else "kernel"]
+        layers, inputs, outputs = kernel.shape
+        adapters[target] = {
+            "a": np.empty((layers, inputs, settings.rank), np.float32),
+            "b": np.empty((layers, settings.rank, outputs), np.float32),
+        }
     with open_file(path) as file:
         tensors = Tensors(path, {name: (path, file) for name in file.keys()})  # noqa: SIM118
         unused = set(tensors)
-        shapes = {
-            (target, leaf): shape
-            for target in settings.targets
-            for leaf, shape in _shapes(model, params, target, settings.rank).items()
-        }
-        for (target, leaf), shape in shapes.items():
-            adapters.setdefault(target, {})[leaf] = np.empty(shape, np.float32)
         for target, layer, leaf, name in _places(model, settings.targets):
             unused.discard(name)
-            tensors.check(name, shapes[target, leaf][:0:-1])
+            tensors.check(name, adapters[target][leaf].shape[:0:-1])
             adapters[target][leaf][layer] = tensors.finite(name).T
         if unused:
-            raise InputError(f"{path}: tensor {min(unused)!r} is no adapter of the described model")
+            raise InputError(f"{path}: tensor {min(unused)!r} is not an adapter of this model")
     joined = lora.join(jax.tree.map(jnp.asarray, adapters), params)
     return dataclasses.replace(model, lora=settings), joined
 
@@ -169,11 +155,13 @@ def _settings(path: Path, model: Decoder) -> LoRA:
 
 
 def _projections(model: Decoder) -> dict[str, str]:
-    return _GPT2_PROJECTIONS if model.name == "gpt2" else LLAMA_PROJECTIONS
+    if model.name == "gpt2":
+        return {"q": "attn.q", "k": "attn.k", "v": "attn.v", **GPT2_PROJECTIONS}
+    return LLAMA_PROJECTIONS
 
 
 def _places(model: Decoder, targets: tuple[str, ...]) -> list[tuple[str, int, str, str]]:
-    """Target, layer, leaf and the tensor's name, of all adapters."""
+    """The target, layer, leaf and tensor name of every matrix of the adapters."""
     before = "base_model.model." + ("transformer.h" if model.name == "gpt2" else "model.layers")
     return [
         (target, layer, leaf, f"{before}.{layer}.{_projections(model)[target]}.{theirs}.weight")
@@ -181,9 +169,3 @@ def _places(model: Decoder, targets: tuple[str, ...]) -> list[tuple[str, int, st
         for target in targets
         for leaf, theirs in (("a", "lora_A"), ("b", "lora_B"))
     ]
-
-
-def _shapes(model: Decoder, params: Params, target: str, rank: int) -> dict[str, tuple[int, ...]]:
-    kernel = params["layers"][target]["kernel_int8" if model.int8 else "kernel"]
-    layers, inputs, outputs = kernel.shape
-    return {"a": (layers, inputs, rank), "b": (layers, rank, outputs)}

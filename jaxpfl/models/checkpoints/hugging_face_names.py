@@ -1,9 +1,9 @@
-"""Which block of which tensor of a Hugging Face checkpoint each of our parameters is.
+"""The correspondence between the tensors of a Hugging Face checkpoint and our parameters.
 
-A checkpoint keeps every layer's tensors apart, mostly [outputs, inputs]; our kernels are
-[inputs, outputs], a decoder's layers are stacked, and encoders have one matrix for queries, keys
-and values, where GPT-2's checkpoints have one and our decoders three. All of it is a list of
-`Block`s, which serves to read and to write.
+A checkpoint stores the tensors of every layer separately, mostly as [outputs, inputs]; our kernels
+are [inputs, outputs], and a decoder's layers are stacked. For queries, keys and values our encoders
+and GPT-2's checkpoints have one matrix, our decoders and other checkpoints three. A list of
+`Block`s describes this for reading and for writing.
 """
 
 import re
@@ -19,15 +19,15 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Block:
-    """One of `parts` equal blocks of a tensor is one of `leaf_parts` equal blocks of a parameter.
+    """Block `part` of a tensor's `parts` is block `leaf_part` of a parameter's `leaf_parts`.
 
-    Blocks are cut along the last axis, that of the outputs.
+    Blocks are equal parts along the axis of the outputs, a parameter's last.
 
     Attributes:
       tensor: name in the checkpoint, without the model's prefix.
       leaf: the parameter.
-      layer: place in the parameter's first axis; None: layers are not stacked.
-      transposed: the tensor is [outputs, inputs], the parameter [inputs, outputs].
+      layer: index in the parameter's first axis; None where layers are not stacked.
+      transposed: whether the tensor is [outputs, inputs] and the parameter [inputs, outputs].
     """
 
     tensor: str
@@ -42,13 +42,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Naming:
-    """How checkpoints of an architecture are named.
+    """The names of tensors in checkpoints of an architecture.
 
     Attributes:
-      prefix: may be before every name, but for those of `outside`.
-      outside: names that start like this never have the prefix: heads.
-      ignored: names of tensors that the model does not use.
-      tied: names that some checkpoints store a second time, and what they must equal.
+      prefix: may precede every name, except those that start with `outside`.
+      outside: the start of the names of the head's tensors, which never have the prefix.
+      ignored: a regular expression for the names of tensors that the model does not use.
+      tied: names of copies that some checkpoints store, and the tensors that they must equal.
       head: a name that only checkpoints with a language-model head have; "" if all have one.
     """
 
@@ -59,7 +59,7 @@ class Naming:
     head: str = ""
 
     def short(self, name: str) -> str:
-        """The name without prefix, and in today's form."""
+        """The name without prefix, in its current form."""
         short = name.removeprefix(self.prefix)
         for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
             if short.endswith(old):
@@ -67,7 +67,7 @@ class Naming:
         return short
 
     def full(self, short: str) -> str:
-        """The name with the prefix, where it belongs."""
+        """The name with its prefix, if it has one."""
         return short if self.outside and short.startswith(self.outside) else self.prefix + short
 
     def is_ignored(self, short: str) -> bool:
@@ -123,12 +123,12 @@ _NAMINGS = {
 
 
 def naming(model_type: str) -> Naming:
-    """The naming of an architecture, by the name that config.json gives it."""
+    """The naming of the architecture `model_type`, as config.json names it."""
     return _NAMINGS[model_type]
 
 
 def blocks(model: Encoder | Decoder) -> list[Block]:
-    """What every parameter of the plain model is made of, in the order of the checkpoint."""
+    """The blocks that all parameters of the plain model consist of, in the checkpoint's order."""
     if isinstance(model, Encoder):
         return list(_encoder(model))
     return list(_gpt2(model) if model.config.model_type == "gpt2" else _llama(model))
@@ -144,7 +144,7 @@ def _gpt2(model: Decoder) -> Iterator[Block]:
             for leaf, kind in (("kernel", "weight"), ("bias", "bias")):
                 tensor = f"h.{layer}.attn.c_attn.{kind}"
                 yield Block(tensor, ("layers", ours, leaf), layer, part=part, parts=3)
-        for ours, theirs in (("o", "attn.c_proj"), ("up", "mlp.c_fc"), ("down", "mlp.c_proj")):
+        for ours, theirs in GPT2_PROJECTIONS.items():
             yield Block(f"h.{layer}.{theirs}.weight", ("layers", ours, "kernel"), layer)
             yield Block(f"h.{layer}.{theirs}.bias", ("layers", ours, "bias"), layer)
     yield from _norm("ln_f", ("norm",))
@@ -168,6 +168,8 @@ def _llama(model: Decoder) -> Iterator[Block]:
         yield Block("lm_head.weight", ("head", "kernel"), transposed=True)
 
 
+# Without the queries, keys and values, which are one matrix.
+GPT2_PROJECTIONS = {"o": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj"}
 LLAMA_PROJECTIONS = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -178,7 +180,7 @@ LLAMA_PROJECTIONS = {
     "down": "mlp.down_proj",
 }
 
-# Encoders: query, key and value; then output of attention and its norm, and the feed-forward block.
+# The tensors of an encoder's layer: query, key and value; the other linear maps; the norms.
 _BERT_LAYER = (
     ("attention.self.query", "attention.self.key", "attention.self.value"),
     {"attention": "attention.output.dense", "up": "intermediate.dense", "down": "output.dense"},
@@ -229,7 +231,7 @@ def _encoder(model: Encoder) -> Iterator[Block]:
 
 
 def _linear(tensor: str, leaf: Path, part: int = 0, parts: int = 1) -> Iterator[Block]:
-    """An encoder's; of several tensors beside each other in a parameter, the given one."""
+    """The blocks of an encoder's linear map, one of `parts` that are one parameter."""
     yield Block(
         f"{tensor}.weight", (*leaf, "kernel"), transposed=True, leaf_part=part, leaf_parts=parts
     )

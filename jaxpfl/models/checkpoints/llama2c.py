@@ -1,13 +1,12 @@
-"""Weights in the form of llama2.c, such as stories260K: a header, then float32 tensors.
+"""Weights in the format of llama2.c, such as stories260K: a header, then float32 tensors.
 
-The file is seven int32 - hidden size, inner size, layers, heads, heads of keys and values,
-vocabulary (negative: the output layer is not the embedding), positions - and then, one kind after
-the other for all layers, little-endian float32: embedding, attention norm, W_q, W_k, W_v, W_o,
-feed-forward norm, W_gate, W_down, W_up; the last norm; two tables of rotary angles that nothing
-needs; and the output layer, if it has one of its own. Matrices are [outputs, inputs].
+The header is seven int32: hidden size, inner size, layers, heads, heads of keys and values,
+vocabulary (negative if the output layer is not the embedding) and positions. Then follow the
+tensors of `_shapes` in little-endian float32, each for all layers; matrices are [outputs, inputs].
 
-There, rotary positions turn neighbouring features (2i, 2i + 1) of a head (Su et al. 2021); here,
-features (i, i + D/2). The rows of W_q and W_k are put in that order, which leaves q . k as it is.
+In llama2.c, rotary positions rotate neighbouring features (2i, 2i + 1) of a head (Su et al. 2021),
+here features (i, i + D/2). The rows of W_q and W_k are reordered for that, which leaves q . k
+unchanged.
 """
 
 import math
@@ -19,7 +18,7 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints.model_files import expect_file
+from jaxpfl.models.checkpoints.model_files import expect_file, finite
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 
@@ -32,9 +31,9 @@ def load(path: str | Path) -> tuple[Decoder, Params]:
     """The decoder in a file, and its parameters in float32.
 
     Raises:
-      InputError: there is no such file, it is of a later version of the format, its sizes make
-        no model, or a tensor is not finite.
-      CorruptFile: its length is not what its header calls for.
+      InputError: there is no such file, it is of a later version of the format, its sizes are not
+        those of a model, or a tensor is not finite.
+      CorruptFile: its length does not agree with its header.
     """
     path = expect_file(Path(path))
     with path.open("rb") as file:
@@ -44,14 +43,10 @@ def load(path: str | Path) -> tuple[Decoder, Params]:
     if header[0] == _LATER_MAGIC:
         raise InputError(f"{path}: only the first version of llama2.c's format is read")
     sizes = dict(zip(_FIELDS, header.tolist(), strict=True))
-    tied = sizes["vocab_size"] > 0
+    vocab_size = sizes["vocab_size"]
     try:
         config = DecoderConfig(
-            "llama",
-            **sizes | {"vocab_size": abs(sizes["vocab_size"])},
-            norm_epsilon=1e-5,
-            rope_theta=10_000.0,
-            tied=tied,
+            "llama", **sizes | {"vocab_size": abs(vocab_size)}, tied=vocab_size > 0
         )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -69,13 +64,13 @@ def load(path: str | Path) -> tuple[Decoder, Params]:
     for name, shape in shapes.items():
         start, end = end, end + math.prod(shape)
         tensors[name] = values[start:end].reshape(shape)
-        if not name.startswith("rotary") and not np.isfinite(tensors[name]).all():
-            raise InputError(f"{path}: tensor {name!r} holds values that are not finite")
+        if not name.startswith("rotary"):
+            finite(f"{path}: tensor {name!r}", tensors[name])
     return Decoder(config), jax.device_put(_parameters(config, tensors))
 
 
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of the file, in its order."""
+    """The shapes of the file's tensors, in its order; the rotary angles are not used."""
     hidden, inner, layers = config.hidden_size, config.inner_size, config.layers
     queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
     angles = (config.positions, config.head_size // 2)
@@ -121,5 +116,5 @@ def _parameters(config: DecoderConfig, tensors: dict[str, np.ndarray]) -> dict[s
 
 
 def _turned(tensor: np.ndarray) -> np.ndarray:
-    """[..., outputs, inputs] as [..., inputs, outputs], in memory of its own."""
+    """A copy [..., inputs, outputs] of a tensor [..., outputs, inputs]."""
     return np.array(np.swapaxes(tensor, -1, -2), np.float32, order="C")

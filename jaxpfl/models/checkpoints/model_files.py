@@ -4,6 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -34,11 +36,15 @@ def expect_file(path: Path) -> Path:
     return path
 
 
-def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """Reads the object in a JSON file.
+def finite(what: str, values: np.ndarray) -> np.ndarray:
+    """Returns `values`; refuses NaN and infinities in them, which the message says `what` has."""
+    if not np.isfinite(values).all():
+        raise InputError(f"{what} holds values that are not finite")
+    return values
 
-    Args:
-      optional: whether the file may be missing; the object is then empty.
+
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Reads the object in a JSON file; with `optional`, a file that is missing gives an empty one.
 
     Raises:
       InputError: there is no such file.
@@ -63,6 +69,6 @@ def read_tokenizer(path: Path) -> Any:
     expect_file(path)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    # The library raises no exception of its own.
+    # The library has no exception class of its own.
     except Exception as error:
         raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error

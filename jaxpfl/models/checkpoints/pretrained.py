@@ -1,4 +1,4 @@
-"""Published models: their weights as parameters of our networks, and back.
+"""Published models: loading their weights as parameters of our networks, and saving parameters.
 
     model, params = pretrained.load(pretrained.resolve("distilbert/distilgpt2"))
     pretrained.save("tuned", model, params)
@@ -23,7 +23,7 @@ from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
 from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks, naming
-from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.models.checkpoints.model_files import finite, read_object
 from jaxpfl.models.checkpoints.model_files import require as require
 from jaxpfl.models.checkpoints.safetensors_files import (
     Described,
@@ -42,9 +42,9 @@ from jaxpfl.models.encoder.network import Encoder
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
 
-# Rows of a tensor that are read at a time: few where they become columns, which a cache must hold.
-_ROWS, _ROWS_TURNED = 4_096, 64
-# Far above any published model's: a file must not make us build networks without end.
+# Rows of a tensor that are read at a time: few in transposed tensors, so that they fit in a cache.
+_ROWS, _ROWS_TRANSPOSED = 4_096, 64
+# Far above any published model's: a config.json must not make us build a network without end.
 _MOST_LAYERS = 1_000
 
 
@@ -57,16 +57,16 @@ def load(
 
     Args:
       folder: holds config.json and model.safetensors, or shards with their index.
-      dtype: of the parameters, "float32" or "bfloat16", which a decoder then computes in too
-        (`Decoder.compute`). Weights may be stored in float32, bfloat16 or float16; all but a
-        narrowing is exact. Encoders are float32.
-      mesh: where the parameters go, as `model.shardings` has it; None: the default device. Every
-        device's part is read from the file by itself. At no time is more than one parameter (of
-        all layers) held beside those that are in their place.
+      dtype: "float32" or "bfloat16", the dtype of the parameters and of a decoder's computations
+        (`Decoder.compute`); encoders are float32 only. Weights stored in float32, bfloat16 or
+        float16 are converted exactly, except to a narrower dtype.
+      mesh: the devices over which `model.shardings` distributes the parameters; None for the
+        default device. Each device's part is read from the file separately. In addition to the
+        parameters already placed, at most one (of all layers) is in memory.
 
     Raises:
       InputError: a file is missing, the architecture is not supported, or a tensor is missing,
-        unexpected, of another shape or kind, or not finite. Shapes are checked before values
+        unexpected, of another shape or dtype, or not finite. Shapes are checked before values
         are read.
       CorruptFile: a file is broken.
     """
@@ -85,7 +85,7 @@ def load(
 
 
 def read_config(path: str | Path) -> Encoder | Decoder:
-    """The model that a config.json describes, an encoder without a head; errors as `load`."""
+    """The model that a config.json describes, without the head of an encoder; errors as `load`."""
     values = read_object(Path(path))
     try:
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
@@ -110,18 +110,16 @@ def save(
     *,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Writes config.json and the weights in Hugging Face's layout and names, which `load` and
-    transformers read. What `load` then gives is bit by bit what was saved.
+    """Writes config.json and the weights in Hugging Face's format, which transformers reads too.
 
-    A model that the folder holds is replaced; a crash leaves the old model, the new one, or a
-    folder without config.json, which is not read. A tokenizer's files are neither written nor
-    removed.
+    `load` gives the saved parameters back bit by bit. A model in the folder is replaced; a crash
+    leaves the old model, the new one, or a folder without config.json, which `load` refuses. The
+    files of a tokenizer are neither written nor removed.
 
     Args:
-      folder: made if need be.
-      model, params: float32 or bfloat16; no adapters and no int8 weights.
-      shard_bytes: a model that is larger is written as several files of at most this size (or one
-        tensor), with an index.
+      params: float32 or bfloat16.
+      shard_bytes: a larger model is written as several files of at most this size (or one tensor),
+        with an index.
 
     Raises:
       InputError: the model has adapters or int8 weights; or `params` are not those of the model,
@@ -131,16 +129,15 @@ def save(
     if isinstance(model, Decoder):
         if model.lora is not None:
             raise InputError(
-                "a model with adapters is not saved whole: lora.merge them, or use "
-                "adapter_files.save for the adapters alone"
+                "a model with adapters cannot be saved as a whole: merge them first (lora.merge), "
+                "or save the adapters alone (checkpoints.adapters.save)"
             )
         if model.int8:
-            raise InputError("int8 weights are not saved: save the model that was quantised")
+            raise InputError(
+                "int8 weights cannot be saved: save the model from which they were quantised"
+            )
     shapes = _shapes(model)
-    leaves = {
-        tuple(str(getattr(key, "key", key)) for key in keys): leaf
-        for keys, leaf in jax.tree.leaves_with_path(params)
-    }
+    leaves = _flat(params)
     for leaf in sorted(set(shapes) ^ set(leaves)):
         what = "is missing" if leaf in shapes else "is not part of the model"
         raise InputError(f"parameter {'/'.join(leaf)} {what}")
@@ -152,9 +149,12 @@ def save(
                 f"{found.dtype} {list(found.shape)}"
             )
     names = naming(model.name)
+    # transformers gives the tensors of an encoder without a head no prefix.
+    bare = isinstance(model, Encoder) and not model.head
     sources: dict[str, list[Block]] = {}
     for block in blocks(model):
-        sources.setdefault(_full(names, model, block.tensor), []).append(block)
+        name = block.tensor if bare else names.full(block.tensor)
+        sources.setdefault(name, []).append(block)
     described = {
         name: Described(_stored_shape(own[0], shapes[own[0].leaf]), leaves[own[0].leaf].dtype.name)
         for name, own in sources.items()
@@ -163,10 +163,9 @@ def save(
     def read(name: str) -> np.ndarray:
         parts = [_cut(block, leaves[block.leaf]) for block in sources[name]]
         tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
-        if not np.isfinite(tensor).all():
-            leaf = "/".join(sources[name][0].leaf)
-            raise InputError(f"parameter {leaf} holds values that are not finite")
-        return tensor.T if sources[name][0].transposed else tensor
+        first = sources[name][0]
+        finite(f"parameter {'/'.join(first.leaf)}", tensor)
+        return tensor.T if first.transposed else tensor
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}
     config = _config(model) | {"dtype": kinds.pop() if len(kinds) == 1 else "float32"}
@@ -195,14 +194,12 @@ class _Reader:
         shapes = _shapes(model)
         sources: dict[tuple[str, ...], list[Block]] = {}
         for block in blocks(model):
-            self._check(block, shapes[block.leaf])
+            name = self.stored.get(block.tensor, block.tensor)
+            self.tensors.check(name, _stored_shape(block, shapes[block.leaf]))
             sources.setdefault(block.leaf, []).append(block)
         self._check_others({block.tensor for own in sources.values() for block in own})
         described = {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape in shapes.items()}
-        shardings = None
-        if mesh is not None:
-            shardings = dict(jax.tree.leaves_with_path(model.shardings(mesh, _nested(described))))
-            shardings = {tuple(key.key for key in keys): value for keys, value in shardings.items()}
+        shardings = None if mesh is None else _flat(model.shardings(mesh, _nested(described)))
         params: dict[tuple[str, ...], jax.Array] = {}
         for leaf, shape in shapes.items():
 
@@ -215,12 +212,8 @@ class _Reader:
                 params[leaf] = jax.make_array_from_callback(shape, shardings[leaf], part)
         return _nested(params)
 
-    def _check(self, block: Block, leaf_shape: tuple[int, ...]) -> None:
-        name = self.stored.get(block.tensor, block.tensor)
-        self.tensors.check(name, _stored_shape(block, leaf_shape))
-
     def _check_others(self, used: set[str]) -> None:
-        """No tensor is left that the model does not know; stored twice means stored equal."""
+        """Refuses tensors that the model does not have, and unequal copies of a tied tensor."""
         for short in sorted(set(self.stored) - used):
             name = self.stored[short]
             path = self.tensors.file(name)
@@ -229,7 +222,7 @@ class _Reader:
             if short not in self.names.tied:
                 raise InputError(f"{path}: tensor {name!r} is not part of the described model")
             other = self.names.tied[short]
-            # An encoder's head is there as a whole or not at all; then nothing is tied to it.
+            # Without a head there is nothing to which its tensors could be tied.
             twin = self.stored.get(other)
             if twin is not None and not self._equal(name, twin):
                 raise InputError(
@@ -250,7 +243,7 @@ class _Reader:
         index: tuple[slice, ...],
         dtype: np.dtype,
     ) -> np.ndarray:
-        """A slice of a parameter, out of the tensors that it is made of."""
+        """A slice of a parameter, read from the tensors that it is made of."""
         ranges = [range(size)[part] for part, size in zip(index, shape, strict=True)]
         made = np.empty([len(own) for own in ranges], dtype)
         for block in sources:
@@ -278,7 +271,7 @@ class _Reader:
         if inputs is None:
             target[:] = self.tensors.finite(name, (outputs,))
         elif block.transposed:
-            for (rows,) in _rows(target.shape[1], _ROWS_TURNED):
+            for (rows,) in _rows(target.shape[1], _ROWS_TRANSPOSED):
                 there = slice(outputs.start + rows.start, outputs.start + rows.stop)
                 target[:, rows] = self.tensors.finite(name, (there, inputs)).T
         else:
@@ -288,12 +281,9 @@ class _Reader:
 
 
 def _shapes(model: Encoder | Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """Shapes of the parameters by their keys."""
+    """The shapes of the parameters by their keys."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return {
-        tuple(key.key for key in keys): leaf.shape
-        for keys, leaf in jax.tree.leaves_with_path(shapes)
-    }
+    return {keys: leaf.shape for keys, leaf in _flat(shapes).items()}
 
 
 def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -303,7 +293,7 @@ def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cut(block: Block, leaf: Any) -> np.ndarray:
-    """What a block takes from a parameter, in the parameter's orientation."""
+    """A block's part of a parameter, in the parameter's orientation."""
     own = leaf if block.layer is None else leaf[block.layer]
     width = own.shape[-1] // block.leaf_parts
     return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
@@ -315,7 +305,16 @@ def _rows(count: int, step: int) -> Iterator[tuple[slice]]:
         yield (slice(start, min(start + step, count)),)
 
 
+def _flat(tree: Params) -> dict[tuple[str, ...], Any]:
+    """The leaves of a nested dict, by their keys."""
+    return {
+        tuple(str(getattr(key, "key", key)) for key in keys): leaf
+        for keys, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
 def _nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    """The inverse of `_flat`."""
     nested: dict[str, Any] = {}
     for (*keys, last), leaf in leaves.items():
         node = nested
@@ -325,14 +324,6 @@ def _nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
     return nested
 
 
-def _full(names: Naming, model: Encoder | Decoder, short: str) -> str:
-    """The name that transformers gives a tensor: without a head, there is no prefix either."""
-    return short if isinstance(model, Encoder) and not model.head else names.full(short)
-
-
-_CLASSES = {"bert": "Bert", "albert": "Albert", "roberta": "Roberta"}
-
-
 def _config(model: Encoder | Decoder) -> dict[str, Any]:
     values = model.config.to_dict()
     if isinstance(model, Decoder):
@@ -340,4 +331,5 @@ def _config(model: Encoder | Decoder) -> dict[str, Any]:
     kind = "Model" if not model.head else "ForMaskedLM"
     if model.causal and model.head:
         kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
-    return values | {"architectures": [_CLASSES[model.name] + kind], "is_decoder": model.causal}
+    architecture = model.name.capitalize() + kind
+    return values | {"architectures": [architecture], "is_decoder": model.causal}

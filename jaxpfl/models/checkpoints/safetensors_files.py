@@ -1,9 +1,9 @@
 """Tensors in a folder: model.safetensors, or shards with model.safetensors.index.json.
 
-Reading is memory-mapped: a slice costs its own bytes, whatever the size of the file. Writing goes
-tensor by tensor, so that no more than one is held. A file is complete before it gets its name, and
-config.json, without which no folder is read, goes first and comes back last: a crash in between
-leaves the old model, the new one, or a folder that says that it has no config.json.
+Files are memory-mapped, so that reading a slice reads no other bytes. Tensors are written one after
+the other, so that only one is in memory. A file is complete before it gets its name. config.json,
+without which `load` refuses a folder, is removed first and written last: a crash leaves the old
+model, the new one, or a folder that is refused.
 """
 
 import contextlib
@@ -19,24 +19,20 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import fsync_path, read_json, sync, write_atomically
-from jaxpfl.models.checkpoints.model_files import require
+from jaxpfl.models.checkpoints.model_files import finite, require
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-_WRITTEN = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-READ = ("F32", "F16", "BF16")
-"""Dtypes that weights are read in."""
+# From our names of dtypes to those of the format.
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class Tensors:
-    """The tensors of a folder, by name; see `open_tensors`.
-
-    Attributes:
-      path: the single file, or the index: what an error about the whole names.
-    """
+    """The tensors of a folder, by name; see `open_tensors`."""
 
     def __init__(self, path: Path, files: dict[str, tuple[Path, Any]]):
+        """`path`, the single file or the index, is named when a tensor is missing."""
         self.path = path
         self._files = files
 
@@ -54,30 +50,20 @@ class Tensors:
         return tuple(self._slice(name).get_shape())
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Refuses a tensor that is not there, not floating point, or of another shape.
-
-        Raises:
-          InputError: naming the file, the tensor, what is expected and what was found.
-        """
+        """Refuses a tensor that is missing, not floating point or of another shape."""
         if name not in self:
             raise InputError(f"{self.path}: tensor {name!r} is missing")
+        what = f"{self.file(name)}: tensor {name!r}"
         kind = self._slice(name).get_dtype()
-        if kind not in READ:
-            raise InputError(
-                f"{self.file(name)}: tensor {name!r} must be floating point, found {kind}"
-            )
-        found = self._slice(name).get_shape()
-        if tuple(found) != shape:
-            raise InputError(
-                f"{self.file(name)}: tensor {name!r} must have shape {list(shape)}, found {found}"
-            )
+        if kind not in _DTYPES.values():
+            raise InputError(f"{what} must be floating point, found {kind}")
+        found = self.shape(name)
+        if found != shape:
+            raise InputError(f"{what} must have shape {list(shape)}, found {list(found)}")
 
     def finite(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """`read`, but for an InputError when a value is not finite."""
-        values = self.read(name, where)
-        if not np.isfinite(values).all():
-            raise InputError(f"{self.file(name)}: tensor {name!r} holds values that are not finite")
-        return values
+        """`read`, with an InputError when a value is not finite."""
+        return finite(f"{self.file(name)}: tensor {name!r}", self.read(name, where))
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
         """A new array of the slice, in the dtype of the file.
@@ -85,13 +71,13 @@ class Tensors:
         Raises:
           CorruptFile: the file ends early.
         """
-        path = self._files[name][0]
         safetensors = require("safetensors", "text")
         try:
-            view = self._slice(name)
-            return np.asarray(view[where] if where else view[...])
+            return np.asarray(self._slice(name)[where or ...])
         except safetensors.SafetensorError as error:
-            raise CorruptFile(f"{path}: tensor {name!r} cannot be read: {error}") from error
+            raise CorruptFile(
+                f"{self.file(name)}: tensor {name!r} cannot be read: {error}"
+            ) from error
 
     def _slice(self, name: str) -> Any:
         return self._files[name][1].get_slice(name)
@@ -123,30 +109,26 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
       InputError: as `weight_files`; or a shard lacks a tensor that the index says it has.
       CorruptFile: a file is not a whole safetensors file.
     """
-    paths = weight_files(folder)
+    folder, paths = Path(folder), weight_files(folder)
     with contextlib.ExitStack() as stack:
         opened = {path.name: stack.enter_context(open_file(path)) for path in paths}
         if paths[0].name == WEIGHTS:
             file = opened[WEIGHTS]
             yield Tensors(paths[0], {name: (paths[0], file) for name in file.keys()})  # noqa: SIM118
             return
-        index = Path(folder) / INDEX
         held = {name: set(file.keys()) for name, file in opened.items()}
         files = {}
-        for tensor, name in _weight_map(index).items():
+        for tensor, name in _weight_map(folder / INDEX).items():
             if tensor not in held[name]:
                 raise InputError(
-                    f"{paths[0].parent / name}: tensor {tensor!r} is missing, which {index.name} "
-                    "says is there"
+                    f"{folder / name}: tensor {tensor!r} is missing, which {INDEX} says is there"
                 )
-            files[tensor] = (paths[0].parent / name, opened[name])
+            files[tensor] = (folder / name, opened[name])
             held[name].discard(tensor)
         for name, rest in held.items():
             if rest:
-                raise InputError(
-                    f"{paths[0].parent / name}: tensor {min(rest)!r} is not in {index.name}"
-                )
-        yield Tensors(index, files)
+                raise InputError(f"{folder / name}: tensor {min(rest)!r} is not in {INDEX}")
+        yield Tensors(folder / INDEX, files)
 
 
 @contextlib.contextmanager
@@ -169,7 +151,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapped, dict) or not mapped:
         raise CorruptFile(f"{index} must have a weight_map of tensor names to file names")
     for tensor, name in mapped.items():
-        # A name from a file decides what is read: never outside the folder.
+        # The name comes from a file, so it must not lead outside the folder.
         if not isinstance(name, str) or Path(name).name != name or name in (".", ".."):
             raise InputError(
                 f"{index}: weight_map[{tensor!r}] must be a plain file name, found {name!r}"
@@ -203,12 +185,11 @@ def write_folder(
     """Writes config.json and the weights, in place of those that the folder may have.
 
     Args:
-      folder: made if need be; files that are no part of a model (a tokenizer's) stay.
-      config: the values of config.json.
+      folder: created if necessary; files that are not part of a model (a tokenizer's) stay.
       described: the tensors, in the order in which they are written.
       read: from a tensor's name to its values, a numpy array as described.
-      shard_bytes: a file is closed when the next tensor would make it larger; one tensor is never
-        split.
+      shard_bytes: a file is closed when the next tensor would make it larger than this; a tensor is
+        never split.
     """
     folder = Path(folder)
     shards: list[list[str]] = [[]]
@@ -221,19 +202,16 @@ def write_folder(
         size += tensor.bytes
     count = len(shards)
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    if count == 1:
-        names = [WEIGHTS]
+    named = dict(zip([WEIGHTS] if count == 1 else names, shards, strict=True))
 
     def writer(tensors: list[str]) -> Callable[[Path], None]:
         return lambda path: write_file(path, {key: described[key] for key in tensors}, read)
 
-    files = {name: writer(tensors) for name, tensors in zip(names, shards, strict=True)}
+    files = {name: writer(tensors) for name, tensors in named.items()}
     if count > 1:
         index = {
             "metadata": {"total_size": sum(tensor.bytes for tensor in described.values())},
-            "weight_map": {
-                key: name for name, tensors in zip(names, shards, strict=True) for key in tensors
-            },
+            "weight_map": {key: name for name, tensors in named.items() for key in tensors},
         }
         files[INDEX] = lambda path: write_json(path, index)
     replace_files(
@@ -248,19 +226,19 @@ def replace_files(
     files: Mapping[str, Callable[[Path], None]],
     stale: Callable[[], Iterable[Path]] = tuple,
 ) -> None:
-    """Replaces files of a folder by new ones, of which the last says that all are there.
+    """Replaces files of a folder by new ones, of which the last marks the set as complete.
 
-    All are complete, under other names, before the first old one goes; the last one goes first
-    and comes back last.
+    All new files are complete, under other names, before the first old one is removed. The last
+    file's old version is removed first, and its new one is put in place last.
 
     Args:
-      folder: made if need be.
-      files: from a file's name to what writes it.
-      stale: the files of an old model; those that have no new one are removed.
+      folder: created if necessary.
+      files: from a file's name to the function that writes it.
+      stale: the files of an old model; those that have no new version are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = {name: folder / f".{name}.part" for name in files}
-    # What an interrupted save left: as large as a model.
+    # The leftovers of an interrupted save may be as large as a model.
     for path in (*folder.glob(".*.safetensors.part"), *folder.glob(".*.json.part")):
         path.unlink()
     try:
@@ -290,7 +268,7 @@ def write_file(
     end = 0
     for name, tensor in described.items():
         header[name] = {
-            "dtype": _WRITTEN[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [end, end + tensor.bytes],
         }

@@ -1,9 +1,9 @@
 """Keys and values of the tokens that sequences have read, and attention of the next token to them.
 
-Keys lie [features, tokens] and values [tokens, features], so that a step's two products read them
-in the order in which they lie. A token's keys and values of all layers are written at once, at the
-place of that token in its own sequence: inside a loop that is done in place, and what a sequence
-holds does not depend on when it began.
+Keys are stored as [features, tokens] and values as [tokens, features], the order in which a step's
+two products read memory. The keys and values of one token are written for all layers at once, at
+that token's place in its sequence, so that XLA updates the cache in place and a sequence's entries
+do not depend on when it began.
 """
 
 import math
@@ -16,12 +16,12 @@ from jaxpfl.models.decoder.layers import MASKED
 
 
 class Cache(NamedTuple):
-    """What S sequences have read, with room for C tokens of each.
+    """The keys and values of S sequences, with room for C tokens of each.
 
     Attributes:
       keys: [layers, S, kv_heads, head_size, C].
       values: [layers, S, kv_heads, C, head_size].
-      place_S: int32, how many tokens each sequence holds; what lies behind is never seen.
+      place_S: int32, how many tokens each sequence holds; later entries are never seen.
     """
 
     keys: Array
@@ -30,7 +30,7 @@ class Cache(NamedTuple):
 
     @classmethod
     def empty(cls, config: Any, sequences: int, room: int, dtype: Any) -> "Cache":
-        """Sequences that have read nothing, of a model with this `DecoderConfig`."""
+        """The cache of sequences without tokens, for a model with this `DecoderConfig`."""
         outer = (config.layers, sequences, config.kv_heads)
         return cls(
             jnp.zeros((*outer, config.head_size, room), dtype),
@@ -38,19 +38,14 @@ class Cache(NamedTuple):
             jnp.zeros(sequences, jnp.int32),
         )
 
-    @property
-    def room(self) -> int:
-        """C."""
-        return self.keys.shape[-1]
-
     def write(self, k: Array, v: Array) -> "Cache":
-        """One more token of every sequence: k and v [layers, S, kv_heads, head_size].
+        """Adds one token to every sequence: k and v are [layers, S, kv_heads, head_size].
 
         A sequence that is full overwrites its last token.
         """
-        place_S = jnp.minimum(self.place_S, self.room - 1)
+        place_S = jnp.minimum(self.place_S, self.keys.shape[-1] - 1)
         rows_S = jnp.arange(place_S.shape[0])
-        # Where indices are apart, the axes they pick come first.
+        # A slice between the two index arrays puts their axis first, hence `moveaxis`.
         return Cache(
             self.keys.at[:, rows_S, :, :, place_S].set(jnp.moveaxis(k, 1, 0)),
             self.values.at[:, rows_S, :, place_S].set(jnp.moveaxis(v, 1, 0)),
@@ -58,7 +53,7 @@ class Cache(NamedTuple):
         )
 
     def begin(self, sequence: Array, source: "Cache", row: Array) -> "Cache":
-        """`sequence` starts anew as a copy of `row` of a cache with as much room or less."""
+        """Replaces `sequence` by `row` of `source`, a cache with at most as much room."""
 
         def copy(to: Array, of: Array) -> Array:
             size = (of.shape[0], 1, *of.shape[2:])
@@ -74,8 +69,9 @@ class Cache(NamedTuple):
         )
 
     def barrier(self) -> Array:
-        """What is added to the scores of the tokens, float32 [S, C]: 0 where there is one."""
-        seen_SxC = jnp.arange(self.room, dtype=jnp.int32)[None] < self.place_S[:, None]
+        """Float32 [S, C], added to attention scores: 0 at tokens, `MASKED` elsewhere."""
+        places_C = jnp.arange(self.keys.shape[-1], dtype=jnp.int32)
+        seen_SxC = places_C[None] < self.place_S[:, None]
         return jnp.where(seen_SxC, jnp.float32(0), jnp.float32(MASKED))
 
 
@@ -87,15 +83,10 @@ def attend_to_cache(
     values_SxKxCxD: Array,
     barrier_SxC: Array,
 ) -> Array:
-    """What `attend` gives for one query per sequence that sees the cache and its own token.
+    """Attention of one new token per sequence to one layer of the cache and to itself.
 
-    Args:
-      q_SxHxD, k_SxKxD, v_SxKxD: the token's.
-      keys_SxKxDxC, values_SxKxCxD: one layer of the cache.
-      barrier_SxC: see `Cache.barrier`.
-
-    Returns:
-      [S, H D], in the dtype of the queries.
+    q, k and v are the new token's; for the barrier see `Cache.barrier`. Returns [S, H D], in the
+    dtype of the queries, equal to `attend` up to rounding.
     """
     slots, heads, features = q_SxHxD.shape
     kv_heads = k_SxKxD.shape[1]
@@ -103,7 +94,7 @@ def attend_to_cache(
     q_SxKxGxD = q.reshape(slots, kv_heads, heads // kv_heads, features)
     scores_SxKxGxC = jnp.matmul(q_SxKxGxD, keys_SxKxDxC, preferred_element_type=jnp.float32)
     scores_SxKxGxC = scores_SxKxGxC + barrier_SxC[:, None, None]
-    # Its own token apart: joined to the cache, it would cost a copy of that.
+    # The new token is not joined to the cache, which would copy the cache.
     own = jnp.matmul(q_SxKxGxD, k_SxKxD[..., None], preferred_element_type=jnp.float32)
     largest = jnp.maximum(jnp.max(scores_SxKxGxC, axis=-1, keepdims=True), own)
     weights_SxKxGxC = jnp.exp(scores_SxKxGxC - largest)

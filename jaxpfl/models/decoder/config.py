@@ -10,8 +10,7 @@ MODEL_TYPES = ("gpt2", "llama")
 ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-"""The linear maps of a layer: attention, and the feed-forward block ("gate" in Llama alone)."""
-
+"""The linear maps of a layer, in attention and in the feed-forward block ("gate" in Llama only)."""
 
 _GPT2_NAMES = {
     "vocab_size": "vocab_size",
@@ -45,7 +44,7 @@ _SCALING_NAMES = {
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_positions",
 }
-# Variants that these networks do not compute: the field, and the one value that is.
+# Variants that these networks do not compute: each field with the only value that is supported.
 _GPT2_FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -58,8 +57,9 @@ _LLAMA_FIXED = {"attention_bias": False, "mlp_bias": False}
 class RopeScaling:
     """Llama 3.1's stretching of the rotary frequencies, for sequences longer than trained on.
 
-    Wavelengths up to `original_positions / high_freq_factor` stay, those from `original_positions /
-    low_freq_factor` on grow by `factor`, and between the two the frequencies are interpolated.
+    Wavelengths up to `original_positions / high_freq_factor` do not change, those above
+    `original_positions / low_freq_factor` are multiplied by `factor`, and in between the
+    frequencies are interpolated.
     """
 
     factor: float
@@ -80,10 +80,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LoRA:
-    """Which linear maps have adapters, and of what rank.
-
-    The defaults are those of POPri (Hou et al. 2025, appendix): rank 4 and alpha 8, on all
-    projections of attention and feed-forward block.
+    """The rank of adapters, and which linear maps have them; POPri's (Hou et al. 2025) by default.
 
     Raises:
       InputError: a rank that is not a positive whole number, an unknown or repeated target.
@@ -97,11 +94,11 @@ class LoRA:
         positive_int("rank", self.rank)
         positive("alpha", self.alpha)
         if not self.targets or len(set(self.targets)) != len(self.targets):
-            raise InputError(f"targets must be different names, at least one: {self.targets!r}")
-        for target in self.targets:
-            if target not in PROJECTIONS:
-                choices = ", ".join(repr(name) for name in PROJECTIONS)
-                raise InputError(f"targets must be among {choices}, found {target!r}")
+            raise InputError(
+                f"targets must be different names, at least one, found {self.targets!r}"
+            )
+        for i, target in enumerate(self.targets):
+            one_of(f"targets[{i}]", target, PROJECTIONS)
 
     @property
     def scale(self) -> float:
@@ -110,23 +107,22 @@ class LoRA:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """What a decoder computes, and how large it is.
+    """The architecture and the sizes of a decoder.
 
     Attributes:
       model_type: "gpt2" (layer norms, learned positions, biases, one up and one down projection)
         or "llama" (RMS norms, rotary positions, no biases, a gated up projection).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
-      layers, heads: numbers of them.
       kv_heads: heads of keys and values, each shared by `heads / kv_heads` heads of queries;
-        0: as many as heads.
-      head_size: features of a head; 0: `hidden_size / heads`.
-      inner_size: features inside the feed-forward block; 0: four times the hidden size.
-      positions: tokens of the longest sequence.
+        0 means as many as `heads`.
+      head_size: features of a head; 0 means `hidden_size / heads`.
+      inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
+      positions: the number of tokens of the longest sequence.
       norm_epsilon: added to the variance in the norms.
-      activation: in the feed-forward block; "": "gelu_new" (gpt2) or "silu" (llama).
-      tied: the output layer is the token embedding; None: as the architecture has it.
-      rope_theta, rope_scaling: of the rotary positions ("llama" alone).
+      activation: of the feed-forward block; "" means "gelu_new" (gpt2) or "silu" (llama).
+      tied: whether the output layer is the token embedding; None means True for gpt2 only.
+      rope_theta, rope_scaling: settings of the rotary positions ("llama" only).
       initializer_range: standard deviation of random weights.
 
     Raises:
@@ -154,10 +150,8 @@ class DecoderConfig:
         gpt2 = self.model_type == "gpt2"
         for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
             positive_int(field, getattr(self, field))
-        if not self.head_size and self.hidden_size % self.heads:
-            raise InputError(
-                f"hidden_size must be a multiple of heads = {self.heads}, found {self.hidden_size}"
-            )
+        if not self.head_size:
+            check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
         defaults = {
             "kv_heads": self.heads,
             "head_size": self.hidden_size // self.heads,
@@ -176,10 +170,7 @@ class DecoderConfig:
         one_of("activation", self.activation, ACTIVATION_NAMES)
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
-        if self.heads % self.kv_heads:
-            raise InputError(
-                f"heads must be a multiple of kv_heads = {self.kv_heads}, found {self.heads}"
-            )
+        check_multiple("heads", self.heads, "kv_heads", self.kv_heads)
         if self.rotary and self.head_size % 2:
             raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
         if gpt2:
@@ -202,33 +193,27 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Reads what a config.json holds; fields that it does not have take their defaults.
+        """Reads the values of a config.json; fields that it does not have take their defaults.
 
         Raises:
           InputError: another architecture, or a variant that these networks do not compute.
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        names, fixed = (
-            (_GPT2_NAMES, _GPT2_FIXED) if model_type == "gpt2" else (_LLAMA_NAMES, _LLAMA_FIXED)
-        )
-        for field, only in fixed.items():
+        gpt2 = model_type == "gpt2"
+        names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
+        for field, only in (_GPT2_FIXED if gpt2 else _LLAMA_FIXED).items():
             if values.get(field, only) is not only:
                 raise InputError(f"{field} must be {str(only).lower()}, found {values[field]!r}")
-        given = {
-            ours: values[theirs] for theirs, ours in names.items() if values.get(theirs) is not None
-        }
-        missing = {"vocab_size", "hidden_size", "layers", "heads"} - set(given)
-        if missing:
-            theirs = sorted(theirs for theirs, ours in names.items() if ours in missing)
-            raise InputError(f"the field {theirs[0]!r} is missing")
+        given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+        for name, ours in names.items():
+            if ours in ("vocab_size", "hidden_size", "layers", "heads") and ours not in given:
+                raise InputError(f"the field {name!r} is missing")
         if model_type == "llama":
-            given.setdefault("norm_epsilon", 1e-6)
-            given.setdefault("positions", 2_048)
-            given |= _rope(values)
+            given = {"norm_epsilon": 1e-6, "positions": 2_048} | given | _rope(values)
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of a config.json that transformers reads, see `from_dict`."""
+        """The fields of a config.json, as transformers reads them; the inverse of `from_dict`."""
         gpt2 = self.model_type == "gpt2"
         names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
         values: dict[str, Any] = {
@@ -246,6 +231,12 @@ class DecoderConfig:
                 theirs: scaling[ours] for theirs, ours in _SCALING_NAMES.items()
             }
         return values
+
+
+def check_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    """Refuses a size that is not a multiple of another one."""
+    if value % divisor:
+        raise InputError(f"{name} must be a multiple of {divisor_name} = {divisor}, found {value}")
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
@@ -271,11 +262,6 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
 def distilgpt2() -> DecoderConfig:
     """DistilGPT2's shape (Sanh et al. 2019): 81.9 M parameters."""
     return DecoderConfig("gpt2", vocab_size=50_257, hidden_size=768, layers=6, heads=12)
-
-
-def gpt2() -> DecoderConfig:
-    """GPT-2's smallest shape (Radford et al. 2019): 124.4 M parameters."""
-    return DecoderConfig("gpt2", vocab_size=50_257, hidden_size=768, layers=12, heads=12)
 
 
 def llama3_8b() -> DecoderConfig:

@@ -1,7 +1,7 @@
-"""The parts of a decoder: linear maps (with adapters, or of int8 weights), norms, attention.
+"""The parts of a decoder: linear maps (with adapters or int8 weights), norms and attention.
 
-Weights may be stored in float32 or bfloat16; every part computes in the dtype of its input, but
-norms, softmax and rotary angles in float32.
+Weights may be stored in float32 or bfloat16. Every part computes in the dtype of its input, except
+that norms, softmax and rotary angles are computed in float32.
 """
 
 import math
@@ -23,16 +23,16 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
 }
-"""By the names that Hugging Face configurations use; "gelu" is the exact one, by erf."""
+"""By their names in Hugging Face's configurations; "gelu" is the exact function."""
 
 MASKED = -1e30
-"""Added to the score of a key that must not be seen; finite, so that no row becomes NaN."""
+"""Added to the score of a key that must not be seen; finite, so that no row is NaN."""
 
 
 class Linear(nnx.Module):
     """x W (+ bias) (+ alpha / rank (x A) B, the adapter of Hu et al. 2021).
 
-    With `int8`, W is stored as whole numbers and one scale per output (`models.decoder.quantise`).
+    With `int8`, W is stored as integers and one scale per output (`models.decoder.quantise`).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """[..., inputs] to [..., outputs], in the dtype of `x`."""
-        # Two axes: the kernel's gradient is then one product, without transposing first.
+        # With two axes the kernel's gradient is one product that needs no transposed copy.
         outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         if hasattr(self, "kernel_int8"):
             scale = self.kernel_scale[...].astype(x.dtype)
@@ -98,20 +98,15 @@ class Norm(nnx.Module):
 
 
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:
-    """Every query's mean of the values it sees, weighted by softmax of q k / sqrt(D).
+    """Grouped-query attention, softmax(q k^T / sqrt(D)) v, [B, L, H D] in the dtype of q.
 
-    Args:
-      q_BxLxHxD: queries; head h reads the keys of head h K / H.
-      k_BxMxKxD, v_BxMxKxD: keys and values.
-      seen_BxLxM: bool. A query that sees nothing gives a finite result that means nothing.
-
-    Returns:
-      [B, L, H D], in the dtype of the queries.
+    Head h of the queries reads head floor(h K / H) of the keys and values. `seen_BxLxM` is True
+    where a query sees a key; the result of a query that sees none is finite and arbitrary.
     """
     batch, length, heads, features = q_BxLxHxD.shape
     kv_heads, keys = k_BxMxKxD.shape[2], k_BxMxKxD.shape[1]
     group = heads // kv_heads
-    # Heads before positions, and the queries of a group below each other: plain matrix products.
+    # Heads before positions, and a group's queries in one matrix: plain matrix products.
     q = q_BxLxHxD * jnp.asarray(1 / math.sqrt(features), q_BxLxHxD.dtype)
     q_BxKxGLxD = (
         q.reshape(batch, length, kv_heads, group, features)
@@ -134,7 +129,7 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
 
 
 def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
-    """Radians a position, float32 [head_size / 2] (Su et al. 2021; Llama 3.1's scaling)."""
+    """Radians per position, float32 [head_size / 2] (Su et al. 2021; Llama 3.1's scaling)."""
     exponents = np.arange(0, config.head_size, 2, dtype=np.float64) / config.head_size
     frequencies = config.rope_theta**-exponents
     scaling = config.rope_scaling
@@ -147,7 +142,7 @@ def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
 
 
 def rotate(x_BxLxHxD: Array, angles_BxLxE: Array) -> Array:
-    """Turns features i and i + D/2 of every head by angle i of the token, E = D / 2."""
+    """Rotates features i and i + D/2 of every head by angle i of the token, E = D / 2."""
     cos = jnp.cos(angles_BxLxE)[:, :, None]
     sin = jnp.sin(angles_BxLxE)[:, :, None]
     first, second = jnp.split(x_BxLxHxD.astype(jnp.float32), 2, axis=-1)
@@ -156,5 +151,5 @@ def rotate(x_BxLxHxD: Array, angles_BxLxE: Array) -> Array:
 
 
 def _along_last(vector: Array, rank: int) -> Array:
-    """A vector as an array of `rank` axes, along the last."""
+    """The vector as an array of `rank` axes of which only the last is not 1."""
     return vector.reshape((1,) * (rank - 1) + vector.shape)

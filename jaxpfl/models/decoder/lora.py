@@ -1,16 +1,15 @@
 """LoRA: low-rank adapters beside frozen weights (Hu et al. 2021, arXiv:2106.09685).
 
-A linear map x W becomes x W + alpha / rank (x A) B with A [in, rank] and B [rank, out]. A starts
-uniform in +-1 / sqrt(in), B at zero, so that an adapted model starts as the model it adapts. Only A
-and B are trained:
+A linear map x W becomes x W + alpha / rank (x A) B with A [in, rank] and B [rank, out]. A is drawn
+uniformly within +-1 / sqrt(in) and B is zero at first, so that training starts from the base model.
+Only A and B are trained:
 
     model, params = lora.attach(model, params, LoRA(rank=4, alpha=8.0), key)
     adapters, base = lora.split(params)
     gradients = jax.grad(lambda a: model.loss(lora.join(a, base), batch, mask)[0])(adapters)
 
-No function here changes an array it was given, so the base can be neither moved nor lost: taking
-the adapters off again (`detach`) gives the very arrays back, without a copy. `merge` makes new
-ones. The base may be bfloat16 or int8; adapters are float32.
+No function here changes an array that it is given: `detach` returns the arrays of the base
+themselves, and `merge` makes new ones. The base may be bfloat16 or int8; adapters are float32.
 """
 
 import dataclasses
@@ -33,8 +32,7 @@ def attach(
 ) -> tuple[Decoder, dict[str, Any]]:
     """The model with adapters, and its parameters: the same base arrays, and new adapters.
 
-    Args:
-      key: typed; the adapters of projection i of `PROJECTIONS` are drawn from `fold_in(key, i)`.
+    The adapters of projection i of `PROJECTIONS` are drawn from `fold_in(key, i)`.
 
     Raises:
       InputError: the model has adapters already, or none of the targets.
@@ -52,14 +50,10 @@ def attach(
         kernel = layers[name]["kernel_int8" if model.int8 else "kernel"]
         depth, inputs, outputs = kernel.shape
         bound = inputs**-0.5
+        own_key = jax.random.fold_in(key, PROJECTIONS.index(name))
+        shape = (depth, inputs, lora.rank)
         adapted[name] = dict(layers[name]) | {
-            "a": jax.random.uniform(
-                jax.random.fold_in(key, PROJECTIONS.index(name)),
-                (depth, inputs, lora.rank),
-                jnp.float32,
-                -bound,
-                bound,
-            ),
+            "a": jax.random.uniform(own_key, shape, jnp.float32, -bound, bound),
             "b": jnp.zeros((depth, lora.rank, outputs), jnp.float32),
         }
     return dataclasses.replace(model, lora=lora), dict(params) | {"layers": adapted}
@@ -92,8 +86,8 @@ def detach(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
 def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     """The model with W + alpha / rank A B in place of every adapted W, computed in float32.
 
-    The merged weights have the dtype of the base; rounding to bfloat16 can swallow small adapters.
-    Kept apart, the base is exact for ever: to unmerge is to go on using `params`.
+    The merged weights have the dtype of the base; rounding to bfloat16 can lose small adapters. The
+    given parameters do not change, so they serve to undo the merge.
 
     Raises:
       InputError: the model has no adapters, or int8 weights, which cannot take them up.
@@ -101,7 +95,7 @@ def merge(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
     if model.lora is None:
         raise InputError("the model has no adapters to merge")
     if model.int8:
-        raise InputError("adapters cannot be merged into int8 weights: keep them apart")
+        raise InputError("adapters cannot be merged into int8 weights: use the model unmerged")
     scale = jnp.float32(model.lora.scale)
     adapters, base = split(params)
     layers = dict(base["layers"])

@@ -9,10 +9,8 @@ With x = [B, L, H] the tokens of B sequences and Norm before every block:
     logits = Norm(x) W_head,    W_head = E_token^T if tied
 
 Attention is causal. The parameters of all layers are stacked, [layers, ...], and a scan goes over
-them: a model compiles in the time of one layer. Dropout is left out.
-
-Rows are padded with `PAD` on the right: padding cannot be taken for end-of-text, is never a target,
-and no real token sees it.
+them, so that a model compiles in the time of one layer. Dropout is left out. Rows are padded with
+`PAD` on the right; padding is never a target, and no real token sees it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
 from jaxpfl.models.decoder.layers import (
@@ -39,8 +37,6 @@ from jaxpfl.models.decoder.layers import (
     rotate,
 )
 
-PRECISIONS = ("float32", "bfloat16")
-
 
 class Layer(nnx.Module):
     """Attention and feed-forward block, each with the norm before and the residual around it."""
@@ -50,11 +46,10 @@ class Layer(nnx.Module):
         gated = config.model_type == "llama"
         hidden, inner = config.hidden_size, config.inner_size
         queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
-        # The outputs that are added up over the layers, as in GPT-2 (section 2.3).
+        # GPT-2 (section 2.3) scales the weights whose outputs are summed over the layers.
         residual = (2 * config.layers) ** -0.5
 
         def linear(name: str, inputs: int, outputs: int, factor: float = 1.0) -> Linear:
-            adapters = lora if lora is not None and name in lora.targets else None
             return Linear(
                 inputs,
                 outputs,
@@ -62,7 +57,7 @@ class Layer(nnx.Module):
                 deviation=config.initializer_range * factor,
                 bias=not gated,
                 int8=model.int8,
-                lora=adapters,
+                lora=lora if lora is not None and name in lora.targets else None,
             )
 
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
@@ -78,7 +73,7 @@ class Layer(nnx.Module):
         self.down = linear("down", inner, hidden, residual)
 
     def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of [B, L, H], each [B, L, its heads, D]."""
+        """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
         n = self.attention_norm(x)
         q = self.q(n).reshape(*x.shape[:2], self.heads, self.head_size)
         k = self.k(n).reshape(*x.shape[:2], self.kv_heads, self.head_size)
@@ -88,7 +83,7 @@ class Layer(nnx.Module):
         return q, k, v
 
     def finish(self, x: Array, attended: Array) -> Array:
-        """The layer's output from its input and what attention gave."""
+        """The layer's output from its input and the output of attention."""
         x = x + self.o(attended)
         n = self.mlp_norm(x)
         activation = ACTIVATIONS[self.activation]
@@ -107,17 +102,16 @@ class Decoder:
     `jaxpfl.models.decoder.quantise` for int8.
 
     Attributes:
-      config: sizes and settings.
       lora: the adapters that the parameters have, or None.
-      int8: the linear maps of the layers are stored as int8.
-      compute: dtype of the products and of the cache. Norms, softmax, rotary angles, logits and
-        losses are float32 always. Parameters may be stored in either.
-      remat: in training, keep one array a layer and compute the rest again (less memory, a third
-        more time); else the products of the linear maps are kept, and what lies between them is
-        computed again, which is faster than storing it.
+      int8: whether the linear maps of the layers are stored as int8.
+      compute: "float32" or "bfloat16", the dtype of the products and of the cache. Norms, softmax,
+        rotary angles, logits and losses are always float32. Parameters may be stored in either.
+      remat: in training, store one array per layer for the backward pass and recompute the rest,
+        which takes less memory and a third more time. Otherwise the products of the linear maps are
+        stored, and only what lies between them is recomputed, which is faster than storing it.
 
     As a `jaxpfl.models.base.Model` it reads batches of "tokens" int32 [B, L], padded with -1 on
-    the right; every real token but a row's first is a target.
+    the right; every real token except the first of a row is a target.
     """
 
     config: DecoderConfig
@@ -126,16 +120,14 @@ class Decoder:
     compute: str = "float32"
     remat: bool = False
 
+    columns = ("tokens",)
+
     def __post_init__(self):
-        one_of("compute", self.compute, PRECISIONS)
+        one_of("compute", self.compute, ("float32", "bfloat16"))
 
     @property
     def name(self) -> str:
         return self.config.model_type
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("tokens",)
 
     @property
     def vocab_size(self) -> int:
@@ -150,19 +142,18 @@ class Decoder:
         return nnx.split(nnx.eval_shape(lambda: Norm(self.config)))[0]
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
-        """Random parameters: normal matrices of deviation `initializer_range`, those of the
-        residual outputs divided by sqrt(2 layers); unit scales and zero biases.
+        """Random parameters of `dtype`, float32 or bfloat16.
 
-        Args:
-          key: typed.
-          dtype: of the stored parameters, float32 or bfloat16.
+        Matrices are normal with deviation `initializer_range`, divided by sqrt(2 layers) where
+        they write to the residual stream; scales are one and biases zero.
 
         Raises:
-          InputError: the model has adapters or int8 weights; make a plain one and turn that.
+          InputError: the model has adapters or int8 weights.
         """
         if self.lora is not None or self.int8:
             raise InputError(
-                "parameters are drawn for a plain model: use lora.attach and quantise on those"
+                "a model with adapters or int8 weights has no random parameters: draw those of a "
+                "plain model, then use lora.attach or quantise"
             )
         config = self.config
         keys = [jax.random.fold_in(key, i) for i in range(4)]
@@ -197,25 +188,25 @@ class Decoder:
 
         Args:
           params: as returned by `init` or `jaxpfl.models.checkpoints.pretrained.load`.
-          tokens_BxL: int32 ids, -1 = padding. No real token sees padding; the output there is
-            finite and means nothing.
+          tokens_BxL: int32 ids, -1 for padding. No real token sees padding; the output at padding
+            is finite and arbitrary.
           positions_BxL: int32, 0 .. L - 1 by default.
-          branch_BxL: int32. A token sees earlier tokens of branch 0 and of its own branch alone:
-            several continuations of one prompt (branch 0) lie side by side in one row.
+          branch_BxL: int32. A token sees only earlier tokens of branch 0 and of its own branch, so
+            that one row can hold several continuations of one prompt (branch 0).
         """
         x, seen, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
 
         def layer(x: Array, slices: Params) -> tuple[Array, None]:
-            network = merge(self._layer, slices)
+            network = nnx.merge(self._layer, slices)
             q, k, v = network.project(x, angles)
             return network.finish(x, attend(q, k, v, seen)), None
 
         kept = jax.checkpoint_policies
         policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
-        # Inside a scan, nothing can undo the recomputation.
+        # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = jax.lax.scan(body, x, params["layers"])
-        return merge(self._norm, params["norm"])(x)
+        return nnx.merge(self._norm, params["norm"])(x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
@@ -238,15 +229,11 @@ class Decoder:
         return self.loss(params, batch, mask)[1]
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
-        """Reads P sequences, and makes room for `room` further tokens of each.
-
-        Args:
-          tokens_PxL: int32, padded with -1 on the right.
-        """
+        """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
         x, seen, angles = self._start(params, tokens_PxL, None, None)
 
         def layer(x: Array, slices: Params) -> tuple[Array, tuple[Array, Array]]:
-            network = merge(self._layer, slices)
+            network = nnx.merge(self._layer, slices)
             q, k, v = network.project(x, angles)
             return network.finish(x, attend(q, k, v, seen)), (k, v)
 
@@ -256,15 +243,15 @@ class Decoder:
         return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
 
     def step(self, params: Params, tokens_S: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Reads one token of every sequence; float32 logits [S, V] of the next ones.
+        """Reads one token of every sequence; returns float32 logits [S, V] of the next ones.
 
-        A sequence whose cache is full overwrites its last place.
+        A sequence whose cache is full overwrites its last token.
         """
         barrier_SxC = cache.barrier()
         x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None], None)
 
         def layer(x: Array, slices: tuple[Params, Array, Array]):
-            network = merge(self._layer, slices[0])
+            network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
             attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
             # The cache is read here and written once for all layers: a scan that returned it
@@ -272,7 +259,7 @@ class Decoder:
             return network.finish(x, attended_SxE[:, None]), (k, v)
 
         x, (k, v) = jax.lax.scan(layer, x, (params["layers"], cache.keys, cache.values))
-        hidden_SxH = merge(self._norm, params["norm"])(x)[:, 0]
+        hidden_SxH = nnx.merge(self._norm, params["norm"])(x)[:, 0]
         return self.logits(params, hidden_SxH), cache.write(k, v)
 
     def _start(
@@ -282,10 +269,12 @@ class Decoder:
         positions_BxL: Array | None,
         branch_BxL: Array | None,
     ) -> tuple[Array, Array, Array | None]:
-        """Embedded tokens [B, L, H], who sees whom [B, L, L], and the rotary angles [B, L, D/2]."""
+        """Embedded tokens [B, L, H], the attention mask [B, L, L] and rotary angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
-            raise InputError(f"a sequence may have {self.config.positions} tokens, found {length}")
+            raise InputError(
+                f"a sequence must have at most {self.config.positions} tokens, found {length}"
+            )
         real_BxL = tokens_BxL != PAD
         seen_BxLxL = jnp.tril(jnp.ones((length, length), jnp.bool))[None] & real_BxL[:, None]
         if branch_BxL is not None:
@@ -302,20 +291,16 @@ class Decoder:
         return x.astype(self.compute), seen_BxLxL, angles
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
-        """How parameters lie on a mesh: a tree like `params` of `NamedSharding`.
+        """The sharding of parameters on a mesh: a tree like `params` of `NamedSharding`.
 
-        Over the axis "model", heads and inner features are dealt out (Shoeybi et al. 2019); over
-        "data", the other side of each matrix, gathered when it is used (fully sharded data
-        parallelism). An axis that a mesh does not have, or that does not divide the size, is left
-        out.
-
-        Args:
-          params: arrays or shapes.
+        Heads and inner features are sharded over the mesh axis "model" (Shoeybi et al. 2019), the
+        other side of each matrix over "data", gathered when it is used (fully sharded data
+        parallelism). An axis that the mesh does not have, or that does not divide the size, is left
+        out. `params` holds arrays or shapes.
         """
 
         def place(keys: Any, leaf: Any) -> NamedSharding:
-            names = tuple(key.key for key in keys)
-            wanted = _AXES.get((names[-2], names[-1]), ())
+            wanted = _axes(keys[-2].key, keys[-1].key)
             wanted = (None,) * (len(leaf.shape) - len(wanted)) + wanted
             axes = [
                 axis if axis in mesh.shape and size % mesh.shape[axis] == 0 else None
@@ -326,24 +311,13 @@ class Decoder:
         return jax.tree.map_with_path(place, params)
 
 
-def _axes() -> dict[tuple[str, str], tuple[str | None, ...]]:
-    """Mesh axes of the last axes of a leaf, by the last two names of its path."""
-    axes: dict[tuple[str, str], tuple[str | None, ...]] = {
-        ("embed", "token"): ("model", "data"),
-        ("embed", "position"): (None, "data"),
-        ("head", "kernel"): ("data", "model"),
-    }
-    for part in ("q", "k", "v", "gate", "up", "o", "down"):
-        inputs, outputs = ("model", "data") if part in ("o", "down") else ("data", "model")
-        axes |= {
-            (part, "kernel"): (inputs, outputs),
-            (part, "kernel_int8"): (inputs, outputs),
-            (part, "kernel_scale"): (outputs,),
-            (part, "bias"): (outputs,),
-            (part, "a"): (inputs, None),
-            (part, "b"): (None, outputs),
-        }
-    return axes
-
-
-_AXES = _axes()
+def _axes(part: str, leaf: str) -> tuple[str | None, ...]:
+    """The mesh axes over which the last axes of a leaf are sharded."""
+    if part == "embed":
+        return ("model" if leaf == "token" else None, "data")
+    if part not in (*PROJECTIONS, "head"):
+        return ()
+    inputs, outputs = ("model", "data") if part in ("o", "down") else ("data", "model")
+    if leaf in ("kernel_scale", "bias"):
+        return (outputs,)
+    return (None if leaf == "b" else inputs, None if leaf == "a" else outputs)

@@ -1,9 +1,9 @@
-"""Weights as whole numbers of eight bits, for a base model that is used but not trained.
+"""Weights as 8-bit integers, for a base model that is used but not trained.
 
-Every output of a linear map has its own scale, symmetric about zero (Dettmers et al. 2022, vector-
-wise quantisation):  W[i, o] is stored as round(W[i, o] / s_o) with s_o = max_i |W[i, o]| / 127, so
-no weight moves by more than s_o / 2. Embeddings, norms, biases and the output layer stay as they
-are, and adapters beside int8 weights are float32.
+Every output of a linear map has its own scale (Dettmers et al. 2022, vector-wise quantisation):
+W[i, o] is stored as round(W[i, o] / s_o) with s_o = max_i |W[i, o]| / 127, so no weight changes by
+more than s_o / 2. Embeddings, norms, biases and the output layer are not quantised, and adapters of
+a quantised model are float32.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ def _rounded(kernel_NxIxO: Array) -> tuple[Array, Array]:
     def one(kernel_IxO: Array) -> tuple[Array, Array]:
         wide_IxO = kernel_IxO.astype(jnp.float32)
         highest_O = jnp.max(jnp.abs(wide_IxO), axis=0)
-        # A column of zeros keeps a scale of one, and divides nothing by zero.
+        # The scale of a column of zeros is one, so that nothing is divided by zero.
         scale_O = jnp.where(highest_O > 0, highest_O / 127, jnp.float32(1))
         return jnp.round(wide_IxO / scale_O[None]).astype(jnp.int8), scale_O
 
-    # Layer by layer, so that there is never a float32 copy of all of them.
+    # One layer at a time, so that there is never a float32 copy of all of them.
     return jax.lax.map(one, kernel_NxIxO)

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.decoder.config import ACTIVATION_NAMES
+from jaxpfl.models.decoder.config import ACTIVATION_NAMES, check_multiple
 
 MODEL_TYPES = ("bert", "albert", "roberta")
 
@@ -23,7 +23,7 @@ _NAMES = {
     "pad_token_id": "pad",
 }
 _ALBERT_NAMES = {"embedding_size": "embedding_size", "num_hidden_groups": "groups"}
-# What a config.json leaves out has the value that transformers gives it.
+# The values that transformers gives to fields which a config.json leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "bert": {},
     "albert": {
@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "roberta": {"vocab_size": 50_265, "pad": 1},
 }
-# Variants that these networks do not compute: the field, and the one value that is.
+# Variants that these networks do not compute: each field with the only value that is supported.
 _FIXED: dict[str, Any] = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
@@ -47,23 +47,22 @@ _FIXED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What an encoder computes, and how large it is; the defaults are BERT-base's.
+    """The architecture and the sizes of an encoder; the defaults are BERT-base's.
 
     Attributes:
       model_type: "bert" (MiniLM too), "albert" (factorised embeddings, layers shared within
         groups) or "roberta" (the first real token has position `pad + 1`).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
-      layers, heads: numbers of them.
-      inner_size: features inside the feed-forward block; None: four times the hidden size.
-      activation: in the feed-forward block, by the name that Hugging Face gives it.
-      positions: tokens of the longest sequence.
+      inner_size: features inside the feed-forward block; None means four times `hidden_size`.
+      activation: of the feed-forward block, by the name that Hugging Face gives it.
+      positions: the number of tokens of the longest sequence.
       segments: rows of the segment embedding; every token is in segment 0.
       norm_epsilon: added to the variance in the norms.
       initializer_range: standard deviation of random weights.
-      embedding_size: features of an embedding ("albert" alone); None: the hidden size.
-      groups: sets of parameters that the layers take turns to use ("albert" alone); None: one a
-        layer.
+      embedding_size: features of an embedding ("albert" only); None means `hidden_size`.
+      groups: into how many groups the layers are divided, all layers of a group having the same
+        parameters ("albert" only); None means one group per layer.
       pad: id of the padding token; only RoBERTa's positions depend on it.
 
     Raises:
@@ -102,10 +101,7 @@ class EncoderConfig:
             positive(field, getattr(self, field))
         non_negative_int("pad", self.pad)
         one_of("activation", self.activation, ACTIVATION_NAMES)
-        if self.hidden_size % self.heads:
-            raise InputError(
-                f"hidden_size must be a multiple of heads = {self.heads}, found {self.hidden_size}"
-            )
+        check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
         assert self.groups is not None
         if self.groups > self.layers:
             raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
@@ -118,31 +114,31 @@ class EncoderConfig:
 
     @property
     def first_position(self) -> int:
-        """Row of the position embedding of a text's first token."""
+        """The row of the position embedding that belongs to a text's first token."""
         return self.pad + 1 if self.model_type == "roberta" else 0
 
     def group(self, layer: int) -> int:
-        """The set of parameters that a layer uses."""
+        """The group to which a layer belongs."""
         assert self.groups is not None
         return layer * self.groups // self.layers
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Reads what a config.json holds; fields that it does not have take their defaults.
+        """Reads the values of a config.json; fields that it does not have take their defaults.
 
         Raises:
           InputError: another architecture, or a variant that these networks do not compute.
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
+        names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
         for field, only in _FIXED.items():
             found = values.get(field)
             if found is not None and found != only:
                 raise InputError(f"{field} must be {only!r}, found {found!r}")
-        names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
         given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
         given = _DEFAULTS[model_type] | given
         if model_type == "roberta":
-            # Rows of the table; the rows up to the padding token's are no token's position.
+            # The field counts the table's rows; those up to the padding token's are never used.
             pad = non_negative_int("pad_token_id", given["pad"])
             rows = positive_int("max_position_embeddings", given.get("positions", 512))
             if rows <= pad + 1:
@@ -154,7 +150,7 @@ class EncoderConfig:
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of a config.json that transformers reads, see `from_dict`."""
+        """The fields of a config.json, as transformers reads them; the inverse of `from_dict`."""
         names = _NAMES | (_ALBERT_NAMES if self.model_type == "albert" else {})
         values = {theirs: getattr(self, ours) for theirs, ours in names.items()}
         values["max_position_embeddings"] = self.positions + self.first_position

@@ -9,10 +9,9 @@ tokens:
     x <- Norm(x + W_down act(W_up x + b_up) + b_down)
 
 Attention is softmax(q k^T / sqrt(D)) v per head of D = H / heads features, over the real tokens of
-the same row; in a causal model over those up to the token itself. The three input products are
-one matrix [H, 3H]. ALBERT's layers take their parameters from few groups, mostly a single one. The
-language-model head, where there is one, is E_word Norm(act(W x + b)) + c. Dropout is left out:
-these networks are used as they were published.
+the same row, and in a causal model over those up to the token itself. W_Q, W_K and W_V are one
+matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly a single one. The
+optional language-model head is E_word Norm(act(W x + b)) + c. Dropout is left out.
 """
 
 import math
@@ -26,21 +25,18 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, merge, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
 from jaxpfl.models.decoder.layers import ACTIVATIONS
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
-
-
-def linear_init(config: EncoderConfig) -> jax.nn.initializers.Initializer:
-    return jax.nn.initializers.normal(config.initializer_range)
 
 
 class Linear(nnx.Module):
     """x W + b."""
 
     def __init__(self, inputs: int, outputs: int, config: EncoderConfig, key: Array):
-        self.kernel = nnx.Param(linear_init(config)(key, (inputs, outputs), jnp.float32))
+        normal = jax.nn.initializers.normal(config.initializer_range)
+        self.kernel = nnx.Param(normal(key, (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x_NxI: Array) -> Array:
@@ -63,17 +59,17 @@ class Norm(nnx.Module):
 
 
 class Embeddings(nnx.Module):
-    """Sum of word, position and segment embeddings, normalised; every token in segment 0."""
+    """The normalised sum of word, position and segment embeddings; every token is in segment 0."""
 
     def __init__(self, config: EncoderConfig, key: Array):
         assert config.embedding_size is not None
-        size, initialise = config.embedding_size, linear_init(config)
+        size, normal = config.embedding_size, jax.nn.initializers.normal(config.initializer_range)
         keys = [jax.random.fold_in(key, i) for i in range(3)]
         self.first = config.first_position
         rows = self.first + config.positions
-        self.word = nnx.Param(initialise(keys[0], (config.vocab_size, size), jnp.float32))
-        self.position = nnx.Param(initialise(keys[1], (rows, size), jnp.float32))
-        self.segment = nnx.Param(initialise(keys[2], (config.segments, size), jnp.float32))
+        self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), jnp.float32))
+        self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
+        self.segment = nnx.Param(normal(keys[2], (config.segments, size), jnp.float32))
         self.norm = Norm(size, config.norm_epsilon)
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
@@ -81,13 +77,13 @@ class Embeddings(nnx.Module):
         batch, length = tokens_BxL.shape
         position, segment = self.position[...], self.segment[...][:1]
         if self.first:
-            # RoBERTa counts real tokens only, wherever the padding is.
+            # RoBERTa's positions count real tokens only, wherever the padding is.
             order_BxL = jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32)
             order_BxL = jnp.where(mask_BxL, order_BxL, 0)
             places_BxLxE = position[order_BxL + (self.first - 1)] + segment[None]
         else:
             places_BxLxE = (position[:length] + segment)[None]
-        # PAD is no row of the table, and must not read its last one.
+        # At PAD, -1, the table would give its last row.
         x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
         return self.norm(x_BxLxE.reshape(batch * length, -1))
 
@@ -116,20 +112,17 @@ class Layer(nnx.Module):
 
 
 def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False) -> Array:
-    """Every token's mean of the values of its row's real tokens, by softmax of q k / sqrt(D).
+    """Attention to the real tokens of the same row, float32 [N, H]; see the head of this file.
 
     Args:
       qkv_Nx3H: queries, keys and values of N = B L tokens, row after row.
-      mask_BxL: True = real token. A token that sees no real one attends to all alike; its result
-        is finite and means nothing.
-      causal: a token sees those up to itself alone.
-
-    Returns:
-      Float32 [N, H].
+      mask_BxL: True for a real token. The result of a token that sees no real one is finite and
+        arbitrary.
+      causal: whether a token sees only those up to itself.
     """
     batch, length = mask_BxL.shape
     features = qkv_Nx3H.shape[1] // (3 * heads)
-    # Heads before positions: both products are then plain matrix products, which CPUs run fastest.
+    # With heads before positions, both are plain matrix products, which run fastest on CPUs.
     qkv_3xBxKxLxD = jnp.transpose(
         qkv_Nx3H.reshape(batch, length, 3, heads, features), (2, 0, 3, 1, 4)
     )
@@ -139,7 +132,7 @@ def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False
     if causal:
         place_L = jnp.arange(length, dtype=jnp.int32)
         seen_BxMxL = jnp.logical_and(seen_BxMxL, (place_L[:, None] >= place_L[None, :])[None])
-    # Finite, so that a row of padding alone gives no NaN.
+    # A finite barrier, because a row that is all padding must not give NaN.
     barrier_BxMxL = jnp.where(seen_BxMxL, 0.0, jnp.finfo(jnp.float32).min / 2)
     weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxMxL[:, None], axis=-1)
     attended_BxKxLxD = jnp.matmul(weights_BxKxLxL, v)
@@ -147,11 +140,11 @@ def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False
 
 
 class Head(nnx.Module):
-    """Features of the tied output layer, and its biases."""
+    """The language-model head: the features and the biases of the tied output layer."""
 
     def __init__(self, config: EncoderConfig, key: Array):
         assert config.embedding_size is not None
-        # RoBERTa's is the exact one, whatever its layers use.
+        # RoBERTa's head uses the exact GELU, whatever its layers use.
         self.activation = "gelu" if config.model_type == "roberta" else config.activation
         self.dense = Linear(config.hidden_size, config.embedding_size, config, key)
         self.norm = Norm(config.embedding_size, config.norm_epsilon)
@@ -186,7 +179,7 @@ class Network(nnx.Module):
         return x_NxH.reshape(*tokens_BxL.shape, -1)
 
     def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:
-        """Features [N, E], matrix [V, E] and biases [V]; the logits are their product and sum."""
+        """Features [N, E], matrix [V, E] and biases [V], which give the logits."""
         assert self.head is not None
         return self.head(x_NxH), self.embeddings.word[...], self.head.bias[...]
 
@@ -196,25 +189,22 @@ class Encoder:
     """An encoder of the BERT family: pure functions over a nested dict of float32 arrays.
 
     Attributes:
-      config: sizes and architecture.
-      causal: a token sees those up to itself alone, as in transformers' models with `is_decoder`.
-      head: there is a language-model head: of masked tokens, or (causal) of the next one.
+      causal: whether a token sees only those up to itself, as with `is_decoder` in transformers.
+      head: whether there is a language-model head, for masked tokens or (causal) the next token.
 
     A causal encoder with a head is a `jaxpfl.models.base.Model`: a batch holds "tokens" int32
-    [B, L] with padding -1, at the end of a row; every token predicts the next.
+    [B, L], padded with -1 at the end of a row, and every token predicts the next.
     """
 
     config: EncoderConfig
     causal: bool = False
     head: bool = False
 
+    columns = ("tokens",)
+
     @property
     def name(self) -> str:
         return self.config.model_type
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("tokens",)
 
     @property
     def vocab_size(self) -> int:
@@ -229,7 +219,7 @@ class Encoder:
         return split(Network(self, key))[1]
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
-        """How parameters lie on a mesh: a copy on every device, as these networks are small."""
+        """Shardings that put a copy on every device of a mesh, because these networks are small."""
         return jax.tree.map(lambda leaf: NamedSharding(mesh, PartitionSpec()), params)
 
     def hidden(self, params: Params, tokens_BxL: Array, mask_BxL: Array | None = None) -> Array:
@@ -238,36 +228,33 @@ class Encoder:
         Args:
           params: as returned by `init` or `jaxpfl.models.checkpoints.pretrained.load`.
           tokens_BxL: int32 ids, L at most `config.positions`.
-          mask_BxL: True = real token; None: where the id is not PAD. What masked positions
-            hold has no influence on the output at the real ones; their own output is finite and
-            means nothing.
+          mask_BxL: True for a real token, by default where the id is not PAD. Other positions do
+            not influence the output at real ones; their own output is finite and arbitrary.
 
         Raises:
           InputError: the rows are longer than the model's positions.
         """
         if tokens_BxL.shape[1] > self.config.positions:
             raise InputError(
-                f"tokens must be at most {self.config.positions} a row, found {tokens_BxL.shape[1]}"
+                f"a row must have at most {self.config.positions} tokens, found "
+                f"{tokens_BxL.shape[1]}"
             )
         mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
-        return merge(self._graphdef, params)(tokens_BxL, mask_BxL)
+        return nnx.merge(self._graphdef, params)(tokens_BxL, mask_BxL)
 
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
-        """Logits [..., V] of the token at every place (causal: of the one after it).
+        """Logits [..., V] of the token at every place (causal: of the token after it).
 
         Raises:
           InputError: the model has no head.
         """
-        self._expect_head()
-        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
-        m_NxE, matrix_VxE, bias_V = merge(self._graphdef, params).output_layer(flat_NxH)
-        logits_NxV = m_NxE @ matrix_VxE.T + bias_V[None, :]
+        logits_NxV = _logits(*self._output_layer(params, hidden_BxLxH))
         return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
 
     def masked_logits(
         self, params: Params, tokens_BxL: Array, mask_BxL: Array | None = None
     ) -> Array:
-        """Logits float32 [B, L, V] of what a mask token stands for; see `hidden` and `logits`."""
+        """Logits float32 [B, L, V] of the tokens behind mask tokens; see `hidden` and `logits`."""
         return self.logits(params, self.hidden(params, tokens_BxL, mask_BxL))
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
@@ -279,31 +266,30 @@ class Encoder:
         output, targets_N, real_N = self._read(params, batch, mask)
         loss = mean_cross_entropy(*output, targets_N, real_N)
         # Training does not use the metrics, and XLA then leaves out their logits.
-        return loss, _metrics(output, targets_N, real_N)
+        return loss, masked_loss(_logits(*output), targets_N, real_N)[1]
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """Sums of loss, correct predictions and targets; errors as `loss`."""
-        return _metrics(*self._read(params, batch, mask))
+        output, targets_N, real_N = self._read(params, batch, mask)
+        return masked_loss(_logits(*output), targets_N, real_N)[1]
 
     def _read(
         self, params: Params, batch: Batch, mask: Array
     ) -> tuple[tuple[Array, Array, Array], Array, Array]:
-        """The output layer of all tokens but the last of a row, what follows, and where it is."""
-        self._expect_head()
+        """The output layer at all tokens but a row's last, their targets, and which are real."""
         if not self.causal:
-            raise InputError("only a causal encoder predicts the next token: causal is False")
+            raise InputError("only a causal encoder predicts the next token, found causal=False")
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
-        hidden_BxLxH = self.hidden(params, tokens_BxL[:, :-1])
-        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
+        output = self._output_layer(params, self.hidden(params, tokens_BxL[:, :-1]))
         targets_N = tokens_BxL[:, 1:].reshape(-1)
-        output = merge(self._graphdef, params).output_layer(flat_NxH)
         return output, jnp.maximum(targets_N, 0), targets_N != PAD
 
-    def _expect_head(self) -> None:
+    def _output_layer(self, params: Params, hidden_BxLxH: Array) -> tuple[Array, Array, Array]:
         if not self.head:
             raise InputError("the encoder has no language-model head: its weights had none")
+        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
+        return nnx.merge(self._graphdef, params).output_layer(flat_NxH)
 
 
-def _metrics(output: tuple[Array, Array, Array], targets_N: Array, real_N: Array) -> Metrics:
-    m_NxE, matrix_VxE, bias_V = output
-    return masked_loss(m_NxE @ matrix_VxE.T + bias_V[None, :], targets_N, real_N)[1]
+def _logits(m_NxE: Array, matrix_VxE: Array, bias_V: Array) -> Array:
+    return m_NxE @ matrix_VxE.T + bias_V[None, :]

@@ -8,9 +8,8 @@ For input x, previous output m and previous cell c (Greff et al. 2015; Sak et al
     m' = (sigmoid(o) * tanh(c')) W_P        (with peepholes: o + p_o * c')
 
 The gradient is written out because automatic differentiation of a scan adds every step's weight
-gradient to an accumulator inside the loop. Here the loop only carries the cotangents of m and c,
-and the gradients of W, W_P and the peepholes are one product each over all steps, as is the
-inputs' share of the gates.
+gradient to an accumulator inside the loop. Here the loop carries only the cotangents of m and c,
+and the gradients of W, W_P and the peepholes are one product each over all steps.
 """
 
 from typing import NamedTuple
@@ -24,7 +23,7 @@ class Weights(NamedTuple):
     """The parameters of a layer.
 
     Attributes:
-      kernel: W [I + P, 3H], rows first of the input then of the output, columns j, f, o.
+      kernel: W [I + P, 3H]; the first I rows multiply x, the others m; columns j, f, o.
       bias: b [3H].
       projection: W_P [H, P].
       peepholes: p_f and p_o [2, H], or None.
@@ -41,17 +40,17 @@ class Weights(NamedTuple):
         return self.kernel.shape[0] - self.projection.shape[1]
 
     def gate_inputs(self, x_NxI: Array) -> Array:
-        """The inputs' share of the gates, and the biases, [N, 3H]."""
+        """The part [N, 3H] of the gates that does not depend on m: [x, 0] W + b."""
         return x_NxI @ self.kernel[: self.inputs] + self.bias[None, :]
 
     @property
     def recurrent(self) -> Array:
-        """The outputs' share of the kernel, [P, 3H]."""
+        """The rows [P, 3H] of W that multiply m."""
         return self.kernel[self.inputs :]
 
 
 class Step(NamedTuple):
-    """Everything one step computes, [B, P] or [B, H]; stacked over time [T, B, ...]."""
+    """The intermediate results of one step, [B, P] or [B, H], or of all, [T, B, ...]."""
 
     output: Array
     cell: Array
@@ -104,7 +103,7 @@ def _forward(x_TxBxI: Array, weights: Weights) -> tuple[Array, tuple[Array, Step
 
 
 def _before(states_TxBxK: Array) -> Array:
-    """The states before each step: zeros, then all but the last."""
+    """The state before each step, zeros before the first."""
     return jnp.concatenate([jnp.zeros_like(states_TxBxK[:1]), states_TxBxK[:-1]])
 
 
@@ -115,7 +114,7 @@ def _rows(states_TxBxK: Array) -> Array:
 def _backward(residuals: tuple[Array, Step, Weights], dm_TxBxP: Array) -> tuple[Array, Weights]:
     x_TxBxI, steps, weights = residuals
     cell_before = _before(steps.cell)
-    # Transposed once: as part of the products it costs CPUs half as much again at every step.
+    # Transposed once, because on CPUs a transposed product takes half as long again at every step.
     recurrent_3HxP = weights.recurrent.T
     projection_PxH = weights.projection.T
 

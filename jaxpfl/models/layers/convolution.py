@@ -1,8 +1,8 @@
 """Convolution, its transpose and pooling, in the form that the backend runs fastest.
 
-XLA's CPU backend runs an ordinary convolution inside `scan`, or vmapped with per-client kernels,
-20 to 40 times slower than the same sum written as patches times a matrix; accelerators prefer the
-convolution. Both forms take the same kernels and give the same results to rounding.
+On a CPU, XLA runs an ordinary convolution inside `scan`, or vmapped with per-client kernels, 20 to
+40 times slower than the same sum written as patches times a matrix. Accelerators run the
+convolution faster. Both forms take the same kernels and give the same results up to rounding.
 """
 
 from typing import Literal
@@ -10,6 +10,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from jaxpfl.checks import one_of, positive_int
+from jaxpfl.errors import InputError
 
 Form = Literal["auto", "patches", "convolution"]
 Padding = Literal["VALID", "SAME"]
@@ -20,6 +23,15 @@ def resolve(form: Form) -> Form:
     if form == "auto":
         return "patches" if jax.default_backend() == "cpu" else "convolution"
     return form
+
+
+def check_images(image_shape: object, form: str) -> None:
+    """Refuses an `image_shape` that is not (height, width, channels), and an unknown `form`."""
+    if not isinstance(image_shape, tuple) or len(image_shape) != 3:
+        raise InputError(f"image_shape must be (height, width, channels), found {image_shape!r}")
+    for size in image_shape:
+        positive_int("image_shape", size)
+    one_of("form", form, ("auto", "patches", "convolution"))
 
 
 def convolve(
@@ -72,10 +84,10 @@ def convolve(
 def upsample_convolve(image_BxHxWxC: Array, kernel_4x4xCxO: Array, *, form: Form = "auto") -> Array:
     """Transposed convolution with stride 2, "SAME", no bias: [B, H, W, C] -> [B, 2 H, 2 W, O].
 
-    The values are those of `lax.conv_transpose` (kernel not flipped): between the pixels of the
-    image lie zeros, and output pixel (2p, 2q) sees the 4 x 4 window that begins two pixels before
-    it. Of the window's 16 values only 2 x 2 are pixels, so that the patches form is an ordinary
-    2 x 2 convolution to four sub-pixels, which are then laid side by side.
+    The values are those of `lax.conv_transpose` (kernel not flipped): zeros are put between the
+    pixels, and output pixel (2p, 2q) sees the 4 x 4 window that begins two pixels before it. Only
+    2 x 2 of the window's 16 values are pixels, so the patches form is an ordinary 2 x 2 convolution
+    to four sub-pixels, which are then interleaved.
     """
     if resolve(form) == "convolution":
         return lax.conv_transpose(

@@ -4,23 +4,21 @@ For features m_n, a matrix E and biases b, the loss over the N_real rows that co
 
     L = 1 / N_real sum_n ( log sum_v exp(l_nv) - l_n,target(n) ),   l_nv = m_n . E_v + b_v
 
-The gradient is written out because with a vocabulary of thousands its time goes into passes over
-[N, V], not only into products. It is taken apart instead of forming softmax - one_hot:
+The gradient is written out because, with a vocabulary of thousands, passes over arrays [N, V] take
+much of its time. It does not form softmax - one_hot:
 
     e_nv = exp(l_nv - max_v l_nv),   s_n = sum_v e_nv,   k_n = 1 / (N_real s_n) or 0
     dL/dm_n = k_n (e E)_n              - E_target(n) / N_real
     dL/dE   = e^T (k m)                - the m_n / N_real added to row target(n)
     dL/db   = e^T k                    - 1 / N_real added to entry target(n)
 
-so e is the only array of that size, it is never read but by products, and targets cost a gather
+so e is the only array of that size and is read by matrix products only. The targets cost a gather
 and a scatter of N rows.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-
-_Residuals = tuple[Array, ...]
 
 
 @jax.custom_vjp
@@ -29,24 +27,23 @@ def mean_cross_entropy(
 ) -> Array:
     """Mean cross-entropy in nats of softmax(m E^T + b), a float32 scalar.
 
+    The first three arguments are float32, and the mean is reverse-mode differentiable in them.
+
     Args:
-      m_NxP: float32 features.
-      matrix_VxP, bias_V: float32 output layer.
       targets_N: integer classes in [0, V).
-      real_N: bool, True = this row counts. A row that does not contributes exactly zero to the
-        loss and to every gradient, if its features are finite.
+      real_N: bool, True for a row that counts. Any other row contributes exactly zero to the loss
+        and to every gradient, if its features are finite.
 
     Returns:
       The mean; 0 with zero gradients when no row counts; finite for finite logits.
-      Reverse-mode differentiable in the first three arguments.
     """
     return _forward(m_NxP, matrix_VxP, bias_V, targets_N, real_N)[0]
 
 
 def _forward(
     m_NxP: Array, matrix_VxP: Array, bias_V: Array, targets_N: Array, real_N: Array
-) -> tuple[Array, _Residuals]:
-    # The bias as one more column: adding it would be a pass over [N, V] of its own.
+) -> tuple[Array, tuple[Array, ...]]:
+    # The bias is one more column of the matrix: adding it would be another pass over [N, V].
     ones_Nx1 = jnp.ones((m_NxP.shape[0], 1), m_NxP.dtype)
     m_NxQ = jnp.concatenate([m_NxP, ones_Nx1], axis=1)
     logits_NxV = m_NxQ @ jnp.concatenate([matrix_VxP, bias_V[:, None]], axis=1).T
@@ -60,7 +57,9 @@ def _forward(
     return loss, (m_NxP, matrix_VxP, targets_N, weight_N, exp_NxV, sum_N)
 
 
-def _backward(residuals: _Residuals, d_loss: Array) -> tuple[Array, Array, Array, None, None]:
+def _backward(
+    residuals: tuple[Array, ...], d_loss: Array
+) -> tuple[Array, Array, Array, None, None]:
     m_NxP, matrix_VxP, targets_N, weight_N, exp_NxV, sum_N = residuals
     weight_N = weight_N * d_loss
     k_N = weight_N / sum_N

@@ -1,15 +1,14 @@
 """The most probable words of a character language model, by exact joint probability.
 
-The distribution is the one that words are drawn from: of each symbol given those before it, the
-softmax of the model's logits over all symbols but NUL and start of word. A word
-c_1 .. c_n of 1 <= n <= max_bytes bytes has the probability
+Given the symbols before it, the distribution of a symbol is the softmax of the model's logits over
+all symbols except NUL and start of word. A word c_1 .. c_n of 1 <= n <= max_bytes bytes has the
+probability
 
     p(c_1) p(c_2 | c_1) .. p(c_n | c_1 .. c_n-1) p(end | c_1 .. c_n)
 
-with its end; these sum to less than 1, for the empty word and words that go on after max_bytes
-bytes are none. Candidates are found by Monte Carlo sampling, made distinct, and rescored exactly,
-so a probability here is not a frequency and does not vary with the sample; which words are found
-does.
+These sum to less than 1, because the empty word and longer words do not count. Candidates are found
+by Monte Carlo sampling, made distinct and scored exactly: a probability here is not a frequency and
+does not vary with the sample; only which words are found does.
 
 Source: Augenstein et al. 2020, Equation 1, Section 5 and Appendix B.2.
 """
@@ -27,8 +26,8 @@ from jax import Array, lax
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
-from jaxpfl.text.character.words import CHARACTER_IDS, MAX_BYTES, complete_word, show
-from jaxpfl.text.generation.sentences import Recurrent, SpecialIds, request_keys, sample_tokens
+from jaxpfl.text.character.words import CHARACTER_IDS, END, MAX_BYTES, START, complete_word, show
+from jaxpfl.text.generation.sentences import Recurrent, request_keys, sample_tokens
 
 _BATCH = 1024
 
@@ -40,7 +39,7 @@ class ScoredWord:
     Attributes:
       word: as `jaxpfl.text.character.words.show` writes it.
       raw: its bytes.
-      log_probability: of the word with its end, in nats.
+      log_probability: of the word including its end, in nats.
       draws: how often it was drawn.
     """
 
@@ -59,13 +58,13 @@ class TopWords:
     """The most probable words that were drawn.
 
     Attributes:
-      words: by falling probability; ties by their bytes. Those excluded are not here, but in all
-        that follows.
-      drawn: sequences drawn.
-      complete: those that were words: not empty, and ended within the cap.
-      distinct: different words among them.
-      covered: probability of all different words together; 1 - covered is that of all the others,
-        of sequences that are no words among them.
+      words: by falling probability, ties by their bytes, without the excluded words. The other
+        attributes include the excluded words.
+      drawn: the number of sequences that were drawn.
+      complete: how many of these were words: not empty, and ended within the cap.
+      distinct: how many different words there were.
+      covered: the total probability of these different words; 1 - covered is the probability of all
+        other sequences.
     """
 
     words: tuple[ScoredWord, ...]
@@ -75,18 +74,14 @@ class TopWords:
     covered: float
 
     def expected_missed(self, probability: float) -> float:
-        """A bound on the expected number of words at least as probable that were never drawn.
+        """A bound on the expected number of words of probability p or more that were never drawn.
 
         There are at most 1 / p of them, and each is missed with probability at most (1 - p)^drawn.
-
-        Args:
-          probability: p, in (0, 1], chosen before the words were drawn.
+        p must be in (0, 1] and chosen before the words were drawn.
         """
         if not 0 < probability <= 1:
             raise InputError(f"probability must lie in (0, 1], found {probability}")
-        if probability == 1:
-            return 0.0
-        return math.exp(self.drawn * math.log1p(-probability)) / probability
+        return (1 - probability) ** self.drawn / probability
 
 
 def top_words(
@@ -102,15 +97,14 @@ def top_words(
 ) -> TopWords:
     """The `number` most probable words among `draws` drawn ones; fewer, if fewer were drawn.
 
+    A word of probability p is missed with probability (1 - p)^draws: 5e-5 for p = 1e-4 and 100,000
+    draws. This is post-processing of `params` and costs no privacy.
+
     Args:
       model: of 258 symbols, see `jaxpfl.text.character.words`.
-      max_bytes: words of more bytes are none.
-      excluding: words that are left out of `TopWords.words`, such as a `Vocabulary`: a model of
-        words out of it gives some of those in it a share all the same, which is its error.
-      progress: show a bar on stderr.
-
-    A word of probability p is missed with probability (1 - p)^draws: 5e-5 for p = 1e-4 and 100,000
-    draws. All of it is post-processing of `params`: it costs no privacy.
+      max_bytes: longer words do not count.
+      excluding: words that are left out of `TopWords.words`, such as a `Vocabulary`, whose words
+        get some probability even by a model of the words out of it.
     """
     positive_int("number", number)
     positive_int("draws", draws)
@@ -123,9 +117,8 @@ def top_words(
         ids=CHARACTER_IDS,
         progress=progress,
     )
-    last_N = np.argmax(tokens_NxT == CHARACTER_IDS.end, axis=1)
-    # The first place of an end: 0 for the empty word and where there is none.
-    complete_CxT = tokens_NxT[last_N > 0]
+    # The place of the end is 0 for the empty word, and where there is no end.
+    complete_CxT = tokens_NxT[np.argmax(tokens_NxT == END, axis=1) > 0]
     distinct_DxT, draws_D = np.unique(complete_CxT, axis=0, return_counts=True)
     log_D = log_probabilities(model, params, distinct_DxT)
     # `unique` sorts by bytes, with the end after all of them; a stable sort keeps that for ties.
@@ -146,16 +139,11 @@ def top_words(
     )
 
 
-def log_probabilities(
-    model: Recurrent, params: Params, tokens_NxT: np.ndarray, *, ids: SpecialIds = CHARACTER_IDS
-) -> np.ndarray:
-    """Log probability in nats of each sequence, float64 [N], as `sample_tokens` draws it.
+def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) -> np.ndarray:
+    """Log probability in nats of each sequence that `sample_tokens` draws, float64 [N].
 
-    Log softmax in float32, and the sum over a sequence's symbols in float64. A symbol that is never
-    drawn gives -inf.
-
-    Args:
-      tokens_NxT: rows as `sample_tokens` returns them; padding counts nothing.
+    The log softmax is computed in float32, and its sum over a sequence in float64. A symbol that is
+    never drawn gives -inf; padding counts as nothing.
     """
     tokens_NxT = np.asarray(tokens_NxT, np.int32)
     number = len(tokens_NxT)
@@ -164,25 +152,21 @@ def log_probabilities(
         raise InputError(
             f"tokens must lie in 0 .. {model.vocab_size - 1}, the model's ids, found one outside"
         )
-    banned_V = jnp.asarray(ids.banned(model.vocab_size))
+    banned_V = jnp.asarray(CHARACTER_IDS.banned(model.vocab_size))
     log_N = np.zeros(number, np.float64)
     for start in range(0, number, _BATCH):
+        # The last row is repeated to fill a batch, and written again with the same result.
         rows = np.minimum(np.arange(start, start + _BATCH), number - 1)
-        # What is read in place of padding does not count.
-        read_BxT = np.maximum(tokens_NxT[rows], 0)
-        log_BxT = _score(model, ids.start, params, read_BxT, banned_V)
-        kept = min(number - start, _BATCH)
-        real_KxT = real_NxT[start : start + kept]
-        scores_KxT = np.asarray(log_BxT, np.float64)[:kept]
-        log_N[start : start + kept] = np.where(real_KxT, scores_KxT, 0.0).sum(axis=1)
+        # The tokens that are read in place of padding do not count.
+        log_BxT = _score(model, params, np.maximum(tokens_NxT[rows], 0), banned_V)
+        log_BxT = np.asarray(log_BxT, np.float64)
+        log_N[rows] = np.where(real_NxT[rows], log_BxT, 0.0).sum(axis=1)
     return log_N
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _score(
-    model: Recurrent, start: int, params: Params, tokens_BxT: Array, banned_V: Array
-) -> Array:
-    """Float32 [B, T]: log probability of each token given those before it."""
+@partial(jax.jit, static_argnums=0)
+def _score(model: Recurrent, params: Params, tokens_BxT: Array, banned_V: Array) -> Array:
+    """The log probability of each token given those before it, float32 [B, T]."""
     batch = tokens_BxT.shape[0]
 
     def step(state: tuple[Array, object], next_B: Array) -> tuple[tuple[Array, object], Array]:
@@ -191,5 +175,5 @@ def _score(
         log_BxV = jax.nn.log_softmax(jnp.where(banned_V[None, :], -jnp.inf, logits_BxV))
         return (next_B, carry), jnp.take_along_axis(log_BxV, next_B[:, None], axis=1)[:, 0]
 
-    begin = (jnp.full(batch, start, jnp.int32), model.initial_carry(batch))
+    begin = (jnp.full(batch, START, jnp.int32), model.initial_carry(batch))
     return lax.scan(step, begin, tokens_BxT.T)[1].T

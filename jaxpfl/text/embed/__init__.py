@@ -1,4 +1,4 @@
-"""From examples to vectors: what a Frechet distance between corpora is computed on."""
+"""Embeddings: vectors of examples, from which Frechet distances between corpora are computed."""
 
 from jaxpfl.text.embed.base import Embedder as Embedder
 from jaxpfl.text.embed.base import as_texts as as_texts

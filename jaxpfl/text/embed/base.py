@@ -1,4 +1,4 @@
-"""What an embedder is, and how a population is embedded."""
+"""The interface of an embedder, and the embedding of a population."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ _CHUNK = 16_384
 
 
 class Embedder(Protocol):
-    """A public function from an example to a vector; it learns nothing from what it is given.
+    """A public function from an example to a vector, which no example changes.
 
     The vector of an example does not depend on the other examples of a call.
 
@@ -25,21 +25,15 @@ class Embedder(Protocol):
       column: the column of a population that it reads: "text" or "image".
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dimension(self) -> int: ...
-
-    @property
-    def column(self) -> str: ...
+    name: str
+    dimension: int
+    column: str
 
     def __call__(self, examples: Any) -> np.ndarray:
         """Vectors float32 [n, d] of n examples.
 
-        Args:
-          examples: for "text" a sequence or an Arrow array of strings [n]; for "image" a numpy
-            array [n, height, width, channels].
+        For "text" these are a sequence or an Arrow array of strings [n], for "image" a numpy array
+        [n, height, width, channels].
         """
         ...
 
@@ -47,18 +41,13 @@ class Embedder(Protocol):
 def embed(population: Population, embedder: Embedder, *, progress: bool = False) -> Population:
     """The same clients with the column "embedding", float32 [examples, d], and no other.
 
-    Texts that occur more than once are embedded once. The fingerprint stays the population's:
-    an embedding is as private as the text.
-
-    Args:
-      population: has the column that the embedder reads.
-      embedder: see `embedder`.
-      progress: whether a progress bar is shown on stderr, in per cent: the number of examples
-        is private.
+    A text that occurs several times is embedded once. The fingerprint does not change, because an
+    embedding is as private as the text. Progress is shown in per cent, because the number of
+    examples is private.
 
     Raises:
-      InputError: the column is missing or of another kind, or the embedder returned another shape
-        than it declares.
+      InputError: the population lacks the column that the embedder reads, or has another type
+        there; or the embedder returned another shape than it declares.
     """
     vectors_NxD = np.empty((population.num_examples, embedder.dimension), np.float32)
     for rows, found in embedded(population, embedder, progress=progress):
@@ -69,14 +58,10 @@ def embed(population: Population, embedder: Embedder, *, progress: bool = False)
 def embedded(
     population: Population, embedder: Embedder, *, progress: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
+    """Yields the rows of `embed` in pieces, for corpora whose embeddings do not fit in memory.
 
-    Yields:
-      Rows, int64 [n], each row of the population once in some order; and their vectors, float32
-      [n, d].
-
-    Raises:
-      InputError: as `embed`.
+    A piece is the numbers of some rows, int64 [n], and their vectors, float32 [n, d]. Each row is
+    in one piece; their order is not specified. Errors as `embed`.
     """
     if embedder.column not in population.columns:
         raise InputError(
@@ -95,7 +80,7 @@ def embedded(
                     f"embedder {embedder.name!r} returned shape {found.shape}, expected "
                     f"{(len(examples), embedder.dimension)}"
                 )
-            # A text that is said very often must not make a piece large.
+            # A text that occurs very often must not make a piece large.
             for start in range(0, len(rows), _CHUNK):
                 piece = slice(start, start + _CHUNK)
                 yield rows[piece], found[position_of_row[piece]]
@@ -119,10 +104,10 @@ def embeddings_of(population: Population) -> np.ndarray:
 
 
 def as_texts(examples: Any) -> list[str]:
-    """A list of the strings in `examples`: a sequence, an Arrow array or a numpy array.
+    """The strings in `examples`, a sequence, an Arrow array or a numpy array, as a list.
 
     Raises:
-      InputError: it is one string, or something in it is no string; the row is named.
+      InputError: it is one string, or an element is not a string; the message names the row.
     """
     if isinstance(examples, str):
         raise InputError("expected a sequence of strings, found one string")
@@ -136,7 +121,7 @@ def as_texts(examples: Any) -> list[str]:
 
 
 def _chunks(column: Any) -> Iterator[tuple[np.ndarray, Any, np.ndarray]]:
-    """Rows, the different examples in them, and which of these each row holds."""
+    """Numbers of rows, the different examples in them, and for each row the place of its own."""
     if isinstance(column, np.ndarray):
         for start in range(0, len(column), _CHUNK):
             examples = column[start : start + _CHUNK]

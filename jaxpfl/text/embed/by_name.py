@@ -1,4 +1,4 @@
-"""The embedders by the names that config files and commands give them."""
+"""The embedders by the names that they have in config files and commands."""
 
 import difflib
 
@@ -18,21 +18,27 @@ def embedder(name: str) -> Embedder:
 
         hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
         minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
-        encoder:FOLDER-OR-HUB-NAME     a BERT, ALBERT or RoBERTa, its tokenizer (`embed.encoder`)
+        encoder:FOLDER-OR-HUB-NAME     a BERT, ALBERT or RoBERTa and tokenizer (`embed.encoder`)
         sentence-transformers:NAME     through that library, if installed
         doodlenet:FOLDER               drawings of 28 x 28 pixels (`embed.images`)
 
     Raises:
-      InputError: no such embedder, or what it needs is not there.
+      InputError: there is no such embedder, or a file or library that it needs is missing.
     """
     if not isinstance(name, str):
         raise InputError(f"an embedder's name must be a string, found {type(name).__name__}")
     kind, colon, rest = name.partition(":")
-    # Imported late: each kind brings libraries of its own.
+    # Imported late, because each kind needs other libraries.
     if kind == "hashed" and (not colon or rest):
         from jaxpfl.text.embed.hashed import HashedNgrams
 
-        return HashedNgrams(_dimension(name, rest)) if colon else HashedNgrams()
+        if not colon:
+            return HashedNgrams()
+        try:
+            dimension = int(rest)
+        except ValueError:
+            raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None
+        return HashedNgrams(checks.positive_int(f"embedder {name!r}: dimension", dimension))
     if name == "minilm" or (kind == "encoder" and rest):
         from jaxpfl.text.embed.encoder import SentenceEncoder
 
@@ -48,12 +54,3 @@ def embedder(name: str) -> Embedder:
     near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
     raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")
-
-
-def _dimension(name: str, written: str) -> int:
-    try:
-        return checks.positive_int(f"embedder {name!r}: dimension", int(written))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"embedder {name!r}: the dimension must be a whole number") from None

@@ -1,20 +1,19 @@
 """Sentence encoders: BERT, ALBERT or RoBERTa, pooled over the tokens of a text.
 
-A folder in the form of sentence-transformers (Reimers and Gurevych 2019) says what is computed:
-tokenizer.json, the encoder, the mean over a text's tokens (or its first token), and perhaps the
-scaling to unit length. Without modules.json it is the mean, not scaled, as that library does.
+A folder in the format of sentence-transformers (Reimers and Gurevych 2019) has the tokenizer, the
+encoder, the pooling (the mean over a text's tokens, or its first token) and optionally the scaling
+to unit length. Without modules.json the vector is the unscaled mean, as in that library.
 
 Texts are sorted by length and padded to one of a few lengths; all batches of one padded length have
-one shape. The vector of a text therefore depends on the text alone, not on what it is batched with,
-and few shapes are compiled.
+one shape. The vector of a text therefore does not depend on the other texts of its batch, and few
+programs are compiled.
 """
 
 import hashlib
 import json
 import math
-import re
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
@@ -31,34 +30,34 @@ from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.model_files import read_object, read_tokenizer, require
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
+from jaxpfl.text.tokenisers.base import clean
 
 POOLINGS = ("mean", "cls")
 
-# Close to each other where most sentences are, so that little is padding; far apart elsewhere,
-# because each length that occurs is compiled.
+# Dense where most sentences are, so that little is padding; sparse elsewhere, because each length
+# that occurs is compiled.
 _PADDED_LENGTHS = np.array(
     [*range(6, 16, 2), *range(16, 32, 4), 32, 40, 48, 64, 80, 96]
     + [*range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 )
-# A batch that stays in a core's cache; an accelerator wants more work at a time.
+# On a CPU a batch stays in a core's cache; an accelerator needs more work at a time.
 _TOKENS_ON_CPU, _TOKENS_ELSEWHERE = 512, 16_384
 _CHARACTERS = 65_536
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class SentenceEncoder:
     """An embedder of texts by a published encoder; see `SentenceEncoder.load`.
 
-    Equal in effect to sentence-transformers with the same folder, up to float32 rounding. A text
-    is cut after 65,536 code points and then after `max_length` tokens; a lone surrogate becomes
-    U+FFFD. The empty text has a vector like any other.
+    The vectors are those of sentence-transformers with the same folder, up to float32 rounding. A
+    text is cut after 65,536 code points and then after `max_length` tokens; a lone surrogate
+    becomes U+FFFD. The empty text has a vector like any other.
 
     Attributes:
       name: the model's name and a digest of its weights, tokenizer and settings.
       dimension: features of a vector.
-      max_length: tokens of a text, the special ones included, after which it is cut.
+      max_length: the number of tokens, including special ones, after which a text is cut.
       pooling: "mean" of a text's tokens, or "cls", its first one.
-      normalise: vectors are scaled to unit length.
+      normalise: whether vectors are scaled to unit length.
     """
 
     column = "text"
@@ -74,7 +73,7 @@ class SentenceEncoder:
         normalise: bool = False,
         name: str,
     ):
-        """`load` is the usual way; `tokenizer` is a `tokenizers.Tokenizer`, which is changed.
+        """See `load`; `tokenizer` is a `tokenizers.Tokenizer`, which is changed.
 
         Raises:
           InputError: the tokenizer knows more tokens than the model, or a setting is unknown.
@@ -92,7 +91,8 @@ class SentenceEncoder:
         self.max_length = min(positive_int("max_length", max_length), config.positions)
         self.pooling = one_of("pooling", pooling, POOLINGS)
         self.normalise = normalise
-        self._params = params
+        self._params = jax.device_put(params)
+        self._run = jax.jit(partial(_vectors, model, pooling=pooling, normalise=normalise))
         self._tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.enable_truncation(self.max_length)
@@ -102,8 +102,8 @@ class SentenceEncoder:
         """The encoder of a local folder, "minilm", or a Hugging Face hub NAME or NAME@REVISION.
 
         Raises:
-          InputError: it is nowhere to be found, a library is missing, or the folder asks for
-            what is not computed here.
+          InputError: the model is not found, a library is missing, or the folder asks for a variant
+            that is not supported.
           CorruptFile: a file is broken.
         """
         tokenizers = require("tokenizers", "text")
@@ -121,9 +121,8 @@ class SentenceEncoder:
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
         length = settings.get("max_seq_length")
         if length is None:
-            length = read_object(base / "tokenizer_config.json", optional=True).get(
-                "model_max_length"
-            )
+            others = read_object(base / "tokenizer_config.json", optional=True)
+            length = others.get("model_max_length")
         if length is None:
             length = model.config.positions
         encoder = cls(
@@ -142,23 +141,24 @@ class SentenceEncoder:
             bool(settings.get("do_lower_case")),
         ]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        # A folder's last part only: where it lies is nobody's business.
+        # The name is public, and the path of a folder may be private.
         encoder.name = f"{PurePosixPath(str(name)).name or folder.name} {digest[:12]}"
         return encoder
 
     def __call__(self, examples: Any) -> np.ndarray:
         """Vectors float32 [n, d] of n texts, in their order."""
-        texts = [_SURROGATES.sub("\ufffd", text[:_CHARACTERS]) for text in as_texts(examples)]
+        texts = clean([text[:_CHARACTERS] for text in as_texts(examples)])
         vectors_NxD = np.empty((len(texts), self.dimension), np.float32)
         encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
         possible = _padded_lengths(self.max_length)
         padded_length_N = possible[np.searchsorted(possible, lengths_N)]
+        tokens = _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS_ELSEWHERE
         pending = []
         for padded_length in np.unique(padded_length_N)[::-1].tolist():
             rows = np.flatnonzero(padded_length_N == padded_length)
-            batch = max(1, self._tokens // padded_length)
+            batch = max(1, tokens // padded_length)
             for start in range(0, len(rows), batch):
                 here = rows[start : start + batch]
                 tokens_BxL = np.zeros((batch, padded_length), np.int32)
@@ -166,24 +166,10 @@ class SentenceEncoder:
                     tokens_BxL[i, : lengths_N[row]] = ids[row]
                 lengths_B = np.zeros(batch, np.int32)
                 lengths_B[: len(here)] = lengths_N[here]
-                pending.append((here, self._run(self._on_device, tokens_BxL, lengths_B)))
+                pending.append((here, self._run(self._params, tokens_BxL, lengths_B)))
         for here, found_BxD in pending:
             vectors_NxD[here] = np.asarray(found_BxD)[: len(here)]
         return vectors_NxD
-
-    @cached_property
-    def _tokens(self) -> int:
-        return _TOKENS_ON_CPU if jax.default_backend() == "cpu" else _TOKENS_ELSEWHERE
-
-    @cached_property
-    def _on_device(self) -> Params:
-        return jax.device_put(self._params)
-
-    @cached_property
-    def _run(self) -> Any:
-        return jax.jit(
-            partial(_vectors, self.model, pooling=self.pooling, normalise=self.normalise)
-        )
 
 
 def _vectors(
@@ -195,9 +181,9 @@ def _vectors(
     pooling: str,
     normalise: bool,
 ) -> Array:
-    """Vectors float32 [B, d]; a row of length 0 gives a finite one that means nothing."""
+    """Vectors float32 [B, d]; that of a row of length 0 is finite and arbitrary."""
     mask_BxL = jnp.arange(tokens_BxL.shape[1], dtype=jnp.int32)[None, :] < lengths_B[:, None]
-    # An accelerator would round products to fewer bits by default.
+    # By default an accelerator rounds products to fewer bits.
     with jax.default_matmul_precision("float32"):
         hidden_BxLxD = model.hidden(params, tokens_BxL, mask_BxL)
     if pooling == "cls":
@@ -217,7 +203,7 @@ def _padded_lengths(limit: int) -> np.ndarray:
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:
-    """Where the encoder is, the pooling, and whether vectors are normalised.
+    """The folder of the encoder, the pooling, and whether vectors are normalised.
 
     Raises:
       InputError: the folder's modules.json asks for other stages.
@@ -245,16 +231,13 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
             for key, value in config.items()
             if key.startswith("pooling_mode_") and value
         ]
-        mode = modes[0] if len(modes) == 1 else "+".join(modes) or "mean"
-    try:
-        one_of("the pooling", mode, POOLINGS)
-    except InputError as error:
-        raise InputError(f"{places[1] / 'config.json'}: {error}") from None
+        mode = "+".join(modes) or "mean"
+    one_of(f"{places[1] / 'config.json'}: the pooling", mode, POOLINGS)
     return places[0], mode, len(kinds) == 3
 
 
 def _inside(folder: Path, place: str) -> Path:
-    """A subfolder named by a file in the folder; never one outside it."""
+    """A subfolder that modules.json names; refuses one outside the folder."""
     path = PurePosixPath(place)
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder")
@@ -262,5 +245,5 @@ def _inside(folder: Path, place: str) -> Path:
 
 
 def _whole(length: Any) -> Any:
-    """JSON may hold 1e30 for "no limit"."""
+    """A length as an int, where JSON has a float such as 1e30 for "no limit"."""
     return int(length) if isinstance(length, float) and 0 < length < math.inf else length

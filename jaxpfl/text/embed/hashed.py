@@ -1,20 +1,20 @@
 """Hashed n-grams under a random projection: an embedding that needs no weights.
 
-The vector of a text is a fixed linear map of its damped counts, scaled to length 1:
+The vector of a text is a fixed linear map of the square roots of counts, scaled to length 1:
 
     sum over its words w of sqrt(count of w) v(w)
         + 0.7 * sum over its pairs of neighbours u w of sqrt(count of u w) r(u w)
 
     v(w) = r(w) + (1 / sqrt(n)) * sum of r(g) over the n character 3- to 5-grams g of "<w>"
 
-so that words with letters in common are near. r maps what it is given by a hash to one of 32,768
+so that words with common letters have similar vectors. r hashes its argument to one of 32,768
 random sign vectors (Weinberger et al. 2009, "Feature hashing for large scale multitask learning",
 section 2; Achlioptas 2003, "Database-friendly random projections", theorem 1.1). Inner products
 are those of the counts, up to the projection's error of about 1 / sqrt(dimension).
 
-Policy, the same on every platform: text is NFKC-normalised and lowercased; a word is a run of
-letters, digits and underscores, or of other visible characters; a run of more than 32 is cut into
-words of 32. A text without words is the zero vector.
+On every platform, text is NFKC-normalised and lowercased; a word is a run of letters, digits and
+underscores, or of other visible characters; a run of more than 32 is cut into words of 32. A text
+without words has the zero vector.
 """
 
 import itertools
@@ -36,21 +36,18 @@ from jaxpfl.text.embed.base import as_texts
 _BUCKETS = 2**15
 _SEED = 20_240_613
 _NEIGHBOURS_WEIGHT = np.float32(0.7)
-# The cap bounds the n-grams of a word, and so the memory.
+# The cap bounds the number of n-grams of a word, and therefore memory.
 _WORD = re.compile(r"\w{1,32}|[^\w\s]{1,32}")
 _GRAMS = range(3, 6)
-# Texts and characters worked on at a time.
+# The largest numbers of texts and of characters that are embedded at a time.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 8_192, 2**22
 
 
 class HashedNgrams:
-    """The embedder "hashed:DIMENSION"; see the module.
+    """The embedder "hashed:DIMENSION"; see the head of this file.
 
-    Guaranteed: a text's vector is the same, bit for bit, whatever else is in the call and in
-    every process; between platforms it differs by float32 rounding at most.
-
-    Args:
-      dimension: length of a vector, at least 1.
+    A text's vector is the same, bit for bit, in every process and whatever the other texts of a
+    call are; between platforms it differs by float32 rounding at most.
     """
 
     column = "text"
@@ -77,7 +74,7 @@ class HashedNgrams:
         counts = _damped_counts(word_of_token, starts, len(words))
         vectors_NxD = counts @ self._word_vectors(words)
 
-        # Neighbours within a text: all but the pairs whose second word begins a text.
+        # Neighbours within a text: all pairs except those whose second word begins a text.
         hash_of_word = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
         hashes = hash_of_word[word_of_token]
         first = np.zeros(len(hashes) + 1, bool)
@@ -93,7 +90,7 @@ class HashedNgrams:
 
     def _word_vectors(self, words: list[str]) -> np.ndarray:
         """v(w), float32 [words, d]."""
-        # Imported late: scikit-learn takes a second.
+        # Imported late, because importing scikit-learn takes a second.
         from sklearn.feature_extraction import FeatureHasher
 
         hasher = FeatureHasher(_BUCKETS, input_type="pair")
@@ -102,7 +99,7 @@ class HashedNgrams:
 
     @cached_property
     def _projection(self) -> np.ndarray:
-        """Signs / sqrt(d), float32 [buckets, d]: raw bits, which are the same everywhere."""
+        """Signs / sqrt(d), float32 [buckets, d], from raw bits, which no platform changes."""
         bits = np.random.Philox(key=_SEED).random_raw(math.ceil(_BUCKETS * self.dimension / 64))
         ones = np.unpackbits(bits.astype("<u8").view(np.uint8), count=_BUCKETS * self.dimension)
         signs = 2 * ones.astype(np.float32).reshape(_BUCKETS, self.dimension) - 1
@@ -110,7 +107,7 @@ class HashedNgrams:
 
 
 def _features(word: str) -> Iterator[tuple[str, float]]:
-    """The word itself, and its n-grams with weights of square sum 1."""
+    """The word itself with weight 1, and its n-grams with weights whose squares sum to 1."""
     yield "word " + word, 1.0
     marked = f"<{word}>"
     grams = [marked[i : i + n] for n in _GRAMS for i in range(len(marked) - n + 1)]
@@ -121,19 +118,17 @@ def _features(word: str) -> Iterator[tuple[str, float]]:
 def _damped_counts(
     feature_of_token: np.ndarray, starts: np.ndarray, features: int
 ) -> sparse.csr_matrix:
-    """Square roots of counts [texts, features], in a row as many entries as the text has tokens.
+    """Square roots of counts [texts, features], with one entry for each token of the text.
 
-    An entry per token and not per feature keeps a row in the order of its text, so that the sum
-    over it is rounded alike in every batch.
+    With an entry per token, not per feature, a row is in the order of its text, so that its sum is
+    rounded in the same way in every batch.
     """
     text_of_token = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     _, which, counts = np.unique(
         text_of_token * features + feature_of_token, return_inverse=True, return_counts=True
     )
     shares = (1.0 / np.sqrt(counts)).astype(np.float32)[which]
-    return sparse.csr_matrix(
-        (shares, feature_of_token, starts), shape=(len(starts) - 1, features), copy=False
-    )
+    return sparse.csr_matrix((shares, feature_of_token, starts), (len(starts) - 1, features))
 
 
 def _pair_buckets(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -145,13 +140,12 @@ def _pair_buckets(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _blocks(texts: list[str]) -> Iterator[slice]:
-    start = characters = 0
-    for index, text in enumerate(texts):
-        if index > start and (
-            index - start == _BLOCK_TEXTS or characters + len(text) > _BLOCK_CHARACTERS
-        ):
-            yield slice(start, index)
-            start, characters = index, 0
-        characters += len(text)
-    if start < len(texts):
-        yield slice(start, len(texts))
+    """Successive slices of the texts, of at most the sizes above."""
+    characters = np.cumsum([0, *map(len, texts)])
+    start = 0
+    while start < len(texts):
+        most = characters[start] + _BLOCK_CHARACTERS
+        fitting = int(np.searchsorted(characters, most, "right")) - 1
+        stop = max(start + 1, min(start + _BLOCK_TEXTS, fitting))
+        yield slice(start, stop)
+        start = stop

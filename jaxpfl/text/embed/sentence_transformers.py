@@ -1,4 +1,4 @@
-"""The library sentence-transformers as an embedder: for models that are not computed here."""
+"""The library sentence-transformers as an embedder, for models that are not implemented here."""
 
 from typing import Any
 
@@ -10,14 +10,10 @@ from jaxpfl.text.embed.base import as_texts
 
 
 class SentenceTransformersEmbedder:
-    """An embedder of texts by that library, which runs on PyTorch and must be installed.
+    """An embedder of texts that runs on PyTorch; the library must be installed.
 
-    Code that comes with a model is never run, and weights are read from safetensors only.
-
-    Attributes:
-      name: "sentence-transformers:" and the model's name; with a hub name, use NAME@REVISION, so
-        that equal names mean equal vectors.
-      dimension: features of a vector.
+    Code that comes with a model is never run, and weights are read from safetensors only. Equal
+    names mean equal vectors only if a hub name includes its revision, NAME@REVISION.
     """
 
     column = "text"
@@ -46,15 +42,13 @@ class SentenceTransformersEmbedder:
                 f"sentence-transformers cannot load {name!r}: {type(error).__name__}: {lines[0]}"
             ) from error
         self.name = f"sentence-transformers:{name}"
-        # Asked by an example: the method that tells it has a different name in every version.
+        # Found by an example, because the method for it has another name in every version.
         self.dimension = int(self._encode([""]).shape[1])
 
     def __call__(self, examples: Any) -> np.ndarray:
         """Vectors float32 [n, d] of n texts, in their order."""
         texts = as_texts(examples)
-        if not texts:
-            return np.empty((0, self.dimension), np.float32)
-        return self._encode(texts)
+        return self._encode(texts) if texts else np.empty((0, self.dimension), np.float32)
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         found = self._model.encode(texts, convert_to_numpy=True, show_progress_bar=False)

@@ -1,9 +1,8 @@
 """Convolutional networks that TensorFlow.js saved from Keras: `model.json` and raw weights.
 
-Read are plain sequences of 3 x 3 or other convolutions (padding "same", stride 1, ReLU), 2 x 2
-max-pools and dense layers, up to the first dense layer, on images of one channel. Weights are
-little-endian float32 in the order of the manifest. Nothing in a file can name another folder or run
-code.
+A network must be a sequence of convolutions (padding "same", stride 1, ReLU), 2 x 2 max-pools and
+dense layers on images of one channel; it is read up to the first dense layer. Weights are
+little-endian float32 in the order of the manifest. No file can name another folder or run code.
 """
 
 import hashlib
@@ -16,25 +15,25 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
 
-# Far above any network of this kind; what is larger is another file.
+# Far above any network of this kind; a larger file is something else.
 _MAX_WEIGHT_BYTES = 2**28
 _MAX_JSON_BYTES = 2**22
 _IGNORED = ("InputLayer", "Dropout", "Flatten")
 
 Kind = Literal["convolution", "pool", "dense"]
 Layers: TypeAlias = tuple[tuple[Kind, dict[str, np.ndarray]], ...]
-"""Kind of layer and its "kernel" and "bias", float32; a pool has neither."""
+"""For each layer its kind, and its "kernel" and "bias", float32; a pool has neither."""
 
 
 def read_network(folder: str | Path) -> tuple[Layers, tuple[int, int, int], str]:
-    """The layers of a saved network up to its first dense one, which is the last.
+    """The layers of a saved network up to its first dense one.
 
     Returns:
-      The layers, the shape [H, W, 1] of an image, and the SHA-256 (hex) of all that was read.
+      The layers, the shape [H, W, 1] of an image, and the SHA-256 (hex) of all files.
 
     Raises:
-      InputError: a file is missing, or the network has a layer that is not known here.
-      CorruptFile: model.json is no JSON, or the weights are too few, too many or not finite.
+      InputError: a file is missing, or the network has a layer that is not supported.
+      CorruptFile: model.json is not JSON, or the weights are too few, too many or not finite.
     """
     path = Path(folder) / "model.json"
     content = _read(path, _MAX_JSON_BYTES)
@@ -76,7 +75,7 @@ def _topology(
         image_shape = described[0][1]["batch_input_shape"][1:]
         names = [config["name"] for _, config in described]
     except (KeyError, TypeError, IndexError):
-        raise InputError(f"{path} is no sequential Keras network of TensorFlow.js") from None
+        raise InputError(f"{path} is not a sequential Keras network of TensorFlow.js") from None
     if (
         len(image_shape) != 3
         or not all(isinstance(size, int) and 0 < size <= 1024 for size in image_shape)
@@ -117,21 +116,18 @@ def _expect(path: Path, name: str, config: dict[str, Any], expected: dict[str, A
 def _read_weights(
     path: Path, model: dict[str, Any], digest: "hashlib._Hash"
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Arrays by name, and the digest after the weights."""
+    """The arrays by name, and the digest of all files."""
     weights: dict[str, np.ndarray] = {}
+    groups = []
     try:
-        groups = [
-            (
-                list(group["paths"]),
-                [(str(w["name"]), list(w["shape"]), w["dtype"], w) for w in group["weights"]],
-            )
-            for group in model["weightsManifest"]
-        ]
+        for group in model["weightsManifest"]:
+            entries = [(str(w["name"]), list(w["shape"]), w["dtype"], w) for w in group["weights"]]
+            groups.append((list(group["paths"]), entries))
     except (KeyError, TypeError):
         raise InputError(f"{path} has no valid weightsManifest") from None
     for files, entries in groups:
         for file in files:
-            # A name from a file decides what is read: never outside the folder.
+            # The name comes from a file, so it must not lead outside the folder.
             if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
                 raise InputError(f"{path}: a weight file must be a plain file name")
         raw = b"".join(_read(path.parent / file, _MAX_WEIGHT_BYTES) for file in files)
@@ -158,9 +154,9 @@ def _read_weights(
 
 
 def _layer_weights(path: Path, name: str, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    missing = [part for part in ("kernel", "bias") if f"{name}/{part}" not in weights]
-    if missing:
-        raise InputError(f"{path}: there is no weight {name}/{missing[0]}")
+    for part in ("kernel", "bias"):
+        if f"{name}/{part}" not in weights:
+            raise InputError(f"{path}: there is no weight {name}/{part}")
     return {part: weights[f"{name}/{part}"] for part in ("kernel", "bias")}
 
 
@@ -171,11 +167,10 @@ def _check_shapes(path: Path, layers: Layers, image_shape: tuple[int, int, int])
             height, width = height // 2, width // 2
             continue
         kernel, bias = own["kernel"].shape, own["bias"].shape
-        inputs = (channels,) if kind == "convolution" else (height * width * channels,)
-        rank = 4 if kind == "convolution" else 2
-        if len(kernel) != rank or kernel[-2:-1] != inputs or bias != kernel[-1:]:
+        rank, inputs = (4, channels) if kind == "convolution" else (2, height * width * channels)
+        if len(kernel) != rank or kernel[-2] != inputs or bias != kernel[-1:]:
             raise InputError(
                 f"{path}: layer {index} has a kernel of shape {kernel} and a bias of shape {bias}, "
-                f"expected {inputs[0]} inputs and as many outputs as biases"
+                f"expected {inputs} inputs and as many outputs as biases"
             )
         channels = kernel[-1]

@@ -1,12 +1,12 @@
 """Continuous batching: sequences are generated in a fixed number of slots (Yu et al. 2022).
 
-As soon as the sequence in a slot has ended, the slot takes the next request, so that the device
-works on requests only, and its memory does not grow with their number. Every request has its own
-key and draws token t with `fold_in(key, t)`; what the other slots hold does not change it.
+As soon as the sequence in a slot has ended, the slot takes the next request, so that no slot is
+idle and memory does not grow with the number of requests. Every request has its own key and draws
+token t with `fold_in(key, t)`, independently of the other slots.
 
-The loop does not depend on the model. What a model keeps between tokens (the state of a recurrence,
-or a cache of keys and values) is the carry: `step` reads one token in each slot, and `begin` sets
-the carry of the slots that take a new request.
+The loop does not depend on the model. The carry is what a model needs from one token to the next
+(the state of a recurrence, or a cache of keys and values): `step` reads one token in each slot, and
+`begin` sets the carry of the slots that take a new request.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 IDLE = -1
-"""Stands in place of a request's number where a slot has no request."""
+"""The request number of a slot without a request."""
 
 
 class Slots(NamedTuple):
@@ -45,7 +45,7 @@ class Requests(NamedTuple):
     """Requests that wait for a slot, in their order.
 
     Attributes:
-      number_R: int32, the number that the log knows a request by.
+      number_R: int32, the numbers of the requests in the log.
       key_RxW: uint32, the words of the requests' keys.
       token_R: int32, the token that each request reads first.
       count: int32, how many requests there are; the rest of the arrays is padding.
@@ -62,11 +62,11 @@ class Sequences(NamedTuple):
 
     Attributes:
       step: (tokens_S, carry) to (logits_SxV, carry).
-      begin: (carry, takes_S bool, row_S) to the carry in which every slot that takes a request
-        has the carry that request `row_S` begins with.
+      begin: (carry, takes_S bool, row_S) to a carry in which every slot that takes a request has
+        the initial carry of request `row_S`.
       draw: (keys_S, logits_SxV) to tokens_S int32.
-      ended: (tokens_S, stop_S) to (bool [S], stop_S): whether a sequence ends with its token.
-      max_tokens: how many tokens a sequence has at most.
+      ended: (tokens_S, stop_S) to (bool [S], stop_S), whether a sequence ends with its token.
+      max_tokens: the largest number of tokens of a sequence.
       key_impl: the implementation of the requests' keys.
     """
 
@@ -86,9 +86,9 @@ def idle(number: int, words: int, carry: Any) -> Slots:
 
 
 def log_rows(requests: int, slots: int, max_tokens: int) -> int:
-    """How many steps `run` can take at most.
+    """The largest number of steps that `run` can take.
 
-    No slot is idle before the last request begins, so by then `slots` slots have generated at most
+    No slot is idle before the last request begins, so by then the slots have generated at most
     `requests + slots` sequences. The last request itself takes at most `max_tokens` steps more.
     """
     return max_tokens * (-(-requests // slots) + 2)

@@ -1,4 +1,4 @@
-"""How the tokens of a text are chosen from a language model's probabilities."""
+"""Settings that say how tokens are chosen from a language model's probabilities."""
 
 from dataclasses import dataclass
 

@@ -1,12 +1,12 @@
-"""One token from a row of logits: temperature, the most probable k, the nucleus, and the draw.
+"""Drawing a token from a row of logits: temperature, top-k, top-p and the draw.
 
-Both cuts keep the tokens at or above a threshold. That of the nucleus is found by bisection over
-the bits of the probabilities: exact, and without a sort of the vocabulary. Tokens that tie with the
-last one kept are kept.
+Top-k and top-p keep the tokens at or above a threshold; tokens that tie with the last one kept are
+kept. The threshold of top-p is found by bisection over the bits of the probabilities, which is
+exact and does not sort the vocabulary.
 
-The draw is by Gumbel's maximum in two stages, first a block of the vocabulary by its share of the
-probability, then a token of the block: the same distribution as over all tokens at once, from a
-hundredth of the random numbers.
+The draw uses the Gumbel-max trick twice, first for a block of the vocabulary by its share of the
+probability, then for a token of the block. The distribution is the same as over all tokens at once,
+from a hundredth of the random numbers.
 """
 
 import math
@@ -22,7 +22,7 @@ def greedy(logits_SxV: Array) -> Array:
 
 
 def probabilities(logits_SxV: Array, temperature: Array) -> Array:
-    """Unnormalised float32 [S, V], the largest 1, of softmax(logits / temperature)."""
+    """softmax(logits / temperature), float32 [S, V], scaled to a largest value of 1."""
     scaled_SxV = logits_SxV / temperature
     return jnp.exp(scaled_SxV - jnp.max(scaled_SxV, axis=-1, keepdims=True))
 
@@ -36,10 +36,9 @@ def keep_top_k(weights_SxV: Array, k: int) -> Array:
 def keep_top_p(weights_SxV: Array, p: Array) -> Array:
     """The nucleus (Holtzman et al. 2020): the fewest largest weights that sum to p of the total.
 
-    Args:
-      weights_SxV: none above 1.
+    No weight may be above 1.
     """
-    # Non-negative floats are in the order of their bits.
+    # Non-negative floats are ordered like their bits.
     bits_SxV = lax.bitcast_convert_type(weights_SxV, jnp.int32)
     wanted_S = p * jnp.sum(weights_SxV, axis=-1)
 
@@ -51,14 +50,14 @@ def keep_top_p(weights_SxV: Array, p: Array) -> Array:
         return jnp.where(enough_S, middle_S, low_S), jnp.where(enough_S, high_S, middle_S)
 
     low_S = jnp.zeros(weights_SxV.shape[0], jnp.int32)
-    # One above the largest bits there are, those of 1; less than 2^30.
+    # One above the bits of 1, the largest weight; less than 2^30.
     high_S = low_S + lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
     threshold_S, _ = lax.fori_loop(0, 30, halve, (low_S, high_S))
     return jnp.where(bits_SxV >= threshold_S[:, None], weights_SxV, 0.0)
 
 
 def draw(keys_S: Array, weights_SxV: Array) -> Array:
-    """A token of each row, int32 [S], with probability in proportion to its weight."""
+    """A token of each row, int32 [S], drawn with probability proportional to its weight."""
     rows, vocabulary = weights_SxV.shape
     width = 1 << round(math.log2(vocabulary) / 2)
     blocks = -(-vocabulary // width)

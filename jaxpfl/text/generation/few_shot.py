@@ -1,9 +1,9 @@
-"""Few-shot prompts: public texts in a list, which a language model goes on with.
+"""Few-shot prompts: a list of public texts, which a language model continues.
 
-Source: PrE-Text (Hou et al. 2024) and POPri (Hou et al. 2025, Figure 5): three public samples,
-numbered, and the heading of a fourth, which the model writes; what follows the next heading is cut
-off. A small model that has not learnt to follow headings gets `DOCUMENTS`: texts with a separator
-between, as it was trained on.
+Source: PrE-Text (Hou et al. 2024) and POPri (Hou et al. 2025, Figure 5). A prompt is three numbered
+public samples and the heading of a fourth, which the model writes; what follows the next heading is
+cut off. `DOCUMENTS` is for a small model that was trained on texts with separators and cannot
+follow headings.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from jaxpfl.errors import InputError
 
 @dataclass(frozen=True)
 class FewShot:
-    """How a prompt is made of texts, and a text of a response.
+    """The format of prompts and responses.
 
     Attributes:
-      shots: texts in a prompt, all different.
-      head: what a prompt begins with.
-      heading: what stands before each text; `{number}` counts from 1.
-      after: what stands after each text.
-      stop: a response ends where this begins; "" = nowhere but at end-of-text.
+      shots: the number of different texts in a prompt.
+      head: the beginning of a prompt.
+      heading: precedes each text; `{number}` counts from 1.
+      after: follows each text.
+      stop: a response ends where this begins; "" means only at end-of-text.
     """
 
     shots: int = 3
@@ -44,7 +44,7 @@ class FewShot:
             ) from error
 
     def prompt(self, texts: Sequence[str]) -> str:
-        """The prompt of these texts, which the model continues by one more."""
+        """The prompt that consists of these texts and the heading of the next."""
         parts = [
             self.heading.format(number=number) + text.strip() + self.after
             for number, text in enumerate(texts, 1)
@@ -52,10 +52,10 @@ class FewShot:
         return self.head + "".join(parts) + self.heading.format(number=len(texts) + 1).rstrip(" ")
 
     def prompts(self, samples: Sequence[str], number: int, *, seed: int, round: int) -> list[str]:
-        """`number` prompts of a round, each of `shots` samples drawn without replacement.
+        """`number` prompts of a round, each of `shots` PUBLIC samples drawn without replacement.
 
         Prompt i of a round is a function of (samples, seed, round, i) alone, so a round can be
-        computed again. The samples are PUBLIC.
+        computed again.
 
         Raises:
           InputError: fewer samples than shots.
@@ -63,7 +63,7 @@ class FewShot:
         positive_int("number", number)
         if len(samples) < self.shots:
             raise InputError(
-                f"a prompt is made of {self.shots} different samples, found {len(samples)} samples"
+                f"a prompt needs {self.shots} different samples, found {len(samples)} samples"
             )
         drawn = [
             _generator(seed, round, index).choice(len(samples), self.shots, replace=False)
@@ -72,7 +72,7 @@ class FewShot:
         return [self.prompt([samples[int(row)] for row in rows]) for rows in drawn]
 
     def response(self, generated: str) -> str:
-        """The text in what a model wrote: before the next heading, without surrounding space."""
+        """A response as a text: what precedes the stop string, without surrounding white space."""
         text = generated.partition(self.stop)[0] if self.stop else generated
         return text.strip()
 

@@ -68,7 +68,7 @@ class LanguageModel:
         responses: int = 1,
         progress: bool = False,
     ) -> list[list[str]]:
-        """The texts of `write_to_end`, without the information how they ended."""
+        """The texts of `write_to_end` alone."""
         return self.write_to_end(
             prompts, key, decoding=decoding, responses=responses, progress=progress
         ).texts
@@ -126,10 +126,10 @@ class LanguageModel:
         return Generated(texts, ended_PxJ)
 
     def shortened(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """Every text cut after its first `tokens` tokens, without white space at the ends.
+        """The first `tokens` tokens of every text, without white space at the ends.
 
         A character that the cut divides is left out. A text of at most `tokens` tokens is returned
-        unchanged, white space included.
+        unchanged, including its white space.
         """
         return [
             self.tokeniser.decode(row[:tokens]).rstrip("\ufffd").strip()

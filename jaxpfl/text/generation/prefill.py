@@ -1,8 +1,8 @@
 """Prefill batches: prompts that are read together, and the requests for responses to them.
 
 The program of a prefill batch reads its prompts and then runs the slots until all of its requests
-have begun; they end while later batches run. No slot therefore waits for another, and only the
-prompts of one batch are in memory.
+have begun; they end while later batches run. Therefore no slot waits for another, and only one
+batch's prompts are in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class Program(NamedTuple):
 
 
 class Controls(NamedTuple):
-    """Settings whose values may change without another program being compiled.
+    """Settings that can change without compiling another program.
 
     Attributes:
       temperature, top_p: float32 scalars, see `jaxpfl.text.generation.decoding.Decoding`.
@@ -81,23 +81,18 @@ def run_prefill_batch(
     last: Array,
 ) -> tuple[Slots, Array, Array]:
     """Runs a prefill batch: the slots, logs and numbers of filled rows of each device."""
-
-    def alone(params: Params, controls: Controls, state: Slots, batch: PrefillBatch, last: Array):
-        state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
-        found = _run_alone(program, params, controls, state, batch, last)
-        return jax.tree.map(lambda leaf: leaf[None], found)
-
-    if program.mesh is None:
-        return alone(params, controls, state, batch, last)
-    whole, dealt = PartitionSpec(), PartitionSpec(DATA)
-    return jax.shard_map(
-        alone,
-        mesh=program.mesh,
-        in_specs=(whole, whole, dealt, dealt, whole),
-        out_specs=dealt,
-        axis_names={DATA},
-        check_vma=False,
-    )(params, controls, state, batch, last)
+    run = partial(_run_alone, program)
+    if program.mesh is not None:
+        whole, dealt = PartitionSpec(), PartitionSpec(DATA)
+        run = jax.shard_map(
+            run,
+            mesh=program.mesh,
+            in_specs=(whole, whole, dealt, dealt, whole),
+            out_specs=dealt,
+            axis_names={DATA},
+            check_vma=False,
+        )
+    return run(params, controls, state, batch, last)
 
 
 def _run_alone(
@@ -108,15 +103,16 @@ def _run_alone(
     batch: PrefillBatch,
     last: Array,
 ) -> tuple[Slots, Array, Array]:
-    """The share of one device: reads its prompts, then generates."""
+    """The share of one device, D = 1: reads its prompts, then generates."""
     model = program.model
+    state, batch = jax.tree.map(lambda leaf: leaf[0], (state, batch))
     prompts = model.prefill(params, batch.tokens_DxPxL, 0)
 
     def begin(cache: Cache, takes_S: Array, row_S: Array) -> Cache:
         def unfinished(state: tuple[Array, Cache]) -> Array:
             return jnp.any(state[0])
 
-        # One slot at a time, in place: selecting between old and new would write the whole cache.
+        # One slot at a time, in place: `jnp.where` would write the whole cache.
         def copy(state: tuple[Array, Cache]) -> tuple[Array, Cache]:
             takes_S, cache = state
             slot = jnp.argmax(takes_S).astype(jnp.int32)
@@ -153,7 +149,8 @@ def _run_alone(
         max_tokens=program.max_tokens,
         key_impl=KEY_IMPL,
     )
-    return continuous_batching.run(sequences, state, batch.requests, last)
+    found = continuous_batching.run(sequences, state, batch.requests, last)
+    return jax.tree.map(lambda leaf: leaf[None], found)
 
 
 def idle_slots(program: Program, slots: int, room: int, devices: int) -> Slots:
@@ -187,12 +184,10 @@ def prefill_batches(
     """The prefill batches of the prompts `group_G`, each with whether it is the last.
 
     Args:
-      prompts_PxL: all prompts.
-      group_G: the rows of `prompts_PxL` that are read.
+      prompts_PxL: all prompts, of which those in the rows `group_G` are read.
       words_NxW: the words of the keys of all requests (p, j).
       responses: how many responses each prompt gets.
-      devices: how many devices share the requests.
-      padded_length: the length that the prompts are padded to.
+      padded_length: the length to which the prompts are padded.
       prompts: how many prompts of a batch each device reads.
     """
     # The requests (g, j), in this order, are dealt to the devices in blocks.

@@ -1,10 +1,9 @@
 """Responses of a decoder to prompts of token ids, generated on the device with a key-value cache.
 
-Each prompt is read once for all its responses (prefill, `jaxpfl.text.generation.prefill`). Its
-cache, which lacks the last token, is copied to every slot that answers it, and the slot starts by
-reading that token (`jaxpfl.text.generation.continuous_batching`). Prompts are read in prefill
-batches of a bounded number of tokens, while responses to prompts of earlier batches continue in
-their slots.
+Each prompt is read once for all its responses (prefill, `jaxpfl.text.generation.prefill`), in
+batches of a bounded number of tokens. Its cache, without the last token, is copied to every slot
+that answers it, and the slot starts by reading that token
+(`jaxpfl.text.generation.continuous_batching`).
 
 Prompts are padded to one of a few lengths, so that few programs are compiled. Batches of one padded
 length share the slots, which run empty before those of the next length begin. What is computed for
@@ -64,21 +63,18 @@ def sample(
 
     A response ends with the first id of `tokeniser.ends`, or with the token that completes a stop
     string. Request (p, j) has the key `fold_in(fold_in(key, p), j)`, and its token t is drawn with
-    that key folded in t: it gives the same tokens whatever else is asked for. (A key that is not of
-    threefry2x32 is first turned into one.)
+    that key folded in t, so it gives the same tokens whatever the other requests are. (A key that
+    is not of threefry2x32 is first converted to one.)
 
     Args:
       params: the parameters of the model; on a mesh, they may be laid out by `Decoder.shardings`.
       prompts_PxL: int32 ids, at least one in each row, padded with -1 on the right.
-      key: a typed key.
-      responses: J.
       tokeniser: its `ends` end a response, stop strings are found in the bytes of its tokens, and
-        ids that it does not have are never drawn. None: every id may be drawn, nothing but
+        ids that it does not have are never drawn. Without it every id may be drawn, only
         `max_new_tokens` ends a response, and stop strings are refused.
       slots: how many sequences a device generates at a time. By default 64 on a CPU, whose virtual
         devices share them, and elsewhere 1,024 or as many as fit in memory.
-      mesh: the requests are dealt to the devices along its axis "data".
-      progress: show a progress bar on standard error.
+      mesh: the devices along its axis "data" share the requests.
 
     Raises:
       InputError: a prompt is empty or too long or has ids that the model does not have; or the
@@ -129,7 +125,7 @@ def sample(
         state, *log = run_prefill_batch(program, params, controls, state, batch, jnp.bool(is_last))
         state = None if is_last else state
         logs.append(tuple(log))
-        # The log is read late, so that the device has its next work before it is done with this.
+        # The log is read late, so that the device always has work waiting.
         if len(logs) > 2:
             collect(drawn_NxT, *logs.pop(0))
     for log in logs:
@@ -137,22 +133,16 @@ def sample(
     return drawn_NxT.reshape(number, responses, decoding.max_new_tokens)
 
 
-def _on_cpu() -> bool:
-    return jax.default_backend() == "cpu"
-
-
 def _prompts_per_batch(padded_length: int) -> int:
     """How many prompts of this padded length a device reads at a time."""
-    tokens = _CPU_PREFILL_TOKENS if _on_cpu() else _PREFILL_TOKENS
+    tokens = _CPU_PREFILL_TOKENS if jax.default_backend() == "cpu" else _PREFILL_TOKENS
     return max(1, tokens // max(padded_length, 16))
 
 
 def _slots(model: Decoder, room: int, devices: int) -> int:
-    """How many sequences a device generates at a time: a power of two for which it has memory.
-
-    The devices of a CPU are virtual and share its cores, and so the slots.
-    """
-    if _on_cpu():
+    """How many sequences a device generates at a time: a power of two for which it has memory."""
+    if jax.default_backend() == "cpu":
+        # Virtual devices share the processor's cores.
         return max(_CPU_SLOTS // devices, 16)
     config = model.config
     features = 2 * config.layers * config.kv_heads * config.head_size
@@ -185,8 +175,8 @@ def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -
     if decoding.stop:
         if tokeniser is None:
             raise InputError(
-                f"decoding.stop is {decoding.stop!r}, but there is no tokeniser to say what each "
-                "token stands for: give one, or no stop strings"
+                f"decoding.stop is {decoding.stop!r}, but without a tokeniser the text of a token "
+                "is not known: give a tokeniser, or no stop strings"
             )
         whole = (*token_bytes, *[b""] * (vocab_size - known))
         table_NxV = jnp.asarray(stop_table(decoding.stop, whole))
@@ -199,7 +189,7 @@ def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -
 
 
 def _on_mesh(params: Params, mesh: Mesh) -> Params:
-    """The parameters, copied to all devices of the mesh unless they are laid out on it already."""
+    """The parameters, copied to all devices of the mesh unless they are on it already."""
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def place(leaf: Any) -> Array:

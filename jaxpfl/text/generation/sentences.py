@@ -1,4 +1,4 @@
-"""Sequences drawn from a recurrent language model, on the device, by ancestral sampling."""
+"""Sampling sequences from a recurrent language model, on the device."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +16,10 @@ from jaxpfl.progress import track
 from jaxpfl.text.generation import continuous_batching as slots
 from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, UNUSED, Vocabulary
 
+# The logits of one step, of all sequences that run at a time, fit in a processor's cache.
 _LOGITS = 2**18
-"""Logits of one step, in all sequences that run at a time: what fits in a processor's cache."""
-
+# Sequences of one call on the device; fixed, so that there is one program for any number.
 _REQUESTS = 8192
-"""Sequences of one call on the device; fixed, so that there is one program for any number."""
 
 
 class Recurrent(Protocol):
@@ -36,11 +35,11 @@ class Recurrent(Protocol):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids that frame a sequence.
+    """The ids with a special role in a sequence.
 
     Attributes:
-      start: what a model reads first. Never drawn.
-      end: what it draws last.
+      start: the id that a model reads first, which is never drawn.
+      end: the id that is drawn last.
       never: further ids that are never drawn.
     """
 
@@ -59,7 +58,7 @@ class SpecialIds:
 
 
 WORD_IDS = SpecialIds(start=BOS, end=EOS)
-"""Of a model of sentences, sequences of a `Vocabulary`'s words."""
+"""The special ids of a `Vocabulary`."""
 
 
 def sample_tokens(
@@ -72,17 +71,13 @@ def sample_tokens(
     ids: SpecialIds = WORD_IDS,
     progress: bool = False,
 ) -> np.ndarray:
-    """Token ids int32 [N, max_tokens]: what follows the start, up to and with the end, then PAD.
+    """Token ids int32 [N, max_tokens]: everything after the start up to the end, then PAD.
 
-    Each request has its own typed key, and token t is drawn with `fold_in(key, t)` from the softmax
-    of the logits, divided by `temperature`, over the ids that can be drawn: a request gives the
-    same tokens whatever else is asked for. (Rounding apart: should two draws be tied to the last
-    bit.)
+    Each request has its own typed key. Token t is drawn with `fold_in(key, t)` from the softmax of
+    logits / temperature over the ids that can be drawn, so a request gives the same tokens whatever
+    the other requests are (unless two draws are tied up to rounding).
 
     A fixed number of sequences runs at a time, see `jaxpfl.text.generation.continuous_batching`.
-
-    Args:
-      progress: whether a progress bar is shown on stderr.
     """
     positive_int("max_tokens", max_tokens)
     positive("temperature", temperature)
@@ -91,7 +86,7 @@ def sample_tokens(
     scale = np.float32(temperature)
     tokens_NxT = np.full((number, max_tokens), PAD, np.int32)
     for start in track(range(0, number, _REQUESTS), "sampling", progress=progress):
-        # Repeating requests to fill the array keeps one compiled program for any number.
+        # The last request is repeated to fill the array, so that one program serves any number.
         rows = np.minimum(np.arange(start, start + _REQUESTS), number - 1)
         count = min(number - start, _REQUESTS)
         log_Lx3xS, filled = _sample(
@@ -146,13 +141,13 @@ def _sample(
 
 
 def slots_of(model: Recurrent) -> int:
-    """How many sequences run at a time: a function of the model, so that its program is one."""
+    """How many sequences run at a time; it depends on the model alone, which has one program."""
     fitting = max(_LOGITS // model.vocab_size, 64)
     return min(1 << (fitting.bit_length() - 1), 1024)
 
 
 def request_keys(key: Array, number: int) -> Array:
-    """The keys of requests 0 .. number - 1: request i has `fold_in(key, i)`."""
+    """The keys `fold_in(key, i)` of requests i = 0 .. number - 1."""
     positive_int("number", number)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(number))
 

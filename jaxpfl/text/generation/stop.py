@@ -1,13 +1,13 @@
-"""Stop strings, exact to the byte whatever the tokens: on the device an automaton, then the cut.
+"""Stop strings, found exactly in the bytes of a text: by an automaton on the device, then the cut.
 
 A text ends where its bytes first complete a stop string, and is cut where that stop string begins
-(the earliest one, where several end there). Tokens are whole pieces of bytes, so a stop string may
-lie across several of them or end inside one. The automaton (Aho and Corasick 1975) reads a token at
-a time, from a table of [states, tokens] made once on the host: a sequence on the device ends with
-the token that completes a stop string, never later, and never one that the text does not hold.
+(the earliest one, where several end there). A stop string may extend over several tokens or end
+inside one. The automaton (Aho and Corasick 1975) reads one token at a time, by a table of [states,
+tokens] made once on the host, so that a sequence on the device ends with exactly the token that
+completes a stop string.
 
-In UTF-8 no character's bytes lie within another's, so that finding the bytes of a stop string is
-finding it in the text, invalid bytes or not.
+In UTF-8 no character's bytes lie within another's, so finding the bytes of a stop string is
+finding it in the text, even among invalid bytes.
 """
 
 import re
@@ -25,7 +25,7 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
     """The stop strings as a tuple.
 
     Raises:
-      InputError: one is empty, or holds a lone surrogate or U+FFFD, which invalid bytes show as.
+      InputError: one is empty, or holds a lone surrogate or U+FFFD, which stands for invalid bytes.
     """
     if isinstance(stop, str):
         raise InputError("stop must be a list of texts, found one text")
@@ -39,9 +39,9 @@ def check_stop(stop: Sequence[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def stop_table(stop: tuple[str, ...], token_bytes: tuple[bytes, ...]) -> np.ndarray:
-    """What each token makes of each state: int32 [states, tokens], the last state being the end.
+    """The next state for each state and token, int32 [states, tokens].
 
-    State 0 is the beginning. Once at the end, the automaton stays there.
+    State 0 is the initial one; the last state is the end, which the automaton never leaves.
     """
     next_Nx256 = _automaton([text.encode("utf-8") for text in stop])
     lengths_V = np.array([len(content) for content in token_bytes], np.int64)
@@ -52,7 +52,7 @@ def stop_table(stop: tuple[str, ...], token_bytes: tuple[bytes, ...]) -> np.ndar
     states = len(next_Nx256)
     at_NxV = np.repeat(np.arange(states, dtype=np.int32)[:, None], len(token_bytes), 1)
     for place in range(bytes_VxL.shape[1]):
-        # Tokens lie in order of falling length: the first ones have a byte here.
+        # Tokens are in order of falling length, so only the first ones have a byte here.
         longer = int((lengths_V > place).sum())
         at_NxV[:, :longer] = next_Nx256[at_NxV[:, :longer], bytes_VxL[None, :longer, place]]
     table_NxV = np.empty_like(at_NxV)
@@ -77,7 +77,7 @@ def _automaton(patterns: Sequence[bytes]) -> np.ndarray:
     next_Nx256 = np.zeros((number + 1, 256), np.int32)
     fall = [0] * number
     queue = [0]
-    # Breadth first: where a state falls back to is shorter, so its row is complete.
+    # Breadth first: the state to which one falls back is shorter, so its row is complete.
     for state in queue:
         found[state] |= found[fall[state]]
         if state:
@@ -92,7 +92,7 @@ def _automaton(patterns: Sequence[bytes]) -> np.ndarray:
 
 
 def cut(content: bytes, stop: Sequence[str]) -> bytes:
-    """What comes before the stop string that is complete first; all of it, where there is none."""
+    """The content before the stop string that is complete first, or all of it without any."""
     patterns = [text.encode("utf-8") for text in stop]
     complete = [content.find(pattern) + len(pattern) for pattern in patterns if pattern in content]
     if not complete:

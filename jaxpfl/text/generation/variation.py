@@ -1,9 +1,9 @@
-"""Variations: texts made into others like them, by public models alone.
+"""Variations: similar texts that public models make from given ones.
 
-`MaskAndFill` is PrE-Text's (Hou et al. 2024, "PrE-Text: Training Language Models on Private
-Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked language model,
-RoBERTa there, draws others in their place, several times over. `Continue` is for a decoder that
-follows no instructions: it keeps a text's beginning and writes another end.
+`MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
+Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
+language model, RoBERTa in the paper, draws others in their place, several times. `Continue` is for
+a decoder that follows no instructions: it keeps a text's beginning and writes another end.
 
     vary = mask_and_fill("FacebookAI/roberta-large")
     others = vary(texts, jax.random.key(0))
@@ -36,12 +36,11 @@ _MASKS = ("[MASK]", "<mask>")
 
 @dataclass(frozen=True)
 class Continue:
-    """Keeps the first tokens of a text and lets a decoder go on from there.
+    """Keeps the first tokens of a text, which a decoder continues.
 
     Attributes:
-      writer: the decoder.
       kept: the share of a text's tokens that stay, rounded down.
-      tokens: a variation has at most so many.
+      tokens: the largest number of tokens of a variation.
       decoding: settings of the new tokens; its `max_new_tokens` is ignored.
     """
 
@@ -73,18 +72,16 @@ class MaskAndFill:
     """Masks tokens at random and draws others from a masked language model.
 
     Attributes:
-      model: an encoder with a language-model head (`models.encoder.network`).
-      params: its parameters.
-      tokeniser: of its vocabulary.
+      model, params: an encoder with a language-model head (`models.encoder.network`).
       mask_id: the id of the mask token.
-      first_id, last_id: ids around a text.
-      share: of the tokens that are masked at a time, at least one of each text.
-      times: so often one after the other.
-      temperature: of the draws.
-      tokens: a text is cut to so many.
+      first_id, last_id: the ids around a text.
+      share: the share of tokens that are masked at a time, at least one token of each text.
+      times: how often masking and drawing are repeated.
+      temperature: divides the logits before a draw.
+      tokens: longer texts are cut to this number of tokens.
 
     Raises:
-      InputError: an id that the model has no row for.
+      InputError: an id is not in the model's vocabulary, or a setting is out of its range.
     """
 
     model: Encoder
@@ -115,9 +112,12 @@ class MaskAndFill:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
         rows = [row[: self.tokens] for row in self.tokeniser.encode(texts)]
         found: list[str] = list(texts)
-        # By length, so that little is padding; the rows of a program are always as many.
+        # Sorted by length, so that little is padding; every batch has `_ROWS` rows.
         order = sorted((i for i in range(len(rows)) if len(rows[i])), key=lambda i: len(rows[i]))
-        banned_V = jnp.asarray(self._banned())
+        # Ids without a text, and those that the tokeniser does not have, are never drawn.
+        banned_V = np.ones(self.model.vocab_size, bool)
+        banned_V[[i for i, piece in enumerate(self.tokeniser.token_bytes()) if piece]] = False
+        program = (self.model, self.mask_id, self.share, self.times, self.temperature)
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
@@ -125,63 +125,46 @@ class MaskAndFill:
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
             numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
-            filled_BxL = _filled(self._program(), self.params, tokens_BxL, key, numbers_B, banned_V)
+            filled_BxL = _filled(program, self.params, tokens_BxL, key, numbers_B, banned_V)
             for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
                 found[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
         return found
 
-    def _banned(self) -> np.ndarray:
-        """Ids that are never drawn: those that stand for nothing, and those of no row."""
-        banned = np.ones(self.model.vocab_size, bool)
-        pieces = self.tokeniser.token_bytes()
-        banned[: len(pieces)] = [not piece for piece in pieces]
-        return banned
-
-    def _program(self) -> tuple[Encoder, int, float, int, float]:
-        return self.model, self.mask_id, self.share, self.times, self.temperature
-
 
 def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
-    """`MaskAndFill` by a published masked language model of the BERT family.
+    """`MaskAndFill` with a published masked language model of the BERT family.
 
     Args:
       name: a folder with config.json, the weights as safetensors and tokenizer.json, or a Hugging
         Face hub NAME[@REVISION], see `models.checkpoints.pretrained`.
-      tokens: a text is cut to so many.
+      tokens: longer texts are cut to this number of tokens.
 
     Raises:
-      InputError: there is no such model, it predicts no masked tokens or reads fewer tokens, or
-        its tokeniser has no mask token or puts no tokens around a text.
+      InputError: there is no such model, it is not a masked language model, it cannot read as many
+        tokens, or its tokeniser has no mask token or puts no tokens around a text.
       CorruptFile: a file is broken.
     """
     positive_int("tokens", tokens)
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)
     if not isinstance(model, Encoder) or model.causal or not model.head:
+        found = "a decoder"
+        if isinstance(model, Encoder):
+            found = "a causal encoder" if model.causal else "an encoder without that head"
         raise InputError(
             f"{name} must be a masked language model: an encoder with a language-model head, "
-            f"found {_kind(model)}"
+            f"found {found}"
         )
     if _width(tokens + 2) > model.config.positions:
         raise InputError(
-            f"{name} reads {model.config.positions} tokens at a time, too few for texts of "
-            f"{tokens}, which it reads in rows of {_width(tokens + 2)}"
+            f"{name} reads at most {model.config.positions} tokens at a time, expected at least "
+            f"{_width(tokens + 2)} for texts of {tokens} tokens"
         )
-    tokeniser = hugging_face(folder)
-    mask_id, first_id, last_id = _special_ids(folder)
-    return MaskAndFill(
-        model, params, tokeniser, mask_id=mask_id, first_id=first_id, last_id=last_id, tokens=tokens
-    )
-
-
-def _kind(model: object) -> str:
-    if not isinstance(model, Encoder):
-        return "a decoder"
-    return "a causal encoder" if model.causal else "an encoder without that head"
+    return MaskAndFill(model, params, hugging_face(folder), *_special_ids(folder), tokens=tokens)
 
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
-    """The mask token, and those around a text, by tokenizer.json and its settings."""
+    """The ids of the mask token and of the tokens before and after a text."""
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -202,7 +185,7 @@ def _special_ids(folder: Path) -> tuple[int, int, int]:
 
 
 def _width(tokens: int) -> int:
-    """Places of a row for so many tokens: few different ones, and so few programs."""
+    """The length of a row of `tokens` tokens, rounded up so that few programs are compiled."""
     return -(-tokens // _MULTIPLE) * _MULTIPLE
 
 
@@ -217,7 +200,7 @@ def _filled(
 ) -> Array:
     model, mask_id, share, times, temperature = program
     real_BxL = tokens_BxL != PAD
-    # The frame is never masked.
+    # The tokens around a text are never masked.
     places_L = jnp.arange(tokens_BxL.shape[1])
     length_B = jnp.sum(real_BxL, axis=1)
     inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - 1)

@@ -1,1 +1,1 @@
-"""How well language models predict."""
+"""Metrics of language models."""

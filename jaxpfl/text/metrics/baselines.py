@@ -1,4 +1,4 @@
-"""What a language model must beat: the unigram model."""
+"""The unigram model, a baseline for language models."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy as np
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
+from jaxpfl.text.metrics.oov import check_token_rows
 from jaxpfl.text.tokenisers.vocabulary import BOS, UNUSED
 
 
@@ -30,15 +31,15 @@ def unigram_baseline(
 ) -> UnigramBaseline:
     """Fits token frequencies on one token array and scores them on another.
 
-    The targets are those of the language models: every token after the first of a row but padding,
-    end of sentence and out-of-vocabulary included. Frequencies are add-one smoothed over the ids
-    that can be targets (all but the unused id and beginning of sentence); a tie for the most
-    frequent goes to the lowest id. The counts are exact: nothing here is private, so neither the
-    frequencies nor a model made of them may be released when the training text is private.
+    The targets are those of the language models: every token after the first of a row except
+    padding, including end of sentence and out-of-vocabulary. Frequencies are add-one smoothed over
+    the ids that can be targets (all except the unused id and beginning of sentence); a tie for the
+    most frequent goes to the lowest id. The counts are exact, without differential privacy: neither
+    they nor a model made from them may be released when the training text is private.
 
     Args:
       train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
-      vocab_size: number of token ids, special tokens included.
+      vocab_size: number of token ids, including the special tokens.
 
     Raises:
       InputError: an id is out of range, or there is nothing to evaluate.
@@ -63,11 +64,7 @@ def unigram_baseline(
 def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """How often each id is a target: float64 [vocab_size]."""
     tokens = np.asarray(tokens)
-    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
-        raise InputError(
-            f"{name} tokens must be a two-dimensional array of integers, "
-            f"found shape {tokens.shape} of {tokens.dtype}"
-        )
+    check_token_rows(f"{name} tokens", tokens)
     targets = tokens[:, 1:][tokens[:, 1:] != PAD]
     if targets.size and not (0 <= targets.min() and targets.max() < vocab_size):
         raise InputError(f"{name} tokens must lie in 0 .. {vocab_size - 1}, found one outside")

@@ -1,15 +1,14 @@
-"""How well a language model predicts texts: next-token accuracy and perplexity.
+"""Next-token accuracy and perplexity of a language model.
 
-A text is tokenised once, every real token but a row's first is a target, predicted from those
-before it, and padding counts nothing. Figures of models with different tokenisers cannot be
-compared.
+A text is tokenised once. Every real token except a row's first is a target, predicted from those
+before it; padding does not count. Models with different tokenisers cannot be compared.
 
-`popri_released_evaluation` repeats the evaluation in the code that was released with POPri (Hou et
-al. 2025), to be held against that paper's tables and for nothing else.
+`popri_released_evaluation` repeats the evaluation of the code released with POPri (Hou et al.
+2025), for comparison with that paper's tables only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,14 +37,13 @@ def evaluate(
     """Next-token accuracy and perplexity of a decoder, over the real targets of all rows.
 
     Args:
-      tokens_NxL: int32 ids, -1 = padding on the right.
+      tokens_NxL: int32 ids, padded with -1 on the right.
       batch_size: rows on the accelerator at a time.
-      mesh: axis "data": each batch is dealt over its devices, see `preference.tune`.
-      progress: whether a progress bar is shown on stderr.
+      mesh: the devices along its axis "data" share each batch, see `preference.optimisation.tune`.
 
     Returns:
-      "accuracy" (top-1, 0 .. 1), "loss" (nats per target), "perplexity" (exp of it) and "count" of
-      targets; NaN when there is none.
+      "accuracy" (top-1, 0 .. 1), "loss" (nats per target), "perplexity" (exp of the loss) and
+      "count" of targets; NaN when there is none.
 
     Raises:
       InputError: tokens that are not int32 with two axes, or none at all.
@@ -64,7 +62,7 @@ def evaluate(
         rows, real_B = filled(chosen, batch_size, mesh)
         tokens_BxL, real_B = dealt((tokens_NxL[rows], real_B), mesh)
         found = jax.device_get(_evaluated(model, params, tokens_BxL, real_B))
-        # In float64: float32 counts no further than 16 million.
+        # Summed in float64, because float32 cannot count beyond 16 million.
         totals = {name: totals.get(name, 0.0) + float(value) for name, value in found.items()}
     return summarise(totals)  # pyright: ignore[reportArgumentType]
 
@@ -75,19 +73,19 @@ def _evaluated(model: Model, params: Params, tokens_BxL: Any, real_B: Any) -> Me
 
 
 INFLATED = (
-    "POPri's released evaluation: texts tokenised twice, so many targets are artefacts that are "
+    "POPri's released evaluation tokenises texts twice, so many targets are artefacts that are "
     "always the same. Inflated; not comparable with any other figure."
 )
 
 
 @dataclass(frozen=True)
 class ReleasedEvaluation:
-    """What POPri's released evaluation would report. INFLATED, and comparable with nothing else.
+    """The result of POPri's released evaluation. INFLATED, and comparable with nothing else.
 
     Attributes:
-      accuracy, loss, perplexity, count: as of `evaluate`, over tokens of tokens.
+      accuracy, loss, perplexity, count: as of `evaluate`, on texts that are tokenised twice.
       artefacts: share of the targets that the second tokenisation added.
-      note: says so wherever this is written.
+      note: a warning that is stored together with the numbers.
     """
 
     accuracy: float
@@ -95,7 +93,7 @@ class ReleasedEvaluation:
     perplexity: float
     count: float
     artefacts: float
-    note: str = INFLATED
+    note: str = field(default=INFLATED, init=False)
 
 
 def popri_released_evaluation(
@@ -111,16 +109,15 @@ def popri_released_evaluation(
 ) -> ReleasedEvaluation:
     """COMPATIBILITY MODE: the evaluation of POPri's released code. Its figures are inflated.
 
-    That code tokenises a text, and hands the tokens, as GPT-2 spells them, to the tokeniser again
+    That code tokenises a text, and gives the tokens, as GPT-2 spells them, to the tokeniser again
     as if they were words (`tokenised_twice`). "Ġthe" becomes three tokens, two of which spell the
-    mark of a space and are the same after every space: about half of all targets are that mark,
-    which a model trained on the same soup predicts almost always. It is also the reason that a row
-    of 64 tokens there holds half of a sample. Nothing else in jaxpfl is measured so; use
-    `evaluate`.
+    mark of a space. About half of all targets belong to that mark, which a model trained in the
+    same way predicts almost always, and a row of 64 tokens contains half of a sample. Use
+    `evaluate` for everything else.
 
     Args:
       tokeniser: a byte-level one, such as GPT-2's.
-      length: tokens of a row, longer texts are cut.
+      length: tokens of a row; longer texts are cut.
 
     Raises:
       InputError: a tokeniser without end-of-text, or one that does not fit the model.
@@ -132,13 +129,7 @@ def popri_released_evaluation(
     found = evaluate(model, params, tokens_NxL, batch_size=batch_size, mesh=mesh, progress=progress)
     targets = np.sum(tokens_NxL[:, 1:] != PAD)
     artefacts = float(np.sum(is_artefact_NxL[:, 1:]) / targets) if targets else float("nan")
-    return ReleasedEvaluation(
-        accuracy=found["accuracy"],
-        loss=found["loss"],
-        perplexity=found["perplexity"],
-        count=found["count"],
-        artefacts=artefacts,
-    )
+    return ReleasedEvaluation(**found, artefacts=artefacts)
 
 
 def tokenised_twice(
@@ -147,18 +138,18 @@ def tokenised_twice(
     """The rows of POPri's released code: int32 [N, length], and which tokens are artefacts.
 
     Each token of a text, and the end-of-text before and after it, is spelled in the characters that
-    stand for bytes in a byte-level vocabulary, and tokenised again with a space in front. Of what
-    a token becomes, all but the last token are artefacts: with GPT-2 and English prose three of
-    five, most of them the mark of a space.
+    stand for bytes in a byte-level vocabulary, and tokenised again with a space in front. All but
+    the last of the resulting tokens are artefacts: with GPT-2 and English prose three of five, most
+    of them the mark of a space.
     """
     end = tokeniser.end_of_text
     if end is None:
-        raise InputError(f"the tokeniser {tokeniser.name} has no end-of-text, which is put around")
+        raise InputError(f"the tokeniser {tokeniser.name} must have an end-of-text, found none")
     characters = byte_characters()
     spelled = [
         " " + "".join(characters[value] for value in content) for content in tokeniser.token_bytes()
     ]
-    # A special token stays itself, after a space.
+    # The end-of-text becomes a space and itself.
     again: dict[int, np.ndarray] = {
         end: np.append(tokeniser.encode([" "])[0], end).astype(np.int32)
     }

@@ -1,4 +1,4 @@
-"""Log-probabilities of responses, after prompts that are read once for both of a pair."""
+"""Log-probabilities of pairs of responses, whose prompt is read once for both."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
 from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
 
+# Logits in memory at a time; in float32 they take a quarter of a GiB.
 _LOGITS_AT_ONCE = 2**26
-"""Logits in memory at a time; in float32 they take a quarter of a GiB."""
 
 LogProbabilities = tuple[Array, Array]
-"""Of the chosen and the rejected responses: float32 [N] each, in nats."""
+"""Those of the chosen and of the rejected responses: float32 [N] each, in nats."""
 
 
 def log_probabilities(
@@ -31,13 +31,12 @@ def log_probabilities(
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> LogProbabilities:
-    """Returns the log-probabilities of responses after their prompts: sums over tokens.
+    """The log-probabilities of responses after their prompts: sums over tokens.
 
     Args:
       microbatch_size: pairs on the accelerator at a time.
       multiple: rows are padded to a multiple of this many tokens.
-      mesh: axis "data": the pairs are dealt over its devices.
-      progress: whether a progress bar is shown on stderr.
+      mesh: the devices along its axis "data" share the pairs.
 
     Raises:
       InputError: a pair has more tokens than the model has positions, or an id that is not in the
@@ -66,13 +65,13 @@ def sums(model: Decoder, params: Params, read: Rows) -> Array:
 
     def picked(hidden_BxGxH: Array, target_BxG: Array) -> Array:
         logits_BxGxV = model.logits(params, hidden_BxGxH)
-        # By comparison, not by indexing: its transpose is then no scatter.
+        # Comparing instead of indexing keeps a scatter out of the gradient.
         classes_V = jnp.arange(logits_BxGxV.shape[-1], dtype=jnp.int32)
         is_target = classes_V[None, None] == target_BxG[:, :, None]
         target_logit_BxG = jnp.sum(jnp.where(is_target, logits_BxGxV, 0.0), axis=-1)
         return target_logit_BxG - jax.nn.logsumexp(logits_BxGxV, axis=-1)
 
-    # Blocks along the response, not along the pairs, which lie on different devices.
+    # Blocks along the response, because the pairs are on different devices.
     places = target_BxG.shape[1]
     block = min(max(_LOGITS_AT_ONCE // (model.vocab_size * batch), 1), places)
     if block == places:
@@ -105,12 +104,13 @@ def filled(
 
 
 def dealt(tree: Any, mesh: Mesh | None) -> Any:
-    if mesh is None:
-        return jax.device_put(tree)
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("data")))
+    """The arrays of a microbatch on the devices, along the mesh axis "data"."""
+    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec("data"))
+    return jax.device_put(tree, sharding)
 
 
 def placed(params: Params, mesh: Mesh | None) -> Params:
+    """The parameters on all devices of the mesh; those that are there keep their sharding."""
     if mesh is None:
         return jax.tree.map(jnp.asarray, params)
     if "data" not in mesh.axis_names:
@@ -126,13 +126,14 @@ def placed(params: Params, mesh: Mesh | None) -> Params:
 
 
 def check_fits(model: Decoder, pairs: Pairs) -> None:
+    """Refuses pairs that are too long for the model or have ids outside its vocabulary."""
     tokens_Nx3 = lengths(pairs)
     longest_N = tokens_Nx3[:, 0] + np.max(tokens_Nx3[:, 1:], axis=1)
     row = int(np.argmax(longest_N))
     if longest_N[row] > model.config.positions:
         raise InputError(
-            f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most "
-            f"{model.config.positions}, which the model reads"
+            f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most the "
+            f"{model.config.positions} that the model reads"
         )
     for name in ("prompt_NxP", "chosen_NxT", "rejected_NxT"):
         array = getattr(pairs, name)

@@ -1,4 +1,4 @@
-"""Preference optimisation: DPO and IPO of a decoder's LoRA adapters, against the model as it was.
+"""Preference optimisation of a decoder's LoRA adapters by DPO or IPO.
 
 Sources: Rafailov et al. 2023, "Direct Preference Optimization", equation 7; Azar et al. 2024, "A
 General Theoretical Paradigm to Understand Learning from Human Preferences" (IPO), equation 17; the
@@ -10,8 +10,8 @@ have it; some libraries take IPO's mean),
     DPO  = -log sigmoid(tau h)
     IPO  = (h - 1 / (2 tau))^2
 
-The reference is the model without its adapters: the same base arrays, no second copy. Its
-log-probabilities are computed once.
+The reference is the model without its adapters, which shares the base arrays. Its log-probabilities
+are computed once.
 """
 
 from dataclasses import dataclass
@@ -54,13 +54,13 @@ class PreferenceSettings:
       tau: the weight of staying close to the reference model; beta in the DPO paper.
       epochs: passes over the pairs, each in a new order.
       batch_size: pairs in a step.
-      learning_rate, final_learning_rate: of AdamW, which follows a cosine from the first step's to
-        the last step's.
-      weight_decay: of the adapters, times the learning rate.
-      clip_norm: the gradient's global L2 norm is clipped to this; None: it is not clipped. (The
-        paper does not say; the trainer of the released code has 1.)
+      learning_rate, final_learning_rate: of AdamW, in the first and the last step of a cosine
+        schedule.
+      weight_decay: of the adapters, multiplied by the learning rate.
+      clip_norm: the gradient's global L2 norm is clipped to this, unless it is None. (The paper
+        gives no value; the trainer of the released code uses 1.)
       microbatch_size: pairs on the accelerator at a time; a batch's gradient is accumulated over
-        its microbatches. None: the whole batch.
+        its microbatches. None means the whole batch.
       multiple: rows are padded to a multiple of this many tokens.
     """
 
@@ -89,7 +89,7 @@ class PreferenceSettings:
             positive_int("microbatch_size", self.microbatch_size)
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
-        """AdamW for `steps` steps, clipping first."""
+        """AdamW for `steps` steps, after clipping."""
         schedule = optax.cosine_decay_schedule(
             self.learning_rate, max(steps - 1, 1), self.final_learning_rate / self.learning_rate
         )
@@ -100,7 +100,7 @@ class PreferenceSettings:
 
 
 def log_ratio(policy: LogProbabilities, reference: LogProbabilities) -> Array:
-    """h of the module's equations: float32 [N], nats."""
+    """h of the equations at the head of this file: float32 [N], nats."""
     return (policy[0] - reference[0]) - (policy[1] - reference[1])
 
 
@@ -144,18 +144,18 @@ def tune(
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> Tuned:
-    """Tunes the adapters of `model` on preference pairs; the base is not touched.
+    """Tunes the adapters of `model` on preference pairs; the base does not change.
 
     The optimiser's state is new in each call and covers the adapters only. A batch is drawn from
     all pairs; its microbatches are formed by length, so that little of them is padding.
 
     Args:
       params: with adapters (`lora.attach`); they are not changed.
-      seed: of the orders; the same seed gives the same parameters on the same hardware.
+      seed: for the order of the pairs; the same seed gives the same parameters on the same
+        hardware.
       reference: log-probabilities by the model without adapters; None computes them.
-      mesh: axis "data": each microbatch is dealt over its devices. Parameters that lie on the mesh
-        stay as they lie; others are put on all of its devices.
-      progress: whether a progress bar is shown on stderr.
+      mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
+        their sharding; others are copied to all of its devices.
 
     Raises:
       InputError: the model has no adapters, or as `log_probabilities` raises it.
@@ -184,7 +184,7 @@ def tune(
         )
 
     adapters, base = lora.split(params)
-    # A copy: steps write into what they are given.
+    # A copy, because the arguments of a step are donated.
     adapters = jax.tree.map(jnp.copy, adapters)
     steps = settings.epochs * -(-len(pairs) // settings.batch_size)
     optimizer = settings.optimizer(steps)
@@ -225,19 +225,6 @@ def tune(
     return Tuned(lora.join(adapters, base), record)
 
 
-def evaluate(
-    policy: LogProbabilities, reference: LogProbabilities, settings: PreferenceSettings
-) -> dict[str, float]:
-    """Means over the pairs of "loss", "margin" and "accuracy", as in `Tuned.record`."""
-    h_N = log_ratio(policy, reference)
-    loss_N = _LOSSES[settings.loss](policy, reference, settings.tau)
-    return {
-        "loss": float(jnp.mean(loss_N)),
-        "margin": settings.tau * float(jnp.mean(h_N)),
-        "accuracy": float(jnp.mean(h_N > 0)),
-    }
-
-
 @partial(jax.jit, static_argnames=("model", "loss", "tau"))
 def _gradients(
     model: Decoder,
@@ -249,7 +236,7 @@ def _gradients(
     reference_Bx2: Array,
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
-    """A microbatch's share of the batch's loss and metrics, and of the gradient."""
+    """A microbatch's contribution to the batch's loss and metrics, and to the gradient."""
     reference = reference_Bx2[:, 0], reference_Bx2[:, 1]
 
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
@@ -274,7 +261,7 @@ def _sum(total: Any, found: Any) -> Any:
 def _apply(
     settings: PreferenceSettings, steps: int, adapters: Params, state: Any, gradients: Params
 ) -> tuple[Params, Any]:
-    # Optax mixes integer and float types in places; its results are float32 all the same.
+    # Optax mixes integer and float types in places, with float32 results.
     with jax.numpy_dtype_promotion("standard"):
         updates, state = settings.optimizer(steps).update(gradients, state, adapters)
     return optax.apply_updates(adapters, updates), state

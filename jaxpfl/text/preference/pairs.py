@@ -1,8 +1,8 @@
 """Pairs of responses to one prompt, and the rows in which a network reads them.
 
-A row is [prompt | chosen | rejected]: the prompt is read once, and by `branch` neither response
-sees the other (`models.decoder.network.Decoder.hidden`). The last token of the prompt predicts the
-first of both responses.
+A row is [prompt | chosen | rejected]: the prompt is read once, and because of `branch` neither
+response sees the other (`models.decoder.network.Decoder.hidden`). The last token of the prompt
+predicts the first token of both responses.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,11 @@ _COLUMNS = ("prompt_NxP", "chosen_NxT", "rejected_NxT")
 class Pairs:
     """N prompts, each with a chosen and a rejected response, as token ids padded on the right.
 
-    An end-of-text that a response has is one of its tokens. See `pairs_of`.
-
-    Attributes:
-      prompt_NxP, chosen_NxT, rejected_NxT: int32.
+    All are int32. The end-of-text of a response is one of its tokens. See `pairs_of`.
 
     Raises:
-      InputError: there are no pairs, the shapes differ, a row is empty or has padding before a
-        token.
+      InputError: there are no pairs, the numbers of rows differ, a row is empty or has padding
+        before a token, or an id is below -1.
     """
 
     prompt_NxP: np.ndarray
@@ -47,21 +44,19 @@ class Pairs:
             object.__setattr__(self, name, array)
         if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
             shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in _COLUMNS)
-            raise InputError(f"prompts and responses must be equally many, found {shapes}")
+            raise InputError(f"there must be as many responses as prompts, found {shapes}")
         if not len(self):
             raise InputError("there must be at least one preference pair, found none")
         for name in _COLUMNS:
             array = getattr(self, name)
-            if np.any(array < PAD):
-                row = int(np.argmax(np.any(array < PAD, axis=1)))
-                raise InputError(f"{name}: row {row} holds an id below {PAD}, the id of padding")
             real = array != PAD
-            broken = np.any(real[:, 1:] & ~real[:, :-1], axis=1)
-            if np.any(broken):
-                raise InputError(f"{name}: row {int(np.argmax(broken))} has padding before a token")
-            empty = ~np.any(real, axis=1)
-            if np.any(empty):
-                raise InputError(f"{name}: row {int(np.argmax(empty))} has no tokens")
+            for bad_N, problem in (
+                (np.any(array < PAD, axis=1), f"holds an id below {PAD}, the id of padding"),
+                (np.any(real[:, 1:] & ~real[:, :-1], axis=1), "has padding before a token"),
+                (~np.any(real, axis=1), "has no tokens"),
+            ):
+                if np.any(bad_N):
+                    raise InputError(f"{name}: row {int(np.argmax(bad_N))} {problem}")
 
     def __len__(self) -> int:
         return len(self.prompt_NxP)
@@ -79,20 +74,20 @@ def pairs_of(
     prompt_tokens: int = 256,
     total_tokens: int = 512,
 ) -> Pairs:
-    """Returns pairs from sequences of token ids, cut to length.
+    """Pairs of sequences of token ids, cut to length; the default lengths are POPri's.
 
-    A prompt keeps its last `prompt_tokens` tokens; a response keeps its first tokens, as many as
-    leave prompt and response together with at most `total_tokens`. The defaults are POPri's.
+    A prompt keeps its last `prompt_tokens` tokens. A response keeps as many of its first tokens as
+    are possible with at most `total_tokens` in prompt and response together.
     """
     positive_int("prompt_tokens", prompt_tokens)
     positive_int("total_tokens", total_tokens)
     if total_tokens <= prompt_tokens:
         raise InputError(
-            f"total_tokens must be above prompt_tokens, {prompt_tokens}, found {total_tokens}"
+            f"total_tokens must be above prompt_tokens = {prompt_tokens}, found {total_tokens}"
         )
     if not len(prompts) == len(chosen) == len(rejected):
         raise InputError(
-            f"prompts and responses must be equally many, found {len(prompts)} prompts, "
+            f"there must be as many responses as prompts, found {len(prompts)} prompts, "
             f"{len(chosen)} chosen and {len(rejected)} rejected responses"
         )
     prompts = [np.asarray(prompt)[-prompt_tokens:] for prompt in prompts]
@@ -106,7 +101,7 @@ def pairs_of(
 
 
 class Rows(NamedTuple):
-    """What a network reads of B pairs, in rows of R places, and the responses' T targets.
+    """B pairs as a network reads them, in rows of R places, and the T targets of each response.
 
     Attributes:
       tokens_BxR, positions_BxR, branch_BxR: int32, see `Decoder.hidden`.
@@ -122,12 +117,12 @@ class Rows(NamedTuple):
 
 
 def lengths(pairs: Pairs) -> np.ndarray:
-    """Tokens of prompt, chosen and rejected: int [N, 3]."""
+    """The numbers of tokens of prompt, chosen and rejected: int [N, 3]."""
     return np.stack([np.sum(getattr(pairs, name) != PAD, axis=1) for name in _COLUMNS], axis=1)
 
 
 def rows(pairs: Pairs, width: int, response: int) -> Rows:
-    """Returns the rows of some pairs, each of `width` places and `response` targets."""
+    """The rows of some pairs, each with `width` places and `response` targets."""
     count = len(pairs)
     tokens, positions, branch = (np.full((count, width), fill, np.int32) for fill in (PAD, 0, 0))
     place = np.zeros((count, 2, response), np.int32)
@@ -150,10 +145,9 @@ def rows(pairs: Pairs, width: int, response: int) -> Rows:
 
 
 def padded_lengths(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
-    """Returns the padded length of each pair's row, [N], and of all responses.
+    """The padded length of each pair's row, [N], and that of all responses.
 
-    Lengths are rounded up to a `multiple`, which keeps the number of different shapes, and so of
-    compiled programs, small.
+    Lengths are rounded up to a `multiple`, so that few programs are compiled.
     """
     tokens_Nx3 = lengths(pairs)
     width_N = -(-np.sum(tokens_Nx3, axis=1) // multiple) * multiple

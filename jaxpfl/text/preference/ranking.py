@@ -1,8 +1,8 @@
 """From scores to preferences: which response to a prompt is chosen, and which is rejected.
 
-Source: POPri (Hou et al. 2025), Algorithm 1 and section 5: of a prompt's J responses the one of
-the highest score is chosen, the one of rank l (5 of 10 in the paper) is rejected. Its ablation has
-the last rank worse than the middle: a response that is far too bad teaches nothing.
+Source: POPri (Hou et al. 2025), Algorithm 1 and section 5: of a prompt's J responses the one with
+the highest score is chosen, and the one of rank l (5 of 10 in the paper) is rejected. In its
+ablation rejecting the last rank gives worse results than rejecting a middle one.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from jaxpfl.errors import InputError
 
 
 class Preferences(NamedTuple):
-    """Responses of each prompt: int64 [K] places of the chosen and the rejected in its J."""
+    """The places, 0 .. J - 1, of each prompt's chosen and rejected response: int64 [K]."""
 
     chosen_K: np.ndarray
     rejected_K: np.ndarray
@@ -23,8 +23,8 @@ class Preferences(NamedTuple):
 def preferences(scores_KxJ: np.ndarray, rejected_rank: int) -> Preferences:
     """The best of each prompt's responses, and the one of rank `rejected_rank` (the best has 1).
 
-    A response is known by its place, never by its text: of two equal texts each keeps its own
-    score (a look-up by text gives the second the first one's). Equal scores rank by place.
+    Responses are identified by their places, so that equal texts keep their own scores; equal
+    scores are ranked by place.
 
     Raises:
       InputError: a rank that is not in 2 .. J, scores that are not [K, J] or not finite.

@@ -1,4 +1,4 @@
-"""From texts to pairs of token ids: prompts that are cut, and responses with what ended them."""
+"""From texts to pairs of token ids: prompts that are cut, and responses with their ends."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from jaxpfl.text.preference.pairs import Pairs, pairs_of
 from jaxpfl.text.tokenisers.base import Tokeniser
 
 Responses = tuple[Sequence[str], Sequence[bool]]
-"""A response to each prompt, and whether it ended by itself, cut nowhere."""
+"""A response to each prompt, and whether it ended by itself and was not cut."""
 
 
 def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
-    """Returns the prompts cut to their last tokens, counted as they are tokenised again."""
+    """The prompts cut to their last `tokens` tokens, as counted by tokenising the result."""
     room = tokens - (tokeniser.start is not None)
 
     def fitting(prompt: str, row: np.ndarray) -> str:
         kept = room
-        # What is left of a word, or of a character, may be more tokens than it was.
+        # The rest of a divided word or character may have more tokens than before.
         while len(row) > room:
             prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
             (row,) = tokeniser.encode([prompt])
@@ -40,11 +40,11 @@ def pairs_of_texts(
     prompt_tokens: int,
     response_tokens: int,
 ) -> Pairs:
-    """Returns pairs of token ids from N prompts and two responses to each.
+    """Pairs of token ids from N prompts and two responses to each.
 
-    A response that ended by itself is followed by what ended it: the format's stop string, with
-    what stands before that in a prompt, or else end-of-text, if the tokeniser has one. Where that
-    does not fit beside the prompt it is left out.
+    A response that ended by itself is followed by its end: the format's stop string, including what
+    precedes that in a prompt, or else end-of-text, if the tokeniser has one. The end is left out
+    where it does not fit into the row.
     """
     prompt_rows = prompt_ids(tokeniser, prompts)
     longest = prompt_tokens + response_tokens
@@ -61,11 +61,11 @@ def pairs_of_texts(
 def _with_ends(
     tokeniser: Tokeniser, responses: Responses, room: Sequence[int], format: FewShot
 ) -> list[np.ndarray]:
-    """Token ids of responses, each with what ended it, unless it was cut or there is no room."""
+    """Token ids of responses, each with its end, unless it was cut or there is no room."""
     texts, ended = responses
     rows = tokeniser.encode(texts)
     if format.stop:
-        # Tokenised as one text: a token may hold the last characters of one and the next's first.
+        # Tokenised as one text, because a token may belong to both the response and its end.
         ending = _ending(format)
         longer = tokeniser.encode([text + ending for text in texts])
     elif tokeniser.end_of_text is not None:
@@ -79,7 +79,7 @@ def _with_ends(
 
 
 def _ending(format: FewShot) -> str:
-    """What follows a text in a prompt, to the end of the stop string that it holds."""
+    """What follows a text in a prompt, up to the end of the stop string."""
     following = format.after + format.heading.format(number=format.shots + 2)
     before, found, _ = following.partition(format.stop)
     return before + found if found else format.stop

@@ -1,19 +1,16 @@
 """Tokenisers of language models, and the arrays of token ids that networks read.
 
-A text is tokenised once, and its ids stay what they are: what a network reads in training is what
-it draws in generation. Rows are padded with `jaxpfl.models.PAD` (-1), which is no
-token of any vocabulary, so it can be taken neither for a word nor for the end of a text.
+Rows are padded with `jaxpfl.models.PAD` (-1), which is no token of any vocabulary, so it can be
+taken neither for a word nor for the end of a text.
 
-The special tokens of a vocabulary are ids that only this library puts anywhere: a text that spells
-one ("<|endoftext|>") is tokenised as the characters it consists of. A lone surrogate becomes
-U+FFFD. What an id stands for is bytes (`token_bytes`), and a text is the bytes of its ids in
-UTF-8, invalid ones shown as U+FFFD.
+Special tokens never come from a text: one that spells "<|endoftext|>" is tokenised as these
+characters. A lone surrogate becomes U+FFFD. An id stands for bytes (`token_bytes`); the text of
+several ids is their bytes decoded as UTF-8, where invalid bytes become U+FFFD.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -25,47 +22,54 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary, words
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-class Tokeniser(Protocol):
-    """Texts to token ids and back.
+class Tokeniser:
+    """From texts to token ids and back; a subclass defines `encode` and `_bytes`.
 
     Attributes:
       name: for reports; never a path.
       vocab_size: ids are 0 .. vocab_size - 1.
       end_of_text: the id after a finished text, or None.
-      ends: all ids that end a text that is drawn; `end_of_text` is one of them.
-      start: the id that models of this vocabulary read before a text, or None where they read none.
+      ends: all ids that end a generated text, among them `end_of_text`.
+      start: the id that models of this vocabulary read before a text, or None.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end_of_text(self) -> int | None: ...
-
-    @property
-    def ends(self) -> tuple[int, ...]: ...
-
-    @property
-    def start(self) -> int | None: ...
+    name: str
+    vocab_size: int
+    end_of_text: int | None
+    ends: tuple[int, ...]
+    start: int | None
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text, int32, without special tokens."""
-        ...
+        raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of one sequence; special tokens and padding are left out."""
-        ...
+        """The text of one sequence; special tokens and padding are left out.
+
+        Raises:
+          InputError: an id is not in the vocabulary.
+        """
+        pieces = self.token_bytes()
+        found = []
+        for token in map(int, ids):
+            if token == PAD:
+                continue
+            if not 0 <= token < len(pieces):
+                raise InputError(f"ids must lie in 0 .. {len(pieces) - 1}, found {token}")
+            found.append(pieces[token])
+        return as_text(b"".join(found))
 
     def token_bytes(self) -> tuple[bytes, ...]:
-        """What each id adds to a text that went before; special tokens add nothing."""
-        ...
+        """The bytes that each id adds to the text before it; special tokens add none."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> tuple[bytes, ...]:
+        raise NotImplementedError
 
 
 def pad(sequences: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Rows of one length, int32 [N, length]: cut, or filled with PAD on the right."""
+    """The sequences as int32 [N, length], cut or padded with PAD on the right."""
     positive_int("length", length)
     rows_NxL = np.full((len(sequences), length), PAD, np.int32)
     for row_L, sequence in zip(rows_NxL, sequences, strict=True):
@@ -76,9 +80,9 @@ def pad(sequences: Sequence[np.ndarray], length: int) -> np.ndarray:
 def one_per_row(
     sequences: Sequence[np.ndarray], length: int, end_of_text: int | None = None
 ) -> np.ndarray:
-    """One text a row, int32 [N, length], for fine-tuning: cut at `length`.
+    """One text per row, int32 [N, length], cut or padded, for fine-tuning.
 
-    A text that is shorter is followed by `end_of_text`, unless that is None, then by PAD.
+    A shorter text is followed by `end_of_text`, unless that is None.
     """
     rows_NxL = pad(sequences, length)
     if end_of_text is not None:
@@ -89,9 +93,9 @@ def one_per_row(
 
 
 def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np.ndarray:
-    """Texts one after the other, each followed by `end_of_text`, cut into rows of one length.
+    """All texts in a sequence, each followed by `end_of_text`, cut into rows for pretraining.
 
-    For pretraining: every place of int32 [rows, length] holds a token, except after the last text.
+    Every place of the int32 [rows, length] holds a token, except after the last text.
     """
     positive_int("length", length)
     end = np.array([end_of_text], np.int32)
@@ -103,10 +107,7 @@ def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np
 
 
 def check_fits(tokeniser: Tokeniser, vocab_size: int) -> None:
-    """Refuses a tokeniser with ids that a model of `vocab_size` tokens has no row for.
-
-    A model may have more rows than the tokeniser has ids: some are padded to a round number.
-    """
+    """Refuses a tokeniser with more ids than the `vocab_size` of a model; fewer are usual."""
     if tokeniser.vocab_size > vocab_size:
         raise InputError(
             f"the tokeniser {tokeniser.name} has token ids up to {tokeniser.vocab_size - 1}, "
@@ -114,50 +115,20 @@ def check_fits(tokeniser: Tokeniser, vocab_size: int) -> None:
         )
 
 
-class ByteJoining:
-    """What the tokenisers have in common."""
-
-    name: str
-    vocab_size: int
-    end_of_text: int | None
-    ends: tuple[int, ...]
-    start: int | None
-
-    def token_bytes(self) -> tuple[bytes, ...]:
-        return self._bytes
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return as_text(self._joined(ids))
-
-    def _joined(self, ids: Iterable[int]) -> bytes:
-        pieces = self._bytes
-        found = []
-        for token in map(int, ids):
-            if token == PAD:
-                continue
-            if not 0 <= token < len(pieces):
-                raise InputError(f"ids must lie in 0 .. {len(pieces) - 1}, found {token}")
-            found.append(pieces[token])
-        return b"".join(found)
-
-    @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
-        raise NotImplementedError
-
-
 def as_text(content: bytes) -> str:
-    """UTF-8 bytes as text; what is invalid becomes U+FFFD."""
+    """UTF-8 bytes as text; invalid bytes become U+FFFD."""
     return content.decode("utf-8", "replace")
 
 
 def clean(texts: Sequence[str]) -> list[str]:
+    """The texts with U+FFFD in place of lone surrogates, which UTF-8 cannot encode."""
     if isinstance(texts, str):
         raise InputError("encode takes a list of texts, found one text")
     return [_SURROGATES.sub("\ufffd", text) for text in texts]
 
 
-class UTF8Bytes(ByteJoining):
-    """The 256 bytes, and 256 for the end of a text."""
+class UTF8Bytes(Tokeniser):
+    """The 256 bytes, and 256 for the end of a text; see `utf8_bytes`."""
 
     name = "utf8-bytes"
     vocab_size = 257
@@ -180,7 +151,7 @@ def utf8_bytes() -> UTF8Bytes:
     return UTF8Bytes()
 
 
-class Words(ByteJoining):
+class Words(Tokeniser):
     """The words of a `Vocabulary`, each with a space before it; see `from_vocabulary`."""
 
     end_of_text = EOS
@@ -194,11 +165,8 @@ class Words(ByteJoining):
         self._ids = {word: i for i, word in enumerate(vocabulary.tokens) if i > OOV}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        ids = self._ids
-        return [
-            np.array([ids.get(word, OOV) for word in words(text)], np.int32)
-            for text in clean(texts)
-        ]
+        rows = [[self._ids.get(word, OOV) for word in words(text)] for text in clean(texts)]
+        return [np.array(row, np.int32) for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:
         return super().decode(ids).removeprefix(" ")
@@ -210,5 +178,5 @@ class Words(ByteJoining):
 
 
 def from_vocabulary(vocabulary: Vocabulary) -> Words:
-    """Words by the rules of `text.tokenisers.vocabulary`; a word that it lacks is "<oov>"."""
+    """The tokeniser of a vocabulary's words; any other word becomes "<oov>"."""
     return Words(vocabulary)

@@ -1,7 +1,7 @@
-"""Tokenisers of published models, by the fast `tokenizers` library.
+"""Tokenisers of published models, by the `tokenizers` library.
 
-A folder is what Hugging Face's libraries write (tokenizer.json and JSON settings), or GPT-2's
-original two files. Nothing else is read, so no file can run code.
+They are read from what Hugging Face's libraries write (tokenizer.json and JSON settings), or from
+GPT-2's original two files. Nothing else is read, so no file can run code.
 """
 
 import json
@@ -17,13 +17,13 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
 from jaxpfl.models.checkpoints.model_files import expect_file, read_object, read_tokenizer, require
-from jaxpfl.text.tokenisers.base import ByteJoining, clean
+from jaxpfl.text.tokenisers.base import Tokeniser, clean
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _GPT2_END = "<|endoftext|>"
 
 
-class FastTokeniser(ByteJoining):
+class FastTokeniser(Tokeniser):
     """A `tokenizers.Tokenizer`; see `hugging_face` and `gpt2`."""
 
     def __init__(
@@ -35,7 +35,7 @@ class FastTokeniser(ByteJoining):
         ends: Iterable[int] = (),
         start: int | None = None,
     ):
-        """`tokenizer` is changed: no padding, no cutting, no special tokens out of a text."""
+        """`tokenizer` is changed: it then neither pads nor cuts, nor finds special tokens."""
         ids = tokenizer.get_vocab(with_added_tokens=True)
         self.name = name
         self.vocab_size = max(ids.values(), default=-1) + 1
@@ -68,7 +68,7 @@ class FastTokeniser(ByteJoining):
 
     @cached_property
     def _style(self) -> str:
-        """How the pieces spell bytes: "byte" (GPT-2, Llama-3), "piece" (▁) or "word" (##)."""
+        """How the pieces spell bytes: "byte" (GPT-2, Llama 3), "piece" (▁) or "word" (##)."""
         decoder = json.loads(self._tokenizer.to_str()).get("decoder") or {}
         kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
         if "ByteLevel" in kinds:
@@ -78,38 +78,36 @@ class FastTokeniser(ByteJoining):
         if kinds & {"ByteFallback", "Metaspace"}:
             return "piece"
         raise InputError(
-            f"the tokeniser {self.name} has a decoder that is not known here: it must be "
-            f"ByteLevel, ByteFallback, Metaspace or WordPiece, found {decoder.get('type')}"
+            f"the decoder of the tokeniser {self.name} must be ByteLevel, ByteFallback, Metaspace "
+            f"or WordPiece, found {decoder.get('type')}"
         )
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
         of_character = {character: value for value, character in enumerate(byte_characters())}
-        style = self._style
         added = self._tokenizer.get_added_tokens_decoder()
         found = [b""] * self.vocab_size
         for piece, i in self._ids.items():
+            byte = _BYTE_PIECE.fullmatch(piece)
             if i in added:
                 found[i] = b"" if added[i].special else added[i].content.encode()
-            elif style == "byte":
-                try:
-                    found[i] = bytes(of_character[character] for character in piece)
-                except KeyError:
-                    found[i] = piece.encode()
-            elif style == "piece":
-                byte = _BYTE_PIECE.fullmatch(piece)
-                found[i] = (
-                    bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
-                )
-            else:
+            elif self._style == "byte" and of_character.keys() >= set(piece):
+                found[i] = bytes(of_character[character] for character in piece)
+            elif self._style == "piece" and byte:
+                found[i] = bytes([int(byte[1], 16)])
+            elif self._style == "piece":
+                found[i] = piece.replace("\u2581", " ").encode()
+            elif self._style == "word":
                 found[i] = piece[2:].encode() if piece.startswith("##") else f" {piece}".encode()
+            else:
+                found[i] = piece.encode()
         return tuple(found)
 
 
 def byte_characters() -> list[str]:
     """The character that stands for each byte in a byte-level vocabulary (Radford et al. 2019).
 
-    Printable characters of Latin-1 stand for themselves, the rest follow from U+0100 on.
+    Printable characters of Latin-1 stand for themselves; the other bytes are U+0100 and following.
     """
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
@@ -150,7 +148,7 @@ def _merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
         pair = line.split(" ")
         if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
             raise CorruptFile(
-                f"{path}, line {number}: expected two tokens of the vocabulary whose union is one"
+                f"{path}, line {number}: expected two tokens whose concatenation is a token, too"
             )
         merges.append((pair[0], pair[1]))
     return merges
@@ -159,9 +157,9 @@ def _merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
 def hugging_face(name: str | Path) -> FastTokeniser:
     """The tokeniser of a folder with tokenizer.json, or of a Hugging Face hub NAME[@REVISION].
 
-    The end-of-text and start tokens are those of tokenizer_config.json; generation_config.json and
-    config.json may add further ends. `start` is set where the tokenizer puts that token before
-    every text.
+    tokenizer_config.json names the end-of-text and start tokens; generation_config.json and
+    config.json may add further ends. `start` is set if the tokenizer puts that token before every
+    text.
 
     Raises:
       InputError: a file is missing, or names a token that the vocabulary does not have.
@@ -193,7 +191,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
                 continue
             if type(token) is not int or tokenizer.id_to_token(token) is None:
                 raise InputError(
-                    f"{folder / file}: eos_token_id must be of tokenizer.json, found {token!r}"
+                    f"{folder / file}: eos_token_id must be an id of tokenizer.json, found "
+                    f"{token!r}"
                 )
             ends.append(token)
     start = named("bos_token")

@@ -1,11 +1,12 @@
 """The tokeniser of llama2.c's models: byte-pair merges in the order of their scores.
 
-The binary file is int32 longest piece, then per piece float32 score, int32 length and that many
-bytes, little-endian. Ids 0, 1 and 2 are unknown, start and end; 3 .. 258 the single bytes, spelt
-"<0x0A>", for characters without a piece of their own.
+The binary file holds, little-endian, the length of the longest piece (int32), then for each piece
+its score (float32), its length (int32) and its bytes. Ids 0, 1 and 2 are unknown, start and end;
+3 .. 258 are the single bytes, spelt "<0x0A>", for characters without a piece of their own.
 
-A text gets a space before it, and is taken apart into characters. Of all neighbours whose union is
-a piece, those with the highest score are joined (the first of several), until none can be.
+A text, with a space put before it, is divided into characters. Among all neighbours whose
+concatenation is a piece, those with the highest score (the first of several) are joined, until
+there are none.
 """
 
 import heapq
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.text.tokenisers.base import ByteJoining, clean
+from jaxpfl.errors import CorruptFile
+from jaxpfl.models.checkpoints.model_files import expect_file
+from jaxpfl.text.tokenisers.base import Tokeniser, clean
 
 _START, _END, _BYTES = 1, 2, 3
 _BYTE_PIECE = re.compile(rb"<0x([0-9A-F]{2})>")
@@ -28,11 +30,11 @@ _WORD = re.compile(" ?[^ ]+| ")
 _LONGEST = 1 << 16
 
 
-class ScoredTokeniser(ByteJoining):
+class ScoredTokeniser(Tokeniser):
     """See the head of this file; made by `llama2c`.
 
-    The start token ends what is drawn, as these models were trained on texts that each begin with
-    it; the end token does too. `decode` drops the space before a text.
+    The start token ends a generated text, because in training it began the next one; the end token
+    does too. `decode` removes the space before a text.
     """
 
     start = _START
@@ -45,7 +47,7 @@ class ScoredTokeniser(ByteJoining):
         self._pieces = tuple(pieces)
         self._scores = tuple(scores)
         self._ids = {piece: i for i, piece in reversed([*enumerate(pieces)])}
-        # No piece goes across the beginning of a word, so that words can be looked up.
+        # Where no piece extends into the next word, each word can be tokenised alone.
         self._by_word = not any(b" " in piece[1:] for piece in pieces)
         self._merge = lru_cache(maxsize=65_536)(self._merged)
 
@@ -96,15 +98,10 @@ class ScoredTokeniser(ByteJoining):
 
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
-        found = []
-        for i, piece in enumerate(self._pieces):
+        found = [b""] * _BYTES
+        for piece in self._pieces[_BYTES:]:
             byte = _BYTE_PIECE.fullmatch(piece)
-            if i < _BYTES:
-                found.append(b"")
-            elif byte:
-                found.append(bytes([int(byte[1], 16)]))
-            else:
-                found.append(piece)
+            found.append(bytes([int(byte[1], 16)]) if byte else piece)
         return tuple(found)
 
 
@@ -115,17 +112,13 @@ def llama2c(path: str | Path) -> ScoredTokeniser:
       InputError: there is no such file.
       CorruptFile: it is not a whole tokeniser of this format.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
+    path = expect_file(Path(path))
     content = path.read_bytes()
     pieces, scores, place = [], [], 4
     while place < len(content):
-        score, length = (
-            _RECORD.unpack_from(content, place)
-            if place + _RECORD.size <= len(content)
-            else (math.nan, -1)
-        )
+        score, length = math.nan, -1
+        if place + _RECORD.size <= len(content):
+            score, length = _RECORD.unpack_from(content, place)
         place += _RECORD.size + length
         if not math.isfinite(score) or not 0 < length <= _LONGEST or place > len(content):
             raise CorruptFile(f"{path}: piece {len(pieces)} is broken or cut off")

@@ -18,10 +18,10 @@ _BLOCK = 1_024
 
 
 def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[list[str]]:
-    """The spans of every text, in order: `tokens` tokens each, the last one what is left.
+    """The spans of every text, in order: `tokens` tokens each, the last one the rest.
 
-    Space at a span's ends is left out, and a span that has nothing else. A character whose bytes
-    are cut in two is lost to both sides.
+    White space at a span's ends is removed, and spans without anything else are left out. A
+    character whose bytes are divided between two spans is in neither.
     """
     positive_int("tokens", tokens)
     found = []
@@ -35,10 +35,10 @@ def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[
 
 
 def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> Population:
-    """The same clients, whose examples are the spans of all that each wrote; no other column.
+    """The same clients, whose examples are the spans of their texts; no other column.
 
-    A client's texts are joined by newlines first, in their order. The fingerprint stays: spans are
-    as private as the text.
+    A client's texts are first joined by newlines, in their order. The fingerprint does not change,
+    because the spans are as private as the text.
 
     Raises:
       InputError: the population has no column "text".

@@ -1,20 +1,20 @@
-"""Word vocabularies made from PUBLIC text, and the one way text becomes token ids.
+"""Word vocabularies made from PUBLIC text, and the conversion of text to their ids.
 
-Normalisation, the same on every platform and Python version (the character tables are those of
-Unicode 3.2, which Python ships frozen; later characters count as symbols):
+Normalisation is the same on every platform and Python version (the character tables are those of
+Unicode 3.2, which Python includes unchanged; later characters count as symbols):
 
- 1. Text is a sequence of code points; a lone surrogate becomes U+FFFD. Readers decode bytes as
-    UTF-8 with U+FFFD for what is invalid, before they come here.
+ 1. Text is a sequence of code points; a lone surrogate becomes U+FFFD. Readers have decoded bytes
+    as UTF-8 with U+FFFD for invalid ones.
  2. NFC, then lower case of the characters that are upper-case letters.
  3. White space and control characters (NUL too) separate tokens. Format characters (zero-width
-    joiner, byte order mark, bidirectional marks) and variation selectors are dropped.
+    joiner, byte order mark, bidirectional marks) and variation selectors are removed.
  4. A token is a run of letters, marks and digits, with single apostrophes allowed inside, or one
     other character: punctuation, a symbol, an emoji (a joined emoji gives one token per part).
 
-Ids: 0 unused, 1 beginning of sentence, 2 end of sentence, 3 out of vocabulary, then words by
-falling count, ties by code point. Published vocabularies of this form count padding as id 0; here
-rows are padded with `jaxpfl.models.PAD`, and id 0 only keeps the numbers of ids and of parameters
-those of the papers: no text is encoded as 0, and it is never drawn.
+Ids are 0 unused, 1 beginning of sentence, 2 end of sentence, 3 out of vocabulary, then words by
+falling count, ties by code point. In published vocabularies of this form id 0 is padding. Here rows
+are padded with `jaxpfl.models.PAD`, and id 0 only keeps the numbers of ids and of parameters equal
+to those of the papers: no text is encoded as 0, and it is never drawn.
 """
 
 import json
@@ -27,18 +27,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array
+from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
-
-if TYPE_CHECKING:
-    from jaxpfl.data.population import Population
 
 UNUSED, BOS, EOS, OOV = 0, 1, 2, 3
 SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
@@ -52,7 +49,7 @@ _LINE_CHARACTERS = 65_536
 
 @lru_cache(maxsize=65_536)
 def _classify(character: str) -> tuple[str, str]:
-    """The lower-case form, and its class: w word, s symbol, ' apostrophe, space, or dropped ""."""
+    """The lower-case form, and its class: w word, s symbol, ' apostrophe, space, or "" removed."""
     if character == "'":
         return character, "'"
     if "\ufe00" <= character <= "\ufe0f":
@@ -69,10 +66,7 @@ def _classify(character: str) -> tuple[str, str]:
 
 
 def words(text: str) -> Iterator[str]:
-    """The normalised tokens of a text, lazily, by the rules at the head of this file.
-
-    A text is cut after 65,536 code points, so that a giant line costs no more than a page.
-    """
+    """Yields the normalised tokens of a text, which is cut after 65,536 code points."""
     text = text[:_LINE_CHARACTERS]
     if text.isascii():
         for match in _ASCII_TOKEN.finditer(text.lower()):
@@ -88,13 +82,13 @@ def words(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words a model knows, with their public counts.
+    """The words of a language model, with their public counts.
 
     Attributes:
       tokens: every token; the first four are the special ones.
       counts: how often each was a target in the public text: 0 for the unused id and beginning of
         sentence; the number of sentences for end of sentence.
-      source: the public text it was made of.
+      source: the public text from which it was made.
     """
 
     tokens: tuple[str, ...]
@@ -136,10 +130,10 @@ class Vocabulary:
         )
 
     @classmethod
-    def from_public(cls, source: "str | Path | Population", size: int) -> "Vocabulary":
-        """The vocabulary of a public population's "text" column, or of a source of one.
+    def from_public(cls, source: str | Path | Population, size: int) -> "Vocabulary":
+        """The vocabulary of the "text" column of a population, or of a source of one.
 
-        The texts must be public: making a vocabulary costs no privacy only then.
+        The texts must be public, because the counts are exact, without differential privacy.
         """
         import jaxpfl.data
 
@@ -154,7 +148,7 @@ class Vocabulary:
         return {word: i for i, word in enumerate(self.tokens) if i >= len(SPECIALS)}
 
     def encode_texts(self, texts: Iterable[str], sequence_length: int = 20) -> np.ndarray:
-        """Token ids int32 [texts, sequence_length + 1], one text a row.
+        """Token ids int32 [texts, sequence_length + 1], one text per row.
 
         A row is bos, at most `sequence_length` words, eos if there is room for it, then padding;
         a longer text is cut and has no eos.
@@ -162,10 +156,10 @@ class Vocabulary:
         rows = list(texts)
         return self._encode(map(words, rows), len(rows), sequence_length)
 
-    def encode(self, population: "Population", sequence_length: int = 20) -> "Population":
+    def encode(self, population: Population, sequence_length: int = 20) -> Population:
         """The population with "tokens" int32 [examples, L + 1] as its only column.
 
-        They are the ids of the column "words" where there is one (`with_words`), else of "text".
+        These encode the column "words" where there is one (`with_words`), else "text".
         """
         tokens = self._encode(word_lists(population), population.num_examples, sequence_length)
         return population.with_columns({"tokens": tokens})
@@ -176,16 +170,15 @@ class Vocabulary:
         positive_int("sequence_length", sequence_length)
         ids = np.full((number, sequence_length + 1), PAD, np.int32)
         ids[:, 0] = BOS
-        lookup = self._ids
         for row, row_words in enumerate(rows):
-            row_ids = [lookup.get(word, OOV) for word in islice(row_words, sequence_length)]
+            row_ids = [self._ids.get(word, OOV) for word in islice(row_words, sequence_length)]
             if len(row_ids) < sequence_length:
                 row_ids.append(EOS)
             ids[row, 1 : len(row_ids) + 1] = row_ids
         return ids
 
     def __contains__(self, word: object) -> bool:
-        """Whether a word, as text spells it, has an id: never true of a special token."""
+        """Whether a word of a text has an id of its own; never true of a special token."""
         return word in self._ids
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -195,8 +188,7 @@ class Vocabulary:
           InputError: an id is not in the vocabulary.
         """
         found = []
-        for token in ids:
-            token = int(token)
+        for token in map(int, ids):
             if token in (PAD, EOS):
                 break
             if not 0 <= token < len(self.tokens):
@@ -208,23 +200,21 @@ class Vocabulary:
     def log_prior(self, size: int | None = None) -> tuple[float, ...]:
         """Log frequencies of the tokens as targets, add-one smoothed, for `output_bias_prior`.
 
-        Args:
-          size: length of the result, at least `len(self)`; further ids count 0.
+        The result is as long as the vocabulary, or has `size` entries; the additional ids count 0.
         """
         counts = list(self.counts) + [0] * ((size or len(self)) - len(self))
         total = sum(counts) + len(counts)
         return tuple(math.log((count + 1) / total) for count in counts)
 
     def save(self, path: str | Path) -> None:
-        """Writes JSON, whole or not at all."""
-        path = Path(path)
+        """Writes a JSON file completely or not at all."""
         record = {
             "format": _FORMAT,
             "source": self.source,
             "tokens": self.tokens[len(SPECIALS) :],
             "counts": self.counts,
         }
-        files.write_atomically(path, json.dumps(record, ensure_ascii=True) + "\n")
+        files.write_atomically(Path(path), json.dumps(record, ensure_ascii=True) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> "Vocabulary":
@@ -235,11 +225,10 @@ class Vocabulary:
         """
         try:
             record = json.loads(Path(path).read_text(encoding="ascii"))
-            if record["format"] != _FORMAT:
-                raise ValueError
             tokens, counts, source = record["tokens"], record["counts"], record["source"]
             if not (
-                isinstance(source, str)
+                record["format"] == _FORMAT
+                and isinstance(source, str)
                 and all(isinstance(token, str) for token in tokens)
                 and all(type(count) is int and count >= 0 for count in counts)
             ):
@@ -249,13 +238,12 @@ class Vocabulary:
             raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT})") from error
 
 
-def with_words(population: "Population") -> "Population":
+def with_words(population: Population) -> Population:
     """The same clients with a column "words": the normalised tokens of the column "text".
 
-    The tokens of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, which is in none of
-    them, a control character being white space to `words`. Other columns stay as they are; so does
-    a column "words" that is there already, whatever the text says: its words may have been changed
-    on purpose. The fingerprint is kept.
+    The tokens of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, a control character and
+    therefore in none of them. Other columns and the fingerprint do not change. An existing column
+    "words" does not change either, because its words may have been altered on purpose.
 
     Raises:
       InputError: there is neither a column "words" nor a column "text".
@@ -266,10 +254,8 @@ def with_words(population: "Population") -> "Population":
     return population.with_columns({**population.columns, "words": joined})
 
 
-def word_lists(population: "Population") -> Iterator[Iterable[str]]:
-    """The words of each example, in order: of the column "words", else of "text".
-
-    An empty word in the column "words" is none.
+def word_lists(population: Population) -> Iterator[Iterable[str]]:
+    """The words of each example, from the column "words" (without empty ones), else from "text".
 
     Raises:
       InputError: there is neither column, or it does not hold text.
@@ -280,7 +266,7 @@ def word_lists(population: "Population") -> Iterator[Iterable[str]]:
     return ([word for word in row.split(WORD_SEPARATOR) if word] for row in rows)
 
 
-def _texts(population: "Population", column_name: str = "text") -> Iterator[str]:
+def _texts(population: Population, column_name: str = "text") -> Iterator[str]:
     """The rows of a column of text."""
     if column_name not in population.columns:
         found = ", ".join(sorted(population.columns)) or "none"

@@ -118,7 +118,7 @@ def _changed_settings(folder: Path, **changed) -> None:
         ({"r": 4}, r"A.weight' must have shape \[4, 32\], found \[3, 32\]"),
         (
             {"target_modules": ["q_proj", "v_proj", "o_proj"]},
-            "is no adapter of the described model",
+            "is not an adapter of this model",
         ),
         ({"target_modules": ["up_proj"]}, "up_proj.lora_A.weight' is missing"),
     ],

@@ -16,7 +16,6 @@ from jaxpfl.models.decoder.config import (
     DecoderConfig,
     RopeScaling,
     distilgpt2,
-    gpt2,
     llama3_8b,
 )
 from jaxpfl.models.decoder.network import Decoder
@@ -290,7 +289,11 @@ def test_initial_parameters():
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [(distilgpt2(), 81_912_576), (gpt2(), 124_439_808), (llama3_8b(), 8_030_261_248)],
+    [
+        (distilgpt2(), 81_912_576),
+        (dataclasses.replace(distilgpt2(), layers=12), 124_439_808),
+        (llama3_8b(), 8_030_261_248),
+    ],
 )
 def test_published_shapes(config, parameters):
     """The published numbers of parameters."""
@@ -352,5 +355,5 @@ def test_bad_calls():
     with pytest.raises(InputError, match="compute must be one of"):
         Decoder(GPT2, compute="float16")
     model = Decoder(GPT2)
-    with pytest.raises(InputError, match="a sequence may have 40 tokens, found 41"):
+    with pytest.raises(InputError, match="a sequence must have at most 40 tokens, found 41"):
         model.hidden(model.init(jax.random.key(0)), jnp.zeros((1, 41), jnp.int32))

@@ -274,7 +274,7 @@ def test_what_a_model_cannot_do_is_said():
         plain.masked_logits(plain.init(jax.random.key(0)), tokens_BxL)
     with pytest.raises(InputError, match="only a causal encoder predicts the next token"):
         masked.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))
-    with pytest.raises(InputError, match="at most 9 a row, found 10"):
+    with pytest.raises(InputError, match="at most 9 tokens, found 10"):
         masked.hidden(params, np.zeros((1, 10), np.int32))
 
 

@@ -19,7 +19,7 @@ from jaxpfl.text.generation import sampling as sampling_module
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
 from jaxpfl.text.generation.sampling import sample
-from jaxpfl.text.tokenisers.base import ByteJoining, pad
+from jaxpfl.text.tokenisers.base import Tokeniser, pad
 
 SIZES = dict(vocab_size=37, hidden_size=16, layers=2, heads=4, positions=64)
 GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
@@ -32,7 +32,7 @@ PROMPTS = pad(
 )
 
 
-class Ids(ByteJoining):
+class Ids(Tokeniser):
     """The tokeniser of a vocabulary in which every id stands for some byte."""
 
     name = "ids"

@@ -154,7 +154,7 @@ def test_a_model_that_is_no_masked_language_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="must put one token before a text, one after"):
         mask_and_fill(folder)
     for name, changes, message in (
-        ("short", {"positions": 32}, "reads 32 tokens at a time, too few for texts of 64"),
+        ("short", {"positions": 32}, "at most 32 tokens at a time, expected at least 96 for texts"),
         ("causal", {"causal": True}, "found a causal encoder"),
     ):
         with pytest.raises(InputError, match=message):

@@ -20,7 +20,6 @@ from jaxpfl.text.preference.optimisation import (
     Pairs,
     PreferenceSettings,
     dpo,
-    evaluate,
     ipo,
     log_probabilities,
     log_ratio,
@@ -209,6 +208,17 @@ def _preferring(number: int, seed: int) -> Pairs:
     )
 
 
+def evaluate(policy, reference, settings):
+    """Means over the pairs of "loss", "margin" and "accuracy", as in `Tuned.record`."""
+    h_N = log_ratio(policy, reference)
+    loss_N = {"dpo": dpo, "ipo": ipo}[settings.loss](policy, reference, settings.tau)
+    return {
+        "loss": float(jnp.mean(loss_N)),
+        "margin": settings.tau * float(jnp.mean(h_N)),
+        "accuracy": float(jnp.mean(h_N > 0)),
+    }
+
+
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])
 def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     plain = Decoder(CONFIGS["gpt2"])
@@ -329,7 +339,7 @@ def test_bad_input_is_named():
         Pairs(*[np.zeros((0, 1), np.int32)] * 3)
     with pytest.raises(InputError, match="preference pair"):
         pairs_of([], [], [])
-    with pytest.raises(InputError, match="equally many"):
+    with pytest.raises(InputError, match="as many responses as prompts"):
         Pairs(row, row, np.repeat(row, 2, axis=0))
     with pytest.raises(InputError, match="rejected_NxT: row 0 has no tokens"):
         Pairs(row, row, np.full((1, 2), -1, np.int32))
