@@ -79,7 +79,7 @@ _ENCODER_IGNORED = (
     r"|embeddings\.(position_ids|token_type_ids)$"
 )
 _WORDS = "embeddings.word_embeddings.weight"
-_NAMINGS = {
+NAMINGS = {
     "gpt2": Naming(
         prefix="transformer.",
         outside="lm_head.",
@@ -120,11 +120,6 @@ _NAMINGS = {
         head="lm_head.dense.weight",
     ),
 }
-
-
-def naming(model_type: str) -> Naming:
-    """The naming of the architecture `model_type`, as config.json names it."""
-    return _NAMINGS[model_type]
 
 
 def blocks(model: Encoder | Decoder) -> list[Block]:

@@ -22,7 +22,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
-from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks, naming
+from jaxpfl.models.checkpoints.hugging_face_names import NAMINGS, Block, Naming, blocks
 from jaxpfl.models.checkpoints.model_files import finite, read_object
 from jaxpfl.models.checkpoints.model_files import require as require
 from jaxpfl.models.checkpoints.safetensors_files import (
@@ -78,7 +78,7 @@ def load(
     elif dtype != "float32":
         raise InputError(f"dtype must be 'float32' for a {model.name} encoder, found {dtype!r}")
     with open_tensors(folder) as tensors:
-        reader = _Reader(tensors, naming(model.name))
+        reader = _Reader(tensors, NAMINGS[model.name])
         if isinstance(model, Encoder):
             model = dataclasses.replace(model, head=reader.names.head in reader.stored)
         return model, reader.parameters(model, DTYPES[dtype], mesh)
@@ -148,12 +148,11 @@ def save(
                 f"parameter {'/'.join(leaf)} must be float32 or bfloat16 {list(shape)}, found "
                 f"{found.dtype} {list(found.shape)}"
             )
-    names = naming(model.name)
     # transformers gives the tensors of an encoder without a head no prefix.
     bare = isinstance(model, Encoder) and not model.head
     sources: dict[str, list[Block]] = {}
     for block in blocks(model):
-        name = block.tensor if bare else names.full(block.tensor)
+        name = block.tensor if bare else NAMINGS[model.name].full(block.tensor)
         sources.setdefault(name, []).append(block)
     described = {
         name: Described(_stored_shape(own[0], shapes[own[0].leaf]), leaves[own[0].leaf].dtype.name)

@@ -111,9 +111,8 @@ def as_texts(examples: Any) -> list[str]:
     """
     if isinstance(examples, str):
         raise InputError("expected a sequence of strings, found one string")
-    texts = (
-        examples.to_pylist() if isinstance(examples, pa.Array | pa.ChunkedArray) else list(examples)
-    )
+    is_arrow = isinstance(examples, pa.Array | pa.ChunkedArray)
+    texts = examples.to_pylist() if is_arrow else list(examples)
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"text {row} must be a string, found {type(text).__name__}")

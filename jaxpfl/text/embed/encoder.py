@@ -125,11 +125,13 @@ class SentenceEncoder:
             length = others.get("model_max_length")
         if length is None:
             length = model.config.positions
+        elif isinstance(length, float) and 0 < length < math.inf:
+            length = int(length)  # A float such as 1e30 stands for "no limit".
         encoder = cls(
             model,
             params,
             tokenizer,
-            max_length=_whole(length),
+            max_length=length,
             pooling=pooling,
             normalise=normalise,
             name=str(name),
@@ -242,8 +244,3 @@ def _inside(folder: Path, place: str) -> Path:
     if path.is_absolute() or ".." in path.parts:
         raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder")
     return folder / path
-
-
-def _whole(length: Any) -> Any:
-    """A length as an int, where JSON has a float such as 1e30 for "no limit"."""
-    return int(length) if isinstance(length, float) and 0 < length < math.inf else length

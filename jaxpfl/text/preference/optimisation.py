@@ -193,11 +193,10 @@ def tune(
     width_N, response = padded_lengths(pairs, settings.multiple)
     tokens_N = np.sum(lengths(pairs), axis=1)
 
-    batches = [
-        batch
-        for epoch in range(settings.epochs)
-        for batch in _batches(len(pairs), settings.batch_size, seed, epoch)
-    ]
+    batches = []
+    for epoch in range(settings.epochs):
+        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(len(pairs))
+        batches += np.split(order, range(settings.batch_size, len(pairs), settings.batch_size))
     history, shapes, places, tokens = [], set(), 0, 0
     for batch in track(batches, "tuning", progress=progress):
         batch = batch[np.argsort(-width_N[batch], kind="stable")]
@@ -265,8 +264,3 @@ def _apply(
     with jax.numpy_dtype_promotion("standard"):
         updates, state = settings.optimizer(steps).update(gradients, state, adapters)
     return optax.apply_updates(adapters, updates), state
-
-
-def _batches(pairs: int, size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(pairs)
-    return [order[start : start + size] for start in range(0, pairs, size)]
