@@ -132,8 +132,8 @@ def check_fits(model: Decoder, pairs: Pairs) -> None:
     row = int(np.argmax(longest_N))
     if longest_N[row] > model.config.positions:
         raise InputError(
-            f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most the "
-            f"{model.config.positions} that the model reads"
+            f"pair {row} has {longest_N[row]} tokens in prompt and response, expected at most "
+            f"{model.config.positions}, the number of the model's positions"
         )
     for name in ("prompt_NxP", "chosen_NxT", "rejected_NxT"):
         array = getattr(pairs, name)

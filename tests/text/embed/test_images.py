@@ -181,8 +181,8 @@ def _entry(model, index=0):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda m: m.pop("modelTopology"), "no sequential Keras network"),
-        (lambda m: _layers(m).clear(), "no sequential Keras network"),
+        (lambda m: m.pop("modelTopology"), "not a sequential Keras network"),
+        (lambda m: _layers(m).clear(), "not a sequential Keras network"),
         (lambda m: _layers(m)[0]["config"].update(padding="valid"), "has padding 'valid'"),
         (lambda m: _layers(m)[0]["config"].update(activation="elu"), "has activation 'elu'"),
         (lambda m: _layers(m)[0]["config"].update(strides=[2, 2]), "has strides [2, 2]"),

@@ -48,7 +48,7 @@ def test_documents_are_lines():
 
 
 def test_bad_prompts():
-    with pytest.raises(InputError, match="made of 3 different samples, found 2"):
+    with pytest.raises(InputError, match="3 different samples, found 2"):
         POPRI.prompts(["a", "b"], 1, seed=0, round=0)
     with pytest.raises(InputError, match="may hold {number} and no other field"):
         FewShot(heading="{name}")
