@@ -248,7 +248,8 @@ class Encoder:
         Raises:
           InputError: the model has no head.
         """
-        logits_NxV = _logits(*self._output_layer(params, hidden_BxLxH))
+        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
+        logits_NxV = _logits(*self._output_layer(params, flat_NxH))
         return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
 
     def masked_logits(
@@ -280,14 +281,14 @@ class Encoder:
         if not self.causal:
             raise InputError("only a causal encoder predicts the next token, found causal=False")
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
-        output = self._output_layer(params, self.hidden(params, tokens_BxL[:, :-1]))
+        flat_NxH = self.hidden(params, tokens_BxL[:, :-1]).reshape(-1, self.config.hidden_size)
         targets_N = tokens_BxL[:, 1:].reshape(-1)
+        output = self._output_layer(params, flat_NxH)
         return output, jnp.maximum(targets_N, 0), targets_N != PAD
 
-    def _output_layer(self, params: Params, hidden_BxLxH: Array) -> tuple[Array, Array, Array]:
+    def _output_layer(self, params: Params, flat_NxH: Array) -> tuple[Array, Array, Array]:
         if not self.head:
             raise InputError("the encoder has no language-model head: its weights had none")
-        flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
         return nnx.merge(self._graphdef, params).output_layer(flat_NxH)
 
 
