@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 # Read by JAX when it is first imported: two devices, so that sharding is always exercised.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Half of a test's time is compilation, and half of that is LLVM's optimisation. JAXPFL_TEST_XLA=full
+# compiles as a user's process does: `make test-newest` and `make test-slow` do.
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_flags = os.environ.get("XLA_FLAGS", "")
+if os.environ.get("JAXPFL_TEST_XLA") != "full" and _QUICK not in _flags:
+    os.environ["XLA_FLAGS"] = f"{_flags} {_QUICK}".strip()
 
 from jaxpfl import compilation_cache
 
@@ -16,6 +24,7 @@ compilation_cache.enable()
 
 import hypothesis
 import jax
+import matplotlib.figure
 import psutil
 import pytest
 
@@ -63,8 +72,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _forget_compiled_programs() -> Iterator[None]:
     """A process would grow to gigabytes: few programs of one file are used by the next."""
     yield
-    if psutil.Process().memory_info().rss > 1.5e9:
+    if psutil.Process().memory_info().rss > 2.5e9:
         jax.clear_caches()
+
+
+_draw = matplotlib.figure.Figure.savefig
+_BLANK = bytes.fromhex(  # a PNG of one white pixel
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b5500"
+    "00000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pictures_are_blank() -> Iterator[None]:
+    """Every run draws its pictures, which took a tenth of the time; `drawn` draws them."""
+
+    def save(self: object, file: Any, **options: object) -> None:
+        with open(file, "wb") if isinstance(file, str | Path) else nullcontext(file) as target:
+            target.write(_BLANK)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matplotlib.figure.Figure, "savefig", save)
+        yield
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn in this test."""
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", _draw)
 
 
 @pytest.fixture(scope="session")

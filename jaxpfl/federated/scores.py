@@ -82,8 +82,9 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
     """
     rows_KxJxD = jnp.array(candidates_KxJxD)  # a copy, to be written over
     if centring == "all":
+        alike = _alike(rows_KxJxD, (0, 1, 2))
         # One dispatch for each pass: fused, XLA's CPU code takes twice the time.
-        rows_KxJxD = _centred_over_all(unit_rows(rows_KxJxD))
+        rows_KxJxD = _centred_over_all(unit_rows(rows_KxJxD), alike)
     rows_KxJxD, gram_DxD = _rows_and_gram(rows_KxJxD, centring)
     return ScoreSpace(rows_KxJxD, _factor(gram_DxD))
 
@@ -103,11 +104,29 @@ def _moderate(rows: jax.Array) -> jax.Array:
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
+@partial(jax.jit, static_argnames=("axes",))
+def _alike(rows_KxJxD: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Whether all rows over the axes are one row. The axes are kept, with size 1.
+
+    Asked before the rows are scaled to unit length: the compiler may round equal rows differently,
+    depending on where they stand, and what is left of them after centring would be noise.
+    """
+    first_1x1xD = rows_KxJxD[:1, :1] if 0 in axes else rows_KxJxD[:, :1]
+    return jnp.all(rows_KxJxD == first_1x1xD, axis=axes, keepdims=True)
+
+
 @partial(jax.jit, donate_argnames=("rows_KxJxD",))
-def _centred_over_all(rows_KxJxD: jax.Array) -> jax.Array:
-    # From one of the rows first: rows that are all alike become exactly zero.
-    moved_KxJxD = rows_KxJxD - rows_KxJxD[:1, :1]
-    return moved_KxJxD - jnp.mean(moved_KxJxD, axis=(0, 1), keepdims=True)
+def _centred_over_all(rows_KxJxD: jax.Array, alike: jax.Array) -> jax.Array:
+    return _centred(rows_KxJxD, rows_KxJxD[:1, :1], alike, (0, 1))
+
+
+def _centred(
+    rows_KxJxD: jax.Array, first: jax.Array, alike: jax.Array, axes: tuple[int, ...]
+) -> jax.Array:
+    # The first row is subtracted before the mean, so that rows that are nearly alike lose little.
+    moved_KxJxD = rows_KxJxD - first
+    centred_KxJxD = moved_KxJxD - jnp.mean(moved_KxJxD, axis=axes, keepdims=True)
+    return jnp.where(alike, jnp.float32(0), centred_KxJxD)
 
 
 @partial(jax.jit, static_argnames=("centring",), donate_argnames=("candidates_KxJxD",))
@@ -127,14 +146,12 @@ def _rows_and_gram(candidates_KxJxD: jax.Array, centring: Centring) -> tuple[jax
     def add(start, size, carry):
         groups_GxTxD, upper_HxD, last_RxR = carry
         block = jax.lax.dynamic_slice_in_dim(groups_GxTxD, start, size)
-        if centring != "all":
+        if centring == "none":
             block = unit_rows(block)
-        if centring == "prompt":
-            # From one of the rows first: rows that are all alike become exactly zero. Said so,
-            # because the product behind `block` may be fused into the difference, not rounded.
-            first = block[:, :1]
-            block = jnp.where(block == first, jnp.float32(0), block - first)
-            block = block - jnp.mean(block, axis=1, keepdims=True)
+        elif centring == "prompt":
+            alike = _alike(block, (1, 2))
+            block = unit_rows(block)
+            block = _centred(block, block[:, :1], alike, (1,))
         groups_GxTxD = jax.lax.dynamic_update_slice_in_dim(groups_GxTxD, block, start, 0)
         rows_BxD = block.reshape(-1, dimension)
         left_BxH, right_BxR = rows_BxD[:, :half], rows_BxD[:, half:]

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import optimize, special
 
 
+@functools.lru_cache(maxsize=1024)
 def poisson_epsilon(
     noise_multiplier: float,
     sampling_rate: float,
@@ -55,6 +56,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return _invert(delta_of, delta)
 
 
+@functools.lru_cache(maxsize=1024)
 def fixed_size_epsilon(
     noise_multiplier: float, clients: int, population: int, rounds: int, delta: float
 ) -> float:

@@ -1,0 +1,64 @@
+"""Pictures show what they are given; other tests only look at what is drawn, not at the pixels."""
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from jaxpfl.experiments.report import plots
+from jaxpfl.experiments.report.ranking_plots import ranking_figures
+
+pytestmark = pytest.mark.usefixtures("drawn")
+
+
+def pixels(figure) -> np.ndarray:
+    """What a viewer sees: [height, width, RGB] in 0..1."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    return imread(buffer)[..., :3]
+
+
+def share(picture: np.ndarray, colour: str) -> float:
+    """The share of pixels of a colour such as "#2563eb"."""
+    wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return float(np.mean(np.all(np.abs(picture - wanted) < 0.02, axis=-1)))
+
+
+def test_a_line_is_seen_and_a_stamp_stands_across_it():
+    def drawn(stamped):
+        axes = plots.axes("Loss", stamped=stamped)
+        axes.plot([1, 2, 3], [3.0, 1.0, 2.0], color=plots.ACCENT)
+        return pixels(axes.figure)
+
+    plain, stamped = drawn(False), drawn(True)
+    assert plain.shape == stamped.shape == (475, 806, 3)
+    assert 0.001 < share(plain, plots.ACCENT) < 0.05
+    reddish, before = (np.mean(each[..., 0] - each[..., 1] > 0.05) for each in (stamped, plain))
+    assert reddish > 0.01 > before
+
+
+def test_a_grid_shows_each_image_in_its_place():
+    images = np.zeros((4, 8, 8, 1), np.uint8)
+    images[0] = 255  # ink: drawn black
+    picture = pixels(plots.grids([[("digits", images)]], side=2))
+    dark = np.argwhere(np.all(picture < 0.02, axis=-1))
+    height, width = picture.shape[:2]
+    centre = np.median(dark, axis=0) / (height, width)
+    assert np.all(centre < 0.5)  # the upper left quarter
+    assert 0.1 < len(dark) / (height * width) < 0.3
+
+
+@pytest.mark.parametrize("stamp", ["", "SIMULATION"])
+def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
+    rows = [
+        {"candidate": name, "distance": distance, "before": {"perplexity": 10 * distance}}
+        for name, distance in [("near", 1.0), ("middle", 2.0), ("far", 3.0)]
+    ]
+    figures = ranking_figures({"candidates": rows}, "perplexity", "test clients", stamp)
+    assert [name for name, _, _ in figures] == ["fred", "fred_perplexity"]
+    bars = pixels(figures[0][2])
+    winner, others = share(bars, plots.ACCENT), share(bars, plots.PALE)
+    assert winner > 0.01
+    assert others / winner == pytest.approx(5.0, rel=0.1)  # 2 + 3 against 1
