@@ -10,8 +10,8 @@ from typing import Any
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Half of a test's time is compilation, and half of that is LLVM's optimisation. JAXPFL_TEST_XLA=full
-# compiles as a user's process does: `make test-newest` and `make test-slow` do.
+# Half of the time of the tests is compilation, half of that LLVM's optimisation.
+# JAXPFL_TEST_XLA=full compiles as a user's process does: `make test-newest` and `test-slow`.
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _flags = os.environ.get("XLA_FLAGS", "")
 if os.environ.get("JAXPFL_TEST_XLA") != "full" and _QUICK not in _flags:

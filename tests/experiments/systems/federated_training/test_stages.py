@@ -265,32 +265,46 @@ def _crash_in(target: object, name: str, call: int):
     return failing
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "call"),
-    [
-        (Artifacts, "save", 1),  # charged, and not on the disk
-        (pipeline, "score", 1),  # released, and not scored
-        (pipeline, "prefinetune", 2),  # the winner is prefinetuned, another is not
-        (Artifacts, "save", 2),  # scored, and not on the disk
-        (Artifacts, "save", 3),
-        (release, "Cohort", 3 + 3),  # inside the winner's rounds, after FreD's three releases
-        (release, "Cohort", 3 + 5),  # inside another candidate's rounds
-    ],
-)
-def test_a_pipeline_that_dies_between_stages_resumes_to_the_same_bits(
-    pipeline_config, straight, tmp_path, monkeypatch, module, name, call
+def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
+    pipeline_config, straight, tmp_path, monkeypatch
 ):
-    """TRUST 33, 34: nothing is released twice, nothing is charged twice."""
+    """TRUST 33, 34: one run dies again and again, and nothing is released or charged twice."""
     out = tmp_path / "run"
+
+    def dies_at(target: object, name: str, call: int, go_on=carry_out.resume) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(target, name, _crash_in(target, name, call))
+            with pytest.raises(Crash):
+                go_on(out, progress=False)
+
+    config = registry.load(pipeline_config, REPRODUCIBLE)
+    # FreD's release is charged, and not on the disk.
+    dies_at(
+        Artifacts, "save", 1, go_on=lambda *args, **kwargs: carry_out.run(config, *args, **kwargs)
+    )
+    dies_at(pipeline, "score", 1)  # released, and not scored
+    monkeypatch.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
+    dies_at(Artifacts, "save", 1)  # scored, and not on the disk
+    dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
+    dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
+    dies_at(release, "Cohort", 3)  # inside the winner's rounds
+    assert (out / "checkpoints" / "round_00000002").exists()
+    dies_at(release, "Cohort", 1 + 2)  # after the winner's last round, inside another candidate's
+    other = out / "other_candidates" / "mostly far"
+    assert len(Ledger.read(other / "ledger.jsonl")) == 2
+
+    real = release.Cohort
+
+    def signalling(*arguments, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
     with monkeypatch.context() as patched:
-        patched.setattr(module, name, _crash_in(module, name, call))
-        with pytest.raises(Crash):
-            carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
-    released = (out / "artifacts" / "fred_scores").exists()
-    with monkeypatch.context() as patched:
-        if released:
-            patched.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
-        carry_out.resume(out, progress=False)
+        patched.setattr(release, "Cohort", signalling)
+        # The whole run's directory is named, not the candidate's.
+        with pytest.raises(Interrupted, match=f"resume {out}$"):
+            carry_out.resume(out, progress=False)
+    carry_out.resume(out, progress=False)
     _assert_same(out, straight)
 
 
@@ -318,27 +332,6 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
     np.testing.assert_array_equal(first.moments.covariance_DxD, second.moments.covariance_DxD)
     assert len(Ledger.read(out / "ledger.jsonl")) == 3
-
-
-def test_a_signal_in_another_candidates_rounds_names_the_directory_to_resume(
-    pipeline_config, straight, tmp_path, monkeypatch
-):
-    out, rounds = tmp_path / "run", 0
-    real = release.Cohort
-
-    def signalling(*arguments, **options):
-        nonlocal rounds
-        rounds += 1
-        if rounds == 3 + 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(release, "Cohort", signalling)
-        with pytest.raises(Interrupted, match=f"resume {out}$"):
-            carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
-    carry_out.resume(out, progress=False)
-    _assert_same(out, straight)
 
 
 @pytest.mark.parametrize("name", [MOMENTS, PARAMETERS])
