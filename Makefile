@@ -35,6 +35,8 @@ demo: .venv/installed
 	while [ -e $$out ]; do n=$$((n + 1)); out=runs/quickstart-$$n; done; \
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
+# JAXPFL_TEST_XLA=full compiles as a user's process does, with all optimisations, which takes
+# twice the time; `make test` goes without them.
 # Two processes: most of a test's time is one compilation after the other. The files that take
 # longest come first (tests/conftest.py), so that both end together.
 PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
@@ -47,10 +49,10 @@ test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
 	.venv-newest/bin/python tools/architecture.py
-	.venv-newest/bin/python -m pytest $(PYTEST_PARALLEL)
+	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL)
 
 test-slow: .venv/installed-dev
-	.venv/bin/python -m pytest -m slow
+	JAXPFL_TEST_XLA=full .venv/bin/python -m pytest -m slow
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check
