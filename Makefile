@@ -18,7 +18,7 @@ PINS = pyproject.toml constraints.txt tools/environment.sh
 help:
 	@echo "make demo         train a private language model on real text; writes runs/quickstart"
 	@echo "make test         lint, then the tests, on PYTHON (default: python3)"
-	@echo "make test-newest  the same on the newest Python and JAX (or NEWEST_PYTHON)"
+	@echo "make test-newest  the same and the longer tests on the newest Python and JAX (or NEWEST_PYTHON)"
 	@echo "make test-slow    the tests that take minutes"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
@@ -49,7 +49,7 @@ test-newest: .venv-newest/installed-dev
 	.venv-newest/bin/ruff format --check
 	.venv-newest/bin/pyright --pythonpath .venv-newest/bin/python
 	.venv-newest/bin/python tools/architecture.py
-	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL)
+	JAXPFL_TEST_XLA=full .venv-newest/bin/python -m pytest $(PYTEST_PARALLEL) -m "not slow"
 
 test-slow: .venv/installed-dev
 	JAXPFL_TEST_XLA=full .venv/bin/python -m pytest -m slow

@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A generator, its adapters and their tuning are many programs to compile.
-SLOW = ("popri.ipynb",)
+MARKS = {
+    "popri.ipynb": pytest.mark.slow,
+    "debugging_images.ipynb": pytest.mark.long,
+    "debugging_text.ipynb": pytest.mark.long,
+    "fred.ipynb": pytest.mark.long,
+}
 # `>>>` and what it prints; other Python is in blocks of "python".
 SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
 # `folder/test_file.py`: `test_one`, `test_two`
@@ -132,7 +137,7 @@ def test_notebook_is_stored_without_outputs(notebook: Path):
 
 @pytest.mark.parametrize(
     "notebook",
-    [pytest.param(n, marks=pytest.mark.slow if n.name in SLOW else ()) for n in NOTEBOOKS],
+    [pytest.param(path, marks=MARKS.get(path.name, ())) for path in NOTEBOOKS],
     ids=_name,
 )
 def test_notebook_runs_on_small_settings(

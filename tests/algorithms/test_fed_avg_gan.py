@@ -164,7 +164,8 @@ def test_a_round_is_what_a_plain_loop_gives(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("devices", "chunk"), [(1, 4), (2, 1), pytest.param(2, 2, marks=pytest.mark.slow)]
+    ("devices", "chunk"),
+    [(2, 2), *(pytest.param(*layout, marks=pytest.mark.long) for layout in [(1, 4), (2, 1)])],
 )
 def test_layout_does_not_change_the_training(devices, chunk, tmp_path):
     """vmap = loop, 2 devices = 1."""

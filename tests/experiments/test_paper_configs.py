@@ -34,6 +34,7 @@ def test_every_config_is_valid_and_says_how_it_is_run(path):
         assert word in head, f"{path.name} does not say {word}"
 
 
+@pytest.mark.long
 def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatch):
     """One round of each GAN, on two writers; at the paper's width nothing but time would differ."""
     monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
@@ -59,6 +60,7 @@ def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatc
     assert (tmp_path / "study" / "pictures" / "gans.png").exists()
 
 
+@pytest.mark.long
 def test_the_text_study_runs_on_stack_overflow(fixtures, tmp_path, monkeypatch):
     monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
     source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"

@@ -147,7 +147,7 @@ def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> Non
     _assert_same(out, straight)
 
 
-@pytest.mark.parametrize("place", [0.5, 0.93])
+@pytest.mark.parametrize("place", [0.5, pytest.param(0.93, marks=pytest.mark.long)])
 def test_a_run_killed_at_a_durable_operation_resumes_to_the_same_bits(
     tiny_config, tmp_path, straight, place
 ):

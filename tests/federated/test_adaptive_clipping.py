@@ -29,7 +29,7 @@ def with_norms(norms):
     return bucket_of(values.astype(np.float32))
 
 
-@pytest.mark.parametrize("start", [0.02, 50.0])
+@pytest.mark.parametrize("start", [0.02, 10.0])
 def test_clip_norm_converges_to_the_quantile_from_both_sides(start):
     """TRUST 26: norms are spread evenly over (0, 2); their median is 1, the 80% quantile 1.6."""
     bucket = with_norms(np.linspace(0.0, 2.0, 202)[1:-1])
@@ -42,10 +42,10 @@ def test_clip_norm_converges_to_the_quantile_from_both_sides(start):
         )
         opened = door(held_vector, chosen, SHAPE)
         clip_norm, path = jnp.float32(start), []
-        for index in range(80):
+        for index in range(40):
             clip_norm = through(opened, ZERO, [bucket], keys(index), clip_norm=clip_norm).clip_norm
             path.append(float(clip_norm))
-        assert abs(np.mean(path[-30:]) - 2 * quantile) < 0.15
+        assert abs(np.mean(path[-20:]) - 2 * quantile) < 0.15
 
 
 def test_a_rounds_noise_and_clip_use_the_rounds_own_clip_norm():
@@ -98,18 +98,20 @@ def test_thousands_of_rounds_stay_where_the_clip_is_exact(below):
 
 
 def test_rounds_of_empty_updates_keep_the_bound_at_the_door():
-    """TRUST 16: 600 rounds of zero updates, then one client with a large one."""
+    """TRUST 16: rounds of zero updates down to the least clip norm, then a large update."""
     chosen = plan(
-        clients_per_round=100,
+        clients_per_round=10,
         noise_multiplier=1e-6,
         adaptive_clip=AdaptiveClip(target_quantile=0.5, learning_rate=0.2, indicator_noise=1.0),
     )
     opened = door(held_vector, chosen, SHAPE)
-    clip_norm, empty = jnp.float32(1.0), bucket_of(np.zeros((100, DIM), np.float32))
-    for index in range(600):
+    # Each round takes about a tenth off.
+    start = jnp.float32(20 * SMALLEST_CLIP_NORM)
+    clip_norm, empty = start, bucket_of(np.zeros((10, DIM), np.float32))
+    for index in range(60):
         clip_norm = through(opened, ZERO, [empty], keys(index), clip_norm=clip_norm).clip_norm
-    assert float(clip_norm) >= SMALLEST_CLIP_NORM
+    assert SMALLEST_CLIP_NORM <= float(clip_norm) < start
     last = with_norms([1.0, 0.0])
-    found = through(opened, ZERO, [last], keys(600), clip_norm=clip_norm).value["a"]
+    found = through(opened, ZERO, [last], keys(60), clip_norm=clip_norm).value["a"]
     norm = np.linalg.norm(np.asarray(found, np.float64))
     assert norm == pytest.approx(float(clip_norm), rel=1e-4)

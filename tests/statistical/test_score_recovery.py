@@ -30,6 +30,8 @@ from jaxpfl.federated import Secret
 from jaxpfl.privacy import Ledger
 from tests.plans import flat_plan
 
+pytestmark = pytest.mark.long
+
 RESPONSES, TEXTS = 10, 8
 SIGMAS = (3.35, 19.3)
 KINDS = ("cosine", "zscore", "per_prompt")
