@@ -1,9 +1,17 @@
 """Adapters in a folder: adapter_config.json and adapter_model.safetensors.
 
-Settings and names are those of the library PEFT, which can read a Llama's adapters from here and
-write them for here. GPT-2's checkpoints have one matrix for queries, keys and values, our networks
-three, each with its own adapter; these are named attn.q, attn.k and attn.v, which PEFT does not
-know. In a file, A is [rank, inputs] and B [outputs, rank], separately for every layer.
+Settings and names are those of the library PEFT, which reads what is written here, and whose own
+adapters of our decoders are read here; see `adapter_settings` for what is refused. In a file, A is
+[rank, inputs] and B [outputs, rank], separately for every layer.
+
+GPT-2's queries, keys and values are one matrix in its checkpoints. An adapter of rank R on it is
+read as three of rank R with the same A. Ours, of rank r each, are written as one of rank 3 r:
+
+    A = [A_q; A_k; A_v]        B = diag(B_q, B_k, B_v)        alpha = 3 alpha
+
+with zeros for a projection that has no adapter. Read again, it is split into the same adapters, bit
+by bit, unless PEFT trained it further and B is no longer block-diagonal. Then it is read as three
+of rank 3 r, and the adapters of the other maps get the same rank by zeros.
 """
 
 import dataclasses
@@ -16,8 +24,9 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
-from jaxpfl.models.checkpoints.model_files import finite, read_object
+from jaxpfl.models.checkpoints import adapter_settings
+from jaxpfl.models.checkpoints.adapter_settings import FUSED, AdapterSettings, modules
+from jaxpfl.models.checkpoints.model_files import finite
 from jaxpfl.models.checkpoints.safetensors_files import (
     Described,
     Tensors,
@@ -27,31 +36,26 @@ from jaxpfl.models.checkpoints.safetensors_files import (
     write_json,
 )
 from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
+from jaxpfl.models.decoder.config import PROJECTIONS
 from jaxpfl.models.decoder.network import Decoder
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
-# Variants that are not computed here: each field with the values that leave the variant off.
-_OFF = {
-    "use_dora": (False, None),
-    "use_rslora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "lora_bias": (False, None),
-    "bias": ("none", None),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layers_to_transform": (None, []),
-}
+_LEAVES = {"a": "lora_A", "b": "lora_B"}
+
+Adapters = dict[str, dict[str, np.ndarray]]
+"""{name: {"a": [layers, inputs, rank], "b": [layers, rank, outputs]}}, of projections or modules"""
 
 
-def save(folder: str | Path, model: Decoder, params: Params) -> None:
+def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None = None) -> None:
     """Writes the adapters of a model, without its base (see `jaxpfl.models.decoder.lora.attach`).
 
     They replace the adapters that the folder holds. A crash leaves the old ones, the new ones, or a
     folder without adapter_config.json, which `load` refuses.
+
+    Args:
+      base: the folder or the hub name of the base, which PEFT looks up; None leaves it open.
 
     Raises:
       InputError: the model has no adapters, or one is not finite.
@@ -60,26 +64,20 @@ def save(folder: str | Path, model: Decoder, params: Params) -> None:
         raise InputError("the model has no adapters to save")
     adapters, _ = lora.split(params)
     described, sources = {}, {}
-    for target, layer, leaf, name in _places(model, tuple(adapters)):
-        value = adapters[target][leaf]
-        described[name] = Described(value.shape[:0:-1], value.dtype.name)
-        sources[name] = (value, layer, f"adapter {target}/{leaf}")
+    for module, own in modules(model).items():
+        if not set(own) & set(adapters):
+            continue
+        for leaf in _LEAVES:
+            shape, dtype = _stored(adapters, own, leaf)
+            for layer in range(model.config.layers):
+                name = _name(model, module, layer, leaf)
+                described[name] = Described(shape, dtype)
+                sources[name] = (own, leaf, layer)
 
     def read(name: str) -> np.ndarray:
-        value, layer, what = sources[name]
-        return finite(what, np.asarray(value[layer])).T
+        return _matrix(adapters, *sources[name])
 
-    settings = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": model.lora.rank,
-        "lora_alpha": model.lora.alpha,
-        "target_modules": sorted(_projections(model)[target] for target in adapters),
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        "base_model_name_or_path": None,
-    }
+    settings = adapter_settings.described(model, tuple(adapters), base)
     replace_files(
         Path(folder),
         {
@@ -96,76 +94,111 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
       model, params: the base that the adapters were trained with, without adapters.
 
     Raises:
-      InputError: a file is missing, the model has adapters already, the settings ask for a variant
-        that is not computed here, or a tensor is missing, unexpected, of another shape or not
-        finite.
+      InputError: a file is missing, the model has adapters already, a setting is not supported or
+        not known, or a tensor is missing, unexpected, of another shape or not finite.
       CorruptFile: a file is broken.
     """
     folder = Path(folder)
     if model.lora is not None:
         raise InputError("the model has adapters already: merge or detach them first")
-    settings = _settings(folder / CONFIG, model)
-    path = folder / WEIGHTS
-    adapters: dict[str, Any] = {}
-    for target in settings.targets:
-        kernel = params["layers"][target]["kernel_int8" if model.int8 else "kernel"]
-        layers, inputs, outputs = kernel.shape
-        adapters[target] = {
-            "a": np.empty((layers, inputs, settings.rank), np.float32),
-            "b": np.empty((layers, settings.rank, outputs), np.float32),
-        }
+    settings = adapter_settings.read(folder / CONFIG, model)
+    adapters = _read(folder / WEIGHTS, model, params, settings)
+    rank = max(each["a"].shape[-1] for each in adapters.values())
+    found = dataclasses.replace(
+        settings.lora,
+        rank=rank,
+        # Three times the rank only with three times the alpha, so that the scale is the same.
+        alpha=settings.lora.alpha * (rank // settings.lora.rank),
+        targets=tuple(name for name in PROJECTIONS if name in adapters),
+    )
+    padded = {name: _widened(each, rank) for name, each in adapters.items()}
+    joined = lora.join(jax.tree.map(jnp.array, padded), params)
+    return dataclasses.replace(model, lora=found), joined
+
+
+def _read(path: Path, model: Decoder, params: Params, settings: AdapterSettings) -> Adapters:
+    """The adapters of the projections; those of a fused matrix may have another rank."""
+    adapters: Adapters = {}
     with open_file(path) as file:
         tensors = Tensors(path, {name: (path, file) for name in file.keys()})  # noqa: SIM118
         unused = set(tensors)
-        for target, layer, leaf, name in _places(model, settings.targets):
-            unused.discard(name)
-            tensors.check(name, adapters[target][leaf].shape[:0:-1])
-            adapters[target][leaf][layer] = tensors.finite(name).T
+        for module, own in modules(model).items():
+            if own[0] not in settings.lora.targets:
+                continue
+            tripled = settings.tripled and module == FUSED
+            rank = settings.lora.rank * (3 if tripled else 1)
+            kernels = [params["layers"][name] for name in own]
+            shapes = [each["kernel_int8" if model.int8 else "kernel"].shape for each in kernels]
+            layers, inputs, _ = shapes[0]
+            ends = np.cumsum([shape[-1] for shape in shapes])
+            whole = {
+                "a": np.empty((layers, inputs, rank), np.float32),
+                "b": np.empty((layers, rank, int(ends[-1])), np.float32),
+            }
+            for layer in range(layers):
+                for leaf, values in whole.items():
+                    name = _name(model, module, layer, leaf)
+                    unused.discard(name)
+                    tensors.check(name, values.shape[:0:-1])
+                    values[layer] = tensors.finite(name).T
+            cut = dict(zip(own, np.split(whole["b"], ends[:-1], axis=-1), strict=True))
+            shared = {name: {"a": whole["a"], "b": part} for name, part in cut.items()}
+            blocks = _blocks(shared) if tripled else None
+            adapters |= shared if blocks is None else blocks
         if unused:
             raise InputError(f"{path}: tensor {min(unused)!r} is not an adapter of this model")
-    joined = lora.join(jax.tree.map(jnp.asarray, adapters), params)
-    return dataclasses.replace(model, lora=settings), joined
+    return adapters
 
 
-def _settings(path: Path, model: Decoder) -> LoRA:
-    values = read_object(path)
-    if values.get("peft_type") != "LORA":
-        raise InputError(f"{path}: peft_type must be 'LORA', found {values.get('peft_type')!r}")
-    for field, allowed in _OFF.items():
-        if values.get(field) not in allowed:
-            raise InputError(f"{path}: {field} must be {allowed[0]!r}, found {values[field]!r}")
-    modules = values.get("target_modules")
-    if not isinstance(modules, list) or not all(isinstance(name, str) for name in modules):
-        raise InputError(f"{path}: target_modules must be a list of names, found {modules!r}")
-    known = _projections(model)
-    targets = []
-    for module in modules:
-        found = [ours for ours, theirs in known.items() if f".{theirs}".endswith(f".{module}")]
-        if not found:
-            raise InputError(
-                f"{path}: target_modules must be among {', '.join(known.values())} "
-                f"(of {model.name}), found {module!r}"
-            )
-        targets += found
-    try:
-        ordered = tuple(name for name in PROJECTIONS if name in targets)
-        return LoRA(values.get("r"), values.get("lora_alpha"), ordered)  # pyright: ignore
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+def _blocks(shared: Adapters) -> Adapters | None:
+    """Adapters of a third of the rank, without those that are zero; None if B has other blocks."""
+    found: Adapters = {}
+    for number, (name, each) in enumerate(shared.items()):
+        a = np.split(each["a"], len(shared), axis=-1)[number]
+        parts = np.split(each["b"], len(shared), axis=-2)
+        b = parts.pop(number)
+        if any(part.any() for part in parts):
+            return None
+        if a.any() or b.any():
+            found[name] = {"a": a, "b": b}
+    # Adapters without any value are still adapters.
+    return found or None
 
 
-def _projections(model: Decoder) -> dict[str, str]:
-    if model.name == "gpt2":
-        return {"q": "attn.q", "k": "attn.k", "v": "attn.v", **GPT2_PROJECTIONS}
-    return LLAMA_PROJECTIONS
+def _widened(adapter: dict[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
+    """The same adapter at a higher rank: the new directions are zero."""
+    more = rank - adapter["a"].shape[-1]
+    return {
+        "a": np.pad(adapter["a"], ((0, 0), (0, 0), (0, more))),
+        "b": np.pad(adapter["b"], ((0, 0), (0, more), (0, 0))),
+    }
 
 
-def _places(model: Decoder, targets: tuple[str, ...]) -> list[tuple[str, int, str, str]]:
-    """The target, layer, leaf and tensor name of every matrix of the adapters."""
+def _stored(adapters: Params, own: tuple[str, ...], leaf: str) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of a matrix in the file: A [rank, inputs] or B [outputs, rank]."""
+    some = next(adapters[name] for name in own if name in adapters)
+    _, first, last = some[leaf].shape
+    parts = len(own)
+    shape = (parts * last, first) if leaf == "a" else (parts * last, parts * first)
+    return shape, some[leaf].dtype.name
+
+
+def _matrix(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:
+    """A matrix as it is in the file; of several projections, see the module's docstring."""
+    shape, dtype = _stored(adapters, own, leaf)
+    if len(own) == 1:
+        return finite(f"adapter {own[0]}/{leaf}", np.asarray(adapters[own[0]][leaf][layer])).T
+    whole = np.zeros(shape, dtype)
+    height, width = shape[0] // len(own), shape[1] // (len(own) if leaf == "b" else 1)
+    for number, name in enumerate(own):
+        if name in adapters:
+            values = finite(f"adapter {name}/{leaf}", np.asarray(adapters[name][leaf][layer]))
+            left = number * width if leaf == "b" else 0
+            whole[number * height : (number + 1) * height, left : left + width] = values.T
+    return whole
+
+
+def _name(model: Decoder, module: str, layer: int, leaf: str) -> str:
+    """The name of a matrix in the file."""
     before = "base_model.model." + ("transformer.h" if model.name == "gpt2" else "model.layers")
-    return [
-        (target, layer, leaf, f"{before}.{layer}.{_projections(model)[target]}.{theirs}.weight")
-        for layer in range(model.config.layers)
-        for target in targets
-        for leaf, theirs in (("a", "lora_A"), ("b", "lora_B"))
-    ]
+    return f"{before}.{layer}.{module}.{_LEAVES[leaf]}.weight"
