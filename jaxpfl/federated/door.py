@@ -20,6 +20,7 @@ Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -89,13 +90,10 @@ class _Engine:
     mesh: Mesh
 
 
-@partial(jax.jit, static_argnames=("engine", "like"))
-def _zero_sums(engine: _Engine, like: "_Shapes") -> _Sums:
-    devices = engine.mesh.size
-    sums = _Sums(engine.accumulator.zeros(like.tree(), devices), jnp.zeros((devices,), jnp.float32))
-    return jax.lax.with_sharding_constraint(
-        sums, NamedSharding(engine.mesh, PartitionSpec(CLIENTS))
-    )
+@partial(jax.jit, static_argnames=("accumulator", "mesh", "like"))
+def _zero_sums(accumulator: Accumulator, mesh: Mesh, like: "_Shapes") -> _Sums:
+    sums = _Sums(accumulator.zeros(like.tree(), mesh.size), jnp.zeros((mesh.size,), jnp.float32))
+    return jax.lax.with_sharding_constraint(sums, NamedSharding(mesh, PartitionSpec(CLIENTS)))
 
 
 @partial(jax.jit, static_argnames=("engine",), donate_argnames=("sums",))
@@ -193,49 +191,58 @@ def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, cl
     return jax.lax.cond(jnp.all(counts_C), everyone, one_by_one, subtotal)
 
 
-@partial(jax.jit, static_argnames=("engine", "private"))
+@partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
 def _release(
-    engine: _Engine,
+    accumulator: Accumulator,
+    mesh: Mesh,
     private: bool,
-    sums: _Sums,
+    sums_DxW: Pair,
+    below_D: jax.Array,
     clip_norm: jax.Array,
     value_std: jax.Array,
     below_std: jax.Array,
     keys: "Keys",
     shared_P: jax.Array | None,
-) -> tuple[PyTree, jax.Array, jax.Array]:
-    """Adds up the devices and the noise: (noisy sum, noisy sum of indicators, name).
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Adds up the devices and the noise: (noisy sum [W], noisy sum of indicators, name).
+
+    It knows the sum as one vector of padded length, so that doors for contributions of other
+    shapes share its compiled program, which takes longest to compile.
 
     Args:
+      sums_DxW: each device's sum, as `_side_by_side` makes it.
       shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
     """
-    mesh = engine.mesh
-    total_W = engine.accumulator.join_devices(_side_by_side(mesh, sums.contributions))
-    below = jnp.sum(sums.below)
+    total_W = accumulator.join_devices(sums_DxW)
+    below = jnp.sum(below_D)
     # With the scales, because the same noise at two scales would reveal the noise.
     scales = (below, clip_norm, value_std, below_std)
     key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
     # Both at once, which compiles one program instead of two.
     noise_key, name_key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2))
-    like = _shapes_of(sums.contributions)
     noise_W = None
     if private:
-        width, padded = coordinates(like), total_W.high.size
+        padded = total_W.high.size
         if shared_P is None:
             # XLA's CPU backend only vectorises even shares (17 ms instead of 150).
             even = -(-padded // mesh.size) * mesh.size
             drawn_W = _dealt(mesh, standard_normal(noise_key, (even,)))[:padded]
         else:
-            own = standard_normal(noise_key, (padded - width,))
+            own = standard_normal(noise_key, (padded - shared_P.size,))
             drawn_W = jnp.concatenate([shared_P, own])
         noise_W = drawn_W * value_std
-        # The first draw after those of the sum, which is used for nothing else.
-        below = below + drawn_W[width] * below_std
-    value_W = engine.accumulator.add_noise(total_W, noise_W, clip_norm)
+        # Of a coordinate of the padding, which is used for nothing else.
+        below = below + drawn_W[-1] * below_std
+    value_W = accumulator.add_noise(total_W, noise_W, clip_norm)
     # Not split among devices: a server would add it up in another order than a resumed one.
     value_W = jax.lax.with_sharding_constraint(value_W, NamedSharding(mesh, PartitionSpec()))
     # An output of threefry like any other, which is used for nothing else.
-    return cut(value_W, like), below, jax.random.key_data(name_key)
+    return value_W, below, jax.random.key_data(name_key)
+
+
+@partial(jax.jit, static_argnames=("like",))
+def _cut(value_W: jax.Array, like: "_Shapes") -> PyTree:
+    return cut(value_W, like.tree())
 
 
 # All sums are joined to one vector, whose length is a multiple of this number, which most numbers
@@ -243,10 +250,12 @@ def _release(
 _WIDTH = 128
 
 
+@partial(jax.jit, static_argnames=("mesh",))
 def _side_by_side(mesh: Mesh, contributions: PyTree) -> Pair:
     """The devices' sums [devices, ...] as one pair [devices, W]; each device gets a share of W."""
     pairs = jax.tree.leaves(contributions, is_leaf=_is_pair)
-    spare = _WIDTH - coordinates(_shapes_of(contributions)) % _WIDTH
+    width = sum(math.prod(pair.high.shape[1:]) for pair in pairs)
+    spare = _WIDTH - width % _WIDTH
 
     def joined(*leaves):
         rows = [leaf.reshape(mesh.size, -1) for leaf in leaves]
@@ -258,15 +267,6 @@ def _side_by_side(mesh: Mesh, contributions: PyTree) -> Pair:
 
 def _is_pair(node: Any) -> bool:
     return isinstance(node, Pair)
-
-
-def _shapes_of(contributions: PyTree) -> PyTree:
-    """The float32 shapes of a release, from running sums."""
-    return jax.tree.map(
-        lambda pair: jax.ShapeDtypeStruct(pair.high.shape[1:], jnp.float32),
-        contributions,
-        is_leaf=_is_pair,
-    )
 
 
 def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
@@ -337,27 +337,25 @@ class Door:
         Raises:
           InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
-        plan, sums = self.query.plan, None
+        plan, accumulator = self.query.plan, self.query.execution.accumulator
+        sums = _zero_sums(accumulator, self.mesh, self._like)
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
-            if sums is None:
-                sums = _zero_sums(engine, self._like)
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
-        # The noise does not depend on the chunk, so that an empty round compiles nothing new.
-        engine = self._engine(chunk=1)
-        if sums is None:
-            sums = _zero_sums(engine, self._like)
-        value, noisy_below, name = _release(
-            engine,
+        value_W, noisy_below, name = _release(
+            accumulator,
+            self.mesh,
             plan.private,
-            sums,
+            _side_by_side(self.mesh, sums.contributions),
+            sums.below,
             clip_norm,
             jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
             jnp.float32(plan.indicator_noise_std),
             keys,
             shared_noise_P,
         )
+        value = _cut(value_W, self._like)
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     @property
