@@ -15,12 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A generator, its adapters and their tuning are many programs to compile.
-MARKS = {
-    "popri.ipynb": pytest.mark.slow,
-    "debugging_images.ipynb": pytest.mark.long,
-    "debugging_text.ipynb": pytest.mark.long,
-    "fred.ipynb": pytest.mark.long,
-}
+SLOW = ("popri.ipynb",)
 # `>>>` and what it prints; other Python is in blocks of "python".
 SESSION = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
 # `folder/test_file.py`: `test_one`, `test_two`
@@ -137,7 +132,10 @@ def test_notebook_is_stored_without_outputs(notebook: Path):
 
 @pytest.mark.parametrize(
     "notebook",
-    [pytest.param(path, marks=MARKS.get(path.name, ())) for path in NOTEBOOKS],
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.name in SLOW else pytest.mark.long)
+        for path in NOTEBOOKS
+    ],
     ids=_name,
 )
 def test_notebook_runs_on_small_settings(

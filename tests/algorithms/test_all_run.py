@@ -11,7 +11,17 @@ from jaxpfl.privacy import Guarantee, Ledger, events
 from tests.algorithms.systems import SYSTEMS
 
 
-@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+# Many programs to compile; their studies' tests crash, too.
+LONG = ("fed_avg_gan", "popri")
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(system, id=name, marks=pytest.mark.long if name in LONG else ())
+        for name, system in SYSTEMS.items()
+    ],
+)
 def test_a_crashed_run_goes_on_to_the_same_bits_and_each_round_is_charged_once(system, tmp_path):
     """TRUST 33: the last round's releases were made and charged, and then the process broke."""
 

@@ -344,6 +344,7 @@ def test_count_mean_and_covariance_get_noise_of_their_own(tmp_path):
     assert not np.allclose(mean[1:] / mean[0], half[1:6] / half[0], rtol=1e-3)
 
 
+@pytest.mark.long
 def test_a_released_covariance_is_positive_and_its_bias_is_stated(tmp_path):
     """The corrected distance is nearer to the truth, where the noise rules the covariance."""
     population = clients(count=1_000, dimension=24, scale=0.2)

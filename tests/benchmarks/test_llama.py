@@ -3,6 +3,7 @@
 from benchmarks.gpu import llama
 
 
+@pytest.mark.long
 def test_the_script_runs_on_a_tiny_shape(capsys, monkeypatch):
     recorded = []
     monkeypatch.setattr(llama.harness, "record", lambda *arguments: recorded.append(arguments))

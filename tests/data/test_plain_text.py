@@ -307,6 +307,7 @@ def test_memory_is_bounded_by_the_text_itself(written, monkeypatch):
     assert peak < 3 * 8 * 80_000 + 500_000 < 1.5 * len(text)
 
 
+@pytest.mark.long
 def test_novels_are_read_as_their_readme_says(data_folder):
     population = open_population(data_folder / "public_novels" / "novels.tar.xz")
     assert len(population) == 93

@@ -227,7 +227,7 @@ def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(config,
     assert '<a href="simulation.html">' in page
     simulation = (out / "simulation.html").read_text()
     assert '<div class="banner">SIMULATION · NOT PRIVATE</div>' in simulation
-    assert "for a run without privacy there is no bound on that" in simulation
+    assert "unbounded for a run without privacy" in simulation
     record = json.loads((out / "result.json").read_text())
     assert [row["model"] for row in record["table"]] == ["untrained", "unigram", "this run"]
 

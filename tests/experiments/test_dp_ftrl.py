@@ -51,7 +51,7 @@ def _charged(path):
     return [(charge.round, charge.label) for charge in Ledger.read(path).charges]
 
 
-@pytest.mark.parametrize("noise", ["tree", "banded"])
+@pytest.mark.parametrize("noise", ["tree", pytest.param("banded", marks=pytest.mark.long)])
 def test_run_charges_an_epoch_at_its_first_round(clients, tmp_path, noise):
     made = algorithm(noise)
     plan = made.queries[0].plan
@@ -121,7 +121,7 @@ def _elsewhere(monkeypatch, name, value):
     monkeypatch.setattr(identity, "environment", lambda: changed)
 
 
-@pytest.mark.parametrize("noise", ["tree", "banded"])
+@pytest.mark.parametrize("noise", ["tree", pytest.param("banded", marks=pytest.mark.long)])
 def test_correlated_noise_goes_on_only_where_it_began(clients, tmp_path, monkeypatch, begun, noise):
     """TRUST 33: it is made again by address; with anything else changed it is refused."""
     go_on = begun(noise)

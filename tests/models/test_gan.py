@@ -196,7 +196,9 @@ def test_normalisation_reads_the_real_rows_only(shape):
     np.testing.assert_allclose(normal[real], norm_by_hand(x[real], 0.0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["wasserstein_gp", "non_saturating"])
+@pytest.mark.parametrize(
+    "loss", [pytest.param("wasserstein_gp", marks=pytest.mark.long), "non_saturating"]
+)
 def test_padding_contributes_nothing_even_when_nan(params, loss):
     """TRUST 23: rows of padding change neither loss, gradient nor statistics."""
     gan = GAN((8, 8, 1), width=0.05, noise=6, loss=loss)

@@ -195,6 +195,7 @@ def test_dispatches_of_any_length_give_the_same(monkeypatch):
     np.testing.assert_array_equal(_flat(found.params), _flat(expected.params))
 
 
+@pytest.mark.long
 def test_adapters_are_trained_on_a_base_that_stays(tmp_path):
     plain = Decoder(DecoderConfig("gpt2", 11, 8, 2, 2, positions=8, initializer_range=0.5))
     base = plain.init(jax.random.key(0))

@@ -136,7 +136,10 @@ def test_training_moves_adapters_alone(config):
     jax.tree.map(np.testing.assert_array_equal, base, before)
 
 
-@pytest.mark.parametrize(("config", "compute"), [(GPT2, "float32"), (LLAMA, "bfloat16")])
+@pytest.mark.parametrize(
+    ("config", "compute"),
+    [(GPT2, "float32"), pytest.param(LLAMA, "bfloat16", marks=pytest.mark.long)],
+)
 def test_a_base_of_int8_or_bfloat16(config, compute):
     model = Decoder(config, compute=compute)
     params = drawn(model, 0.1)

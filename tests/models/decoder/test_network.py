@@ -35,7 +35,10 @@ LLAMA = DecoderConfig(
     rope_theta=100.0,
     rope_scaling=RopeScaling(4.0, 1.0, 3.0, 16),
 )
-BOTH = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+BOTH = pytest.mark.parametrize(
+    "config",
+    [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")],
+)
 TOKENS = np.array(
     [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
     np.int32,

@@ -89,6 +89,7 @@ def test_values_are_fixed():
     np.testing.assert_allclose(found[:, [0, 1, 100, 255]], expected, atol=1e-6)
 
 
+@pytest.mark.long
 def test_another_process_gives_the_same_bits():
     """Python's own hash of strings differs between processes; ours must not."""
     code = (

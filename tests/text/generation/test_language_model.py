@@ -65,6 +65,7 @@ def generated(stop=(), **changed):
     return writer.write(["", "a", "bab"], jax.random.key(3), responses=20, decoding=decoding)
 
 
+@pytest.mark.long
 def test_a_stop_string_cuts_exactly_what_would_have_been_written():
     """The same requests with and without: nothing else changes, nothing ends early or late."""
     whole = generated()
@@ -182,6 +183,7 @@ def test_an_empty_prompt_without_anything_to_start_from_is_refused():
         prompt_ids(tokeniser, ["a", ""])
 
 
+@pytest.mark.long
 def test_the_real_small_model_writes_words(data_folder):
     folder = data_folder / "weights_stories260k"
     if not folder.is_dir():

@@ -26,7 +26,10 @@ GPT2 = Decoder(DecoderConfig("gpt2", **SIZES, initializer_range=0.3))
 LLAMA = Decoder(
     DecoderConfig("llama", **SIZES, kv_heads=2, inner_size=24, tied=True, initializer_range=0.3)
 )
-BOTH = pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+BOTH = pytest.mark.parametrize(
+    "model",
+    [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")],
+)
 PROMPTS = pad(
     [np.random.default_rng(n).integers(0, 37, n).astype(np.int32) for n in (1, 3, 17, 8, 5, 1)], 20
 )
@@ -175,6 +178,7 @@ def test_sharded_parameters(shape):
     np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
 
 
+@pytest.mark.long
 def test_adapters_and_int8_weights_and_bfloat16():
     """Each draws what its own uncached network draws; bfloat16 rounds otherwise and is only run."""
     params = params_of(LLAMA)
@@ -229,6 +233,7 @@ def test_a_key_of_another_kind():
     assert (drawn != sample(LLAMA, params, PROMPTS, key(), decoding=Decoding(5))).any()
 
 
+@pytest.mark.long
 def test_the_real_small_model_with_and_without_cache(data_folder):
     path = data_folder / "weights_stories260k" / "stories260K.bin"
     if not path.is_file():

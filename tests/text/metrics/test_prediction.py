@@ -28,7 +28,8 @@ def params() -> Any:
 def _tokens(rows: int = 11) -> np.ndarray:
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 23, (rows, 12)).astype(np.int32)
-    for row, length in enumerate(generator.integers(0, 13, rows)):
+    # Few lengths: the reference compiles each.
+    for row, length in enumerate(generator.choice([0, 1, 2, 5, 12], rows)):
         tokens[row, length:] = -1
     return tokens
 

@@ -168,7 +168,12 @@ def _loss_by_chain_rule(name: str, model: Decoder, params: Any, pairs: Pairs, ta
 
 
 @pytest.mark.parametrize(
-    ("name", "tau", "logits"), [("dpo", 0.3, 2**26), ("dpo", 0.31, 31 * 7 * 3), ("ipo", 0.3, 2**26)]
+    ("name", "tau", "logits"),
+    [
+        ("dpo", 0.3, 2**26),
+        pytest.param("dpo", 0.31, 31 * 7 * 3, marks=pytest.mark.long),
+        pytest.param("ipo", 0.3, 2**26, marks=pytest.mark.long),
+    ],
 )
 def test_gradients_of_adapters_are_the_formulas(name, tau, logits, monkeypatch):
     """In one block of logits and in several (a new tau has a new program)."""
@@ -219,7 +224,7 @@ def evaluate(policy, reference, settings):
     }
 
 
-@pytest.mark.parametrize("loss", ["dpo", "ipo"])
+@pytest.mark.parametrize("loss", ["dpo", pytest.param("ipo", marks=pytest.mark.long)])
 def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     plain = Decoder(CONFIGS["gpt2"])
     start = plain.init(jax.random.key(3))
@@ -260,6 +265,7 @@ def test_the_reference_is_the_model_without_its_adapters():
     assert found["accuracy"][0] == pytest.approx(float(jnp.mean(h > 0)))
 
 
+@pytest.mark.long
 def test_microbatches_and_devices_change_nothing_but_rounding():
     """Seven pairs in batches of four: the last batch and microbatch are not full."""
     model, params = _model()
@@ -309,6 +315,7 @@ def test_equal_responses_teach_nothing():
     assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(gradients)) < 1e-5
 
 
+@pytest.mark.long
 def test_few_shapes_and_little_padding():
     model, params = _model()
     pairs, zeros = _pairs(24), (jnp.zeros(24), jnp.zeros(24))

@@ -18,6 +18,9 @@ from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
 
+# Two models of several networks each, or four, are many programs to compile.
+pytestmark = pytest.mark.long
+
 STUDY = """\
 system: gan_inversion
 data:

@@ -21,6 +21,9 @@ from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
 from tests.plans import flat_plan
 
+# Two models of several networks each, or four, are many programs to compile.
+pytestmark = pytest.mark.long
+
 STUDY = """\
 system: oov_concatenation
 data: {{source: "{folder}/clients.jsonl", public: "{folder}/public.jsonl",

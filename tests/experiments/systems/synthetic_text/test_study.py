@@ -42,8 +42,14 @@ METHODS = {
     "popri": (),
 }
 ALSO = {"dp_ftrl": "fed_avg", "pre_text": "private_evolution"}
-SLOW = ("dp_ftrl", "generator")
-MARKED = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in METHODS]
+SLOW, LONG = ("dp_ftrl", "generator"), ("pe_sft", "pre_text")
+MARKED = [
+    pytest.param(
+        name,
+        marks=pytest.mark.slow if name in SLOW else pytest.mark.long if name in LONG else (),
+    )
+    for name in METHODS
+]
 # So that two runs can be compared: the noise of both follows the seed.
 SAME_NOISE = ("--run.reproducible_noise", "True")
 
@@ -102,8 +108,8 @@ def test_every_method_runs_and_has_its_page(finished, name):
     [
         ("popri", ["poisson_sampled"] * 2),
         ("private_evolution", ["poisson_sampled"] * 2),
-        ("pre_text", ["poisson_sampled"] * 2),
-        ("pe_sft", ["poisson_sampled"] * 2),
+        pytest.param("pre_text", ["poisson_sampled"] * 2, marks=pytest.mark.long),
+        pytest.param("pe_sft", ["poisson_sampled"] * 2, marks=pytest.mark.long),
         ("fed_avg", ["poisson_sampled"] * 2),
         pytest.param("dp_ftrl", ["gaussian"], marks=pytest.mark.slow),
     ],
@@ -125,7 +131,7 @@ def test_nothing_private_leaves_the_private_folder(finished):
     """SPEC C.3, TRUST 40: ids and texts of clients are on no public file; the faulty code writes
     the participants' ids, and an un-noised "recovery percentage"."""
     seen = 0
-    for name in set(METHODS) - set(SLOW):
+    for name in set(METHODS) - set(SLOW) - set(LONG):
         out = finished(name).out
         for path in out.rglob("*"):
             if not path.is_file():
@@ -331,6 +337,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
     assert "epsilon = 8," not in record["privacy"]
 
 
+@pytest.mark.long
 def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_config, tmp_path):
     """TRUST 29: one ledger composes all three, and forgetting any of them gives less."""
     path = tmp_path / "shared.jsonl"
