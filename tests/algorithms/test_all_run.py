@@ -10,7 +10,6 @@ import jaxpfl as jp
 from jaxpfl.privacy import Guarantee, Ledger, events
 from tests.algorithms.systems import SYSTEMS
 
-
 # Many programs to compile; their studies' tests crash, too.
 LONG = ("fed_avg_gan", "popri")
 

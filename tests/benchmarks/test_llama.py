@@ -1,5 +1,7 @@
 """The GPU benchmark's script runs from end to end on a small shape; it measures nothing here."""
 
+import pytest
+
 from benchmarks.gpu import llama
 
 
