@@ -241,10 +241,13 @@ class Population:
           InputError: the folder holds no population.
           CorruptFile: a file is missing, truncated or altered.
         """
-        *parts, fingerprint, content = storage.read(Path(folder))
-        population = cls(*parts)
+        stored = storage.read(Path(folder))
+        population = cls(
+            stored.columns, stored.offsets, stored.client_ids, stored.name, stored.unit
+        )
+        hashes = (("_source", stored.fingerprint), ("_content", stored.content))
         # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
-        for name, sha256 in (("_source", fingerprint), ("_content", content)):
+        for name, sha256 in hashes:
             object.__setattr__(population, name, _Content({}, population.offsets, sha256))
         return population
 

@@ -141,6 +141,6 @@ def _field_error(
     source: str | Path, number: int, field: str | None, row: Mapping[str, Any], expected: str
 ) -> InputError:
     found = "no such field"
-    if field in row:
+    if field is not None and field in row:
         found = "an empty string" if row[field] == "" else type(row[field]).__name__
     return InputError(f"{source}, row {number}: field {field!r} must be {expected}, found {found}")

@@ -119,7 +119,7 @@ class SentenceEncoder:
             lower = [tokenizers.normalizers.Lowercase()]
             before = [tokenizer.normalizer] if tokenizer.normalizer else []
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
-        length = settings.get("max_seq_length")
+        length: Any = settings.get("max_seq_length")
         if length is None:
             others = read_object(base / "tokenizer_config.json", optional=True)
             length = others.get("model_max_length")
