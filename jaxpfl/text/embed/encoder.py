@@ -119,7 +119,7 @@ class SentenceEncoder:
             lower = [tokenizers.normalizers.Lowercase()]
             before = [tokenizer.normalizer] if tokenizer.normalizer else []
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
-        length: Any = settings.get("max_seq_length")
+        length = settings.get("max_seq_length")
         if length is None:
             others = read_object(base / "tokenizer_config.json", optional=True)
             length = others.get("model_max_length")
@@ -131,7 +131,7 @@ class SentenceEncoder:
             model,
             params,
             tokenizer,
-            max_length=length,
+            max_length=length,  # pyright: ignore[reportArgumentType] (`__init__` checks it)
             pooling=pooling,
             normalise=normalise,
             name=str(name),
