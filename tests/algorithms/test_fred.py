@@ -278,7 +278,7 @@ def reference(population, plan):
 @pytest.mark.parametrize(
     ("unit", "per_client"), [("example", "mean"), ("client", "mean"), ("client", "sum")]
 )
-@pytest.mark.parametrize("clip_norm", [10.0, 0.5])
+@pytest.mark.parametrize("clip_norm", [pytest.param(10.0, marks=pytest.mark.long), 0.5])
 def test_without_noise_the_moments_are_those_of_a_loop(tmp_path, unit, per_client, clip_norm):
     """Also with clients of no example, which count as no client."""
     population = clients()

@@ -439,6 +439,7 @@ def near_clients(function, count=40):
     return embed(from_clients(held), function, progress=False)
 
 
+@pytest.mark.long
 def test_the_model_learns_what_clients_write_and_the_opposite_with_the_sign_flipped(
     generator, hashed, tmp_path
 ):

@@ -166,6 +166,7 @@ def test_losses_are_the_formulas(params):
         np.testing.assert_allclose(loss, expected, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_gradient_of_the_critics_loss_is_its_slope(params):
     """Second derivatives too: along its gradient the loss rises by the gradient's norm."""
     drawn, image = images(4, seed=2), images(4, seed=3)
@@ -250,6 +251,7 @@ def test_moving_statistics_follow_each_batch_in_turn(params):
     np.testing.assert_array_equal(moved["offset"], params["critic"]["normalisation"]["offset"])
 
 
+@pytest.mark.long
 def test_forms_agree(params):
     other = GAN((8, 8, 1), width=0.05, noise=6, form="convolution")
     share = np.linspace(0, 1, 4, dtype=np.float32)

@@ -111,7 +111,7 @@ def test_the_stored_vector():
 
 @pytest.mark.parametrize("z", [0.6, 1.0, 4.0])
 @pytest.mark.parametrize("q", [0.001, 0.05, 0.5, 1.0])
-@pytest.mark.parametrize("rounds", [1, 30, 300])
+@pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.long), 300])
 def test_the_accountants_agree_on_a_grid(z, q, rounds):
     """TRUST 28: PLD <= RDP, and our own FFT accountant (or the closed form) is PLD's twin."""
     event = poisson(z, q, rounds)

@@ -164,7 +164,9 @@ def test_what_masked_positions_hold_does_not_matter(kind):
     np.testing.assert_array_equal(first[mask_BxL], second[mask_BxL])
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "causal bert"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("bert", marks=pytest.mark.long), "roberta", "causal bert"]
+)
 def test_a_row_without_real_tokens_is_finite_and_so_is_the_gradient(kind):
     model = MODELS[kind]
     params = _params(model)

@@ -83,6 +83,7 @@ def test_transposed_convolution_is_the_sum_it_claims():
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_forms_of_the_transposed_convolution_give_the_same_gradients_of_both_orders():
     rng = np.random.default_rng(4)
     x = jnp.asarray(rng.normal(size=(2, 3, 4, 3)), jnp.float32)

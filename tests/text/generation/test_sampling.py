@@ -158,7 +158,7 @@ def test_devices_share_the_requests():
         np.testing.assert_array_equal(shared, alone)
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("shape", [pytest.param((2, 1), marks=pytest.mark.long), (1, 2)])
 def test_sharded_parameters(shape):
     """Heads dealt out over "model", or matrices over "data" too: the same tokens."""
     mesh = mesh_of(*shape)

@@ -131,7 +131,7 @@ def test_losses_and_gradients_are_the_formulas(name, tau, scale):
         assert float(found[0]) == pytest.approx(np.log(2), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.long), "llama"])
 def test_a_shared_prompt_is_as_good_as_a_copy_each(name):
     model, params = _model(name)
     pairs = _pairs()
@@ -292,6 +292,7 @@ def test_microbatches_and_devices_change_nothing_but_rounding():
     assert other.record["loss"] != whole.record["loss"]
 
 
+@pytest.mark.long
 def test_equal_responses_teach_nothing():
     model, params = _model()
     pairs = _pairs()
