@@ -34,6 +34,32 @@ def test_relative_links_and_pictures_exist(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_files_and_modules_that_a_page_names_exist(page: Path):
+    text = page.read_text("utf-8")
+    if page.name == "renamed.md":  # its left column names what is gone
+        text = "".join(line.rpartition(" | ")[2] for line in text.splitlines(keepends=True))
+    named = re.findall(
+        r"(?<![\w/.])(?:jaxpfl|configs|benchmarks|tests|tools|notebooks)/[\w./-]*\w", text
+    )
+    for name in re.findall(r"`jaxpfl\.([a-z_.]+)`", text):
+        # Of a module's own function, the module.
+        module, _, attribute = name.rpartition(".")
+        found = ROOT / "jaxpfl" / f"{module.replace('.', '/')}.py"
+        of_module = found.exists() and re.search(rf"^(def )?{attribute}\b", found.read_text(), re.M)
+        named.append((module if of_module else name).replace(".", "/"))
+    missing = [
+        name
+        for name in named
+        if not any(
+            (ROOT / start / f"{name}{end}").exists()
+            for start in ("", "jaxpfl")
+            for end in ("", ".py")
+        )
+    ]
+    assert not missing, f"{_name(page)} names {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
     import jaxpfl
 
