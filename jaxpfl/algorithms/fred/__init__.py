@@ -1,7 +1,8 @@
 """FreD: a private Frechet distance from clients' data to public corpora.
 
 plan     what a query of the clients' moments releases, at which noise and at what cost
-query    the query itself, and the distances of public corpora from its answer
+query    the query itself
+scores   the distances of public corpora from its answer, and how certain they are
 """
 
 from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
@@ -9,9 +10,9 @@ from jaxpfl.algorithms.fred.plan import Split as Split
 from jaxpfl.algorithms.fred.query import FredState as FredState
 from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
 from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments
-from jaxpfl.algorithms.fred.query import Score as Score
 from jaxpfl.algorithms.fred.query import fred as fred
 from jaxpfl.algorithms.fred.query import moments as moments
 from jaxpfl.algorithms.fred.query import private_moments as private_moments
 from jaxpfl.algorithms.fred.query import public_moments as public_moments
-from jaxpfl.algorithms.fred.query import score as score
+from jaxpfl.algorithms.fred.scores import Score as Score
+from jaxpfl.algorithms.fred.scores import score as score

@@ -27,7 +27,6 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm, releaser_of, run_rounds
-from jaxpfl.algorithms.frechet import Reference
 from jaxpfl.algorithms.fred.plan import FredPlan
 from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_psd
 from jaxpfl.data.cohort import CohortSpec
@@ -98,22 +97,6 @@ class PrivateMoments(NamedTuple):
             return cls.of_arrays(dict(file), plan)
 
 
-class Score(NamedTuple):
-    """The distance of one candidate, a public corpus, from the clients' data.
-
-    Attributes:
-      name: name of the candidate.
-      distance: FreD, squared as in the paper's Equation 2.
-      corrected: FreD minus the distance that the noise alone causes, which is the distance of the
-        candidate from itself released with the same noise. It is close to the distance without
-        noise where candidate and clients are similar, and 0 on average where they are the same.
-    """
-
-    name: str
-    distance: float
-    corrected: float
-
-
 class FredState(NamedTuple):
     """The noisy sums; public.
 
@@ -132,7 +115,7 @@ def fred(plan: FredPlan, *, units: int, dimension: int) -> Algorithm:
     """Returns the query of the moments as an algorithm of one round; its state is `FredState`.
 
     It reads the column "embedding", float [examples, d], which `text.embed.embed` adds. `moments`
-    computes the released moments from the final state, and `score` the candidates' distances.
+    computes the released moments from the final state, and `fred.scores` the candidates' distances.
 
     Args:
       plan: what is released and at which noise.
@@ -275,44 +258,3 @@ def public_moments(
     for _, vectors_NxD in embedded(corpus, embedder, progress=progress):
         running.add(vectors_NxD)
     return running.result()
-
-
-def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:
-    """Returns the FreD of every candidate, the nearest one first; scoring costs no privacy.
-
-    Args:
-      private: the moments of the clients, as released.
-      candidates: the moments of public corpora, by name.
-
-    Raises:
-      InputError: a candidate has embeddings of another dimension than the clients have.
-    """
-    reference, scores = Reference(private.moments), []
-    for name, candidate in candidates.items():
-        if candidate.dimension != reference.dimension:
-            raise InputError(
-                f"candidate {name!r} has embeddings of dimension {candidate.dimension}, expected "
-                f"{reference.dimension} as the clients have: embed both with the same model"
-            )
-        found = reference.distance(candidate)
-        scores.append(Score(name, found, found - _noise_distance(candidate, private.noise)))
-    return sorted(scores, key=lambda score: score.distance)
-
-
-def _noise_distance(candidate: Moments, noise: MomentNoise) -> float:
-    """The candidate's distance from itself after a simulated release with this noise.
-
-    The simulated noise protects nothing: it is public and the same for all candidates.
-    """
-    if noise.diagonal == 0:
-        return 0.0
-    dimension = len(candidate.mean_D)
-    generator = np.random.Generator(np.random.Philox(key=0))
-    mean_D = candidate.mean_D + noise.mean * generator.standard_normal(dimension)
-    noise_DxD = noise.off_diagonal * generator.standard_normal((dimension, dimension))
-    noise_DxD = np.tril(noise_DxD, -1)
-    noise_DxD += noise_DxD.T + np.diag(noise.diagonal * generator.standard_normal(dimension))
-    # The clients' covariance is taken about the released mean.
-    moved_DxD = np.outer(candidate.mean_D - mean_D, candidate.mean_D - mean_D)
-    covariance_DxD = project_psd(candidate.covariance_DxD + moved_DxD + noise_DxD)
-    return Reference(Moments(candidate.count, mean_D, covariance_DxD)).distance(candidate)

@@ -1,0 +1,164 @@
+"""The distances of public corpora from the released moments, and how certain they are.
+
+The noise of a release makes every distance longer, and by about the same amount: most of it comes
+from the covariance, whose small eigenvalues it replaces by its own. The order of the candidates
+survives, where they differ by more than the rest of the noise. How much that is follows from
+released values alone, by a parametric bootstrap (Efron and Tibshirani 1993, "An Introduction to the
+Bootstrap", section 6.5), which is post-processing and costs no privacy:
+
+1. The clients' covariance is estimated. Eigenvalues above the largest that noise alone would have,
+   2 s sqrt(d) for entries of standard deviation s, are moved back by what the noise adds to them
+   (Benaych-Georges and Nadakuditi 2011, "The eigenvalues and eigenvectors of finite, low rank
+   perturbations of large random matrices", section 3.1). Of the other directions only the trace is
+   known. A model says how it is spread over them: as in the mean of the candidates, as in one of
+   the candidates, or evenly.
+2. From each model, releases with the same noise are simulated and scored. The mean error of a
+   simulated distance is the bias; its standard deviation is the spread.
+3. An interval reaches from the least bias-corrected distance to the largest over all models, and
+   `_WIDTH` standard deviations beyond both. A difference of two neighbours is treated likewise.
+
+The intervals are measured, not proven: see `benchmarks/macro/fred_intervals.py`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl.algorithms.frechet import Reference
+from jaxpfl.algorithms.fred.query import MomentNoise, PrivateMoments
+from jaxpfl.algorithms.gaussian_moments import Moments
+from jaxpfl.errors import InputError
+
+# Half the width of an interval in standard deviations, besides the differences between models.
+_WIDTH = 2.6
+# Simulated releases, from which the spread is estimated, and of each further model for its bias.
+_SIMULATIONS, _OF_MODEL = 24, 6
+# So many candidates, the nearest ones, are models of their own.
+_CANDIDATE_MODELS = 6
+
+
+class Score(NamedTuple):
+    """The distance of one candidate, a public corpus, from the clients' data.
+
+    Attributes:
+      name: name of the candidate.
+      distance: FreD of the released moments, squared as in the paper's Equation 2.
+      corrected: an estimate of the distance without noise: `distance` minus the noise's bias.
+      low, high: an interval for the distance without noise; equal to it without noise.
+      tied: whether the noise does not allow to tell which is nearer, this candidate or the next one
+        in the order of the scores; False for the last one.
+    """
+
+    name: str
+    distance: float
+    corrected: float
+    low: float
+    high: float
+    tied: bool
+
+
+def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:
+    """Returns the FreD of every candidate, the nearest one first; scoring costs no privacy.
+
+    Args:
+      private: the moments of the clients, as released.
+      candidates: the moments of public corpora, by name.
+
+    Raises:
+      InputError: a candidate has embeddings of another dimension than the clients have.
+    """
+    reference = Reference(private.moments)
+    for name, candidate in candidates.items():
+        if candidate.dimension != reference.dimension:
+            raise InputError(
+                f"candidate {name!r} has embeddings of dimension {candidate.dimension}, expected "
+                f"{reference.dimension} as the clients have: embed both with the same model"
+            )
+    distance_K = reference.distances(list(candidates.values()))
+    order_K = np.argsort(distance_K, kind="stable")
+    names = [list(candidates)[index] for index in order_K]
+    distance_K = distance_K[order_K]
+    if private.noise.diagonal == 0:
+        return [
+            Score(n, d, d, d, d, False) for n, d in zip(names, distance_K.tolist(), strict=True)
+        ]
+    error_MxKs = list(_errors(private, [candidates[name] for name in names]))
+    corrected_MxK = distance_K - np.stack([error_SxK.mean(axis=0) for error_SxK in error_MxKs])
+    spread_K = error_MxKs[0].std(axis=0, ddof=1)
+    low_K, high_K = corrected_MxK.min(axis=0), corrected_MxK.max(axis=0)
+    low_K, high_K = low_K - _WIDTH * spread_K, high_K + _WIDTH * spread_K
+    gap_K = np.diff(corrected_MxK, axis=1).min(axis=0)
+    gap_K -= _WIDTH * np.diff(error_MxKs[0], axis=1).std(axis=0, ddof=1)
+    return [
+        Score(name, *(float(each) for each in found), tied=bool(tied))
+        for name, *found, tied in zip(
+            names,
+            distance_K,
+            np.maximum(corrected_MxK[0], 0.0),
+            np.maximum(low_K, 0.0),
+            np.maximum(high_K, 0.0),
+            [*(gap_K <= 0), False],
+            strict=True,
+        )
+    ]
+
+
+def _errors(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[np.ndarray]:
+    """Of each model, the errors [simulations, candidates] of the distances of simulated releases.
+
+    The simulated noise protects nothing, and may therefore be public and always the same.
+    """
+    generator = np.random.Generator(np.random.Philox(key=0))
+    for number, model in enumerate(_models(private, candidates)):
+        exact_K = Reference(model).distances(candidates)
+        simulations = _OF_MODEL if number else _SIMULATIONS
+        yield np.stack(
+            [
+                Reference(_released(model, private.noise, generator)).distances(candidates)
+                - exact_K
+                for _ in range(simulations)
+            ]
+        )
+
+
+def _models(private: PrivateMoments, candidates: Sequence[Moments]) -> Iterator[Moments]:
+    """What the clients' moments may be without noise; the most plausible model first."""
+    released, noise = private.moments, private.noise
+    dimension = released.dimension
+    eigenvalue_D, vector_DxD = np.linalg.eigh(released.covariance_DxD)
+    edge = 2 * noise.off_diagonal * math.sqrt(dimension)
+    above_D = eigenvalue_D > edge
+    kept_R = eigenvalue_D[above_D]
+    kept_R = (kept_R + np.sqrt(kept_R**2 - edge**2)) / 2
+    known_DxR, other_DxQ = vector_DxD[:, above_D], vector_DxD[:, ~above_D]
+    known_DxD = (known_DxR * kept_R) @ known_DxR.T
+    rest = float(np.trace(released.covariance_DxD)) - noise.trace_bias - float(kept_R.sum())
+
+    def model(shape_QxQ: np.ndarray) -> Moments:
+        share = max(rest, 0.0) / max(float(np.trace(shape_QxQ)), 1e-30)
+        rest_DxD = other_DxQ @ (share * shape_QxQ) @ other_DxQ.T
+        return Moments(released.count, released.mean_D, known_DxD + rest_DxD)
+
+    shapes = [other_DxQ.T @ each.covariance_DxD @ other_DxQ for each in candidates]
+    yield model(np.mean(shapes, axis=0))
+    for shape_QxQ in shapes[:_CANDIDATE_MODELS]:
+        yield model(shape_QxQ)
+    yield model(np.eye(other_DxQ.shape[1]))
+
+
+def _released(model: Moments, noise: MomentNoise, generator: np.random.Generator) -> Moments:
+    """The moments of clients who have those of the model, as a release would state them."""
+    dimension = model.dimension
+    count = max(model.count + noise.count * generator.standard_normal(), 1.0)
+    scale = model.count / count
+    moved_D = noise.mean * generator.standard_normal(dimension)
+    noise_DxD = noise.off_diagonal * generator.standard_normal((dimension, dimension))
+    noise_DxD = np.tril(noise_DxD, -1)
+    noise_DxD += noise_DxD.T + np.diag(noise.diagonal * generator.standard_normal(dimension))
+    mean_D = scale * (model.mean_D + moved_D)
+    # The clients' covariance is taken about the released mean.
+    shift_D = model.mean_D - mean_D
+    covariance_DxD = model.covariance_DxD + np.outer(shift_D, shift_D) + noise_DxD
+    return Moments(count, mean_D, scale * covariance_DxD)
