@@ -159,7 +159,7 @@ def _record(
     for rank, each in enumerate(score(found[main], corpora), 1):
         row = {"rank": rank, "candidate": each.name, "source": sources[each.name]}
         if main == "private":
-            row |= {"distance": each.distance, "corrected": each.corrected}
+            row |= each.row()
         if exact:
             row["non_private"] = exact[each.name]
         rows.append(row)
@@ -183,13 +183,20 @@ def _record(
 def table(record: Mapping[str, Any]) -> str:
     """The ranking and its cost as text."""
     rows = record["candidates"]
-    columns = [name for name in ("distance", "corrected", "non_private") if name in rows[0]]
-    titles = {"distance": "FreD", "corrected": "corrected", "non_private": "NOT PRIVATE"}
+    titles = {
+        "distance": "FreD",
+        "corrected": "corrected",
+        "low": "from",
+        "high": "to",
+        "non_private": "NOT PRIVATE",
+    }
+    columns = [name for name in titles if name in rows[0]]
     width = max(24, *(len(row["candidate"]) + 4 for row in rows))
     lines = [f"{'public corpus':{width}}" + "".join(f"{titles[name]:>13}" for name in columns)]
     for row in rows:
         values = "".join(f"{row[name]:>13.5g}" for name in columns)
-        lines.append(f"{row['rank']:>2}. {row['candidate']:{width - 4}}{values}")
+        tie = "  tied with the next" if row.get("tied") else ""
+        lines.append(f"{row['rank']:>2}. {row['candidate']:{width - 4}}{values}{tie}")
     lines += ["", record["statement"], f"ledger: {record['ledger']}", f"chart: {record['chart']}"]
     if not record["private"]:
         lines.append("The column and marks NOT PRIVATE are exact statistics of private data.")

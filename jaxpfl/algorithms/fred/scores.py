@@ -22,7 +22,7 @@ The intervals are measured, not proven: see `benchmarks/macro/fred_intervals.py`
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,11 @@ class Score(NamedTuple):
     low: float
     high: float
     tied: bool
+
+    def row(self) -> dict[str, Any]:
+        """The score as an entry of a ranking, for JSON."""
+        name, *values = self
+        return {"candidate": name, **dict(zip(self._fields[1:], values, strict=True))}
 
 
 def score(private: PrivateMoments, candidates: Mapping[str, Moments]) -> list[Score]:

@@ -36,7 +36,8 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
 
     Args:
       rows: mappings with "candidate" and "distance", "non_private", or both; then the latter is a
-        mark on the bar. The part of "distance" beyond "corrected" is pale.
+        mark on the bar. The part of "distance" beyond "corrected" is pale, and a line reaches from
+        "low" to "high".
       stamp: written across it, or "".
     """
     axes = plots.axes("Frechet distance of the candidates", height=1.3 + 0.34 * len(rows))
@@ -50,6 +51,9 @@ def bars(rows: Sequence[Mapping[str, Any]], stamp: str) -> Any:
         axes.barh(places, values, color="#e5e7eb", height=0.66, label="made by the noise alone")
         corrected = [max(row["corrected"], 0.0) for row in rows]
         axes.barh(places, corrected, color=colours, height=0.66)
+        for place, row in zip(places, rows, strict=True):
+            label = "interval of the distance without noise" if place == 0 else None
+            axes.plot([row["low"], row["high"]], [place, place], color=INK, lw=1.4, label=label)
     else:
         axes.barh(places, values, color=colours, height=0.66)
     for place, value in zip(places, values, strict=True):

@@ -1,6 +1,7 @@
 """The page of federated training: its rounds, its models compared, and how FreD chose a corpus."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,14 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
     """How FreD chose the public corpus: a table, an explanation and pictures."""
     metric, candidates = found.metric, fred["candidates"]
     scored = [row for row in candidates if row.get("before")]
-    columns = ["rank", "candidate", "FreD", "without the noise's bias"]
+    columns = ["rank", "candidate", "FreD", "without the noise's bias", "interval"]
     if scored:
         columns.append(f"{metric} after prefinetuning, before the rounds")
     rows = []
     for row in candidates:
         cells = [row["rank"], row["candidate"]]
         cells += [f"{row['distance']:.5g}", f"{row['corrected']:.5g}"]
+        cells.append(f"{row['low']:.4g} to {row['high']:.4g}")
         if scored:
             cells.append(score_text(row.get("before"), metric))
         rows.append((*cells, "this run" if row["rank"] == 1 else ""))
@@ -87,6 +89,13 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
             f"Its Spearman rank correlation with FreD is {correlation:.2f} ({len(scored)} "
             "candidates; 1 = the same order)."
         )
+    tied = [
+        f"{near['candidate']} and {far['candidate']}"
+        for near, far in itertools.pairwise(candidates)
+        if near["tied"]
+    ]
+    if tied:
+        said.append(f"The noise does not tell which is nearer: {'; '.join(tied)}.")
     said.append(
         f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
         "candidates and prefinetuning read public text only."

@@ -13,13 +13,13 @@ def ranking(
     """The candidates by FreD, with their models' metrics on declared-public test clients.
 
     Args:
-      scores: "candidate", "distance" and "corrected" of each candidate, nearest first.
+      scores: the `Score.row` of each candidate, nearest first.
       stages: "before" and "after" the private rounds, or one of them: the "loss", "perplexity" and
         "accuracy" of each candidate's model. After the rounds, those of the candidates that FreD
         did not choose are a simulation.
 
     Returns:
-      "candidates": rank, candidate, distance, corrected, and the metrics or None for each stage.
+      "candidates": the rank, the score's entries, and the metrics or None for each stage.
       "spearman": for each stage, Spearman's rank correlation of FreD with the loss, which has the
         order of perplexity; None with fewer than three models, or if one of the two is constant.
     """

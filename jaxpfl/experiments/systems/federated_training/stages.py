@@ -151,10 +151,7 @@ class _Stages:
             "embedder": function.name,
             "noise": found.noise._asdict(),
             "moments_sha256": artifacts.sha256(MOMENTS),
-            "scores": [
-                {"candidate": each.name, "distance": each.distance, "corrected": each.corrected}
-                for each in score(found, corpora)
-            ],
+            "scores": [each.row() for each in score(found, corpora)],
         }
         return Artifact(record)
 

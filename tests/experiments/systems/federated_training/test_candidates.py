@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms import gaussian_moments
+from jaxpfl.algorithms.fred import Score
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import reader
@@ -230,7 +231,7 @@ def test_rank_correlations_are_those_of_distances_and_losses():
         return {"loss": loss, "perplexity": np.exp(loss), "accuracy": 0.0}
 
     scores = [
-        {"candidate": name, "distance": float(d), "corrected": float(d)}
+        Score(name, float(d), float(d), float(d), float(d), False).row()
         for d, name in enumerate("abcd")
     ]
     before = {name: metrics(loss) for name, loss in zip("abcd", (1.0, 2.0, 4.0, 3.0), strict=True)}
