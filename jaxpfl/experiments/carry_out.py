@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
@@ -82,6 +83,8 @@ def run(
                 f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
                 "choose another --out"
             )
+        # So that the config that is written names the weights, which a branch of the hub does not.
+        config = pinned(config)
         # Before anything is written: a config that is refused must not leave a run directory.
         prepared = system.prepare(config)
         stamp = stamp_of(config)

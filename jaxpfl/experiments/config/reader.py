@@ -269,6 +269,8 @@ def _convert_scalar(kind: Any, value: Any, where: _Source, key: str) -> Any:
 
 def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
     """The dataclass among `members` whose field `name` accepts the name in `value`."""
+    if not all("name" in typing.get_type_hints(member) for member in members):
+        return _choose_by_keys(members, value, where, key)
     name = value.get("name") if isinstance(value, Mapping) else None
     known: list[str] = []
     for member in members:
@@ -280,6 +282,37 @@ def _choose(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any
         f"{where.of(f'{key}.name')}: {key}.name must be one of {', '.join(map(repr, known))}, "
         f"found {name!r}"
     )
+
+
+def _choose_by_keys(members: Sequence[Any], value: Any, where: _Source, key: str) -> Any:
+    """The dataclass among `members` that has the most required keys, all of them in `value`.
+
+    Keys of different members exclude each other.
+    """
+    given = list(value) if isinstance(value, Mapping) else []
+    required = {member: _required(member) for member in members}
+    fitting = [member for member in members if required[member] <= set(given)]
+    chosen = max(fitting or members, key=lambda member: len(required[member]))
+    own = typing.get_type_hints(chosen)
+    for other in members:
+        for name in given:
+            if name in own or name not in typing.get_type_hints(other):
+                continue
+            if required[chosen]:
+                because = f"must be absent where {key}.{min(required[chosen])} is given"
+            else:
+                because = f"needs {key}.{min(required[other])}, found none"
+            raise InputError(f"{where.of(f'{key}.{name}')}: {key}.{name} {because}")
+    return chosen
+
+
+def _required(kind: Any) -> set[str]:
+    """The names of the fields of a dataclass that have no default."""
+    return {
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    }
 
 
 def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
@@ -297,12 +330,9 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
                 f"{where.of(prefix + str(name))}: there is no key {prefix + str(name)!r}"
                 f"{_nearest(prefix + str(name), valid)}"
             )
-    for each in dataclasses.fields(kind):
-        required = (
-            each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-        )
-        if required and each.name not in value:
-            raise InputError(f"{where.of(key)}: {prefix}{each.name} is required, found nothing")
+    for name in hints:
+        if name in _required(kind) and name not in value:
+            raise InputError(f"{where.of(key)}: {prefix}{name} is required, found nothing")
     arguments = {
         name: _convert(hints[name], inner, where, f"{prefix}{name}")
         for name, inner in value.items()

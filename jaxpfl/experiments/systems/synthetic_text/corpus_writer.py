@@ -28,17 +28,24 @@ from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute, ignore
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
+from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.experiments.systems.synthetic_text.config import EVOLVING, SyntheticTextConfig
+from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    SyntheticTextConfig,
+)
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
-from jaxpfl.text.tokenisers.base import one_per_row
+from jaxpfl.text.tokenisers.fast import FastTokeniser
+from jaxpfl.text.tokenisers.rows import text_rows
 
 # How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8
@@ -109,7 +116,7 @@ class CorpusWriter:
       progress: whether progress bars are shown on stderr.
 
     Raises:
-      InputError: the masked language model of the config cannot be loaded.
+      InputError: a published model of the config cannot be used.
     """
 
     config: SyntheticTextConfig
@@ -120,12 +127,14 @@ class CorpusWriter:
         if self.config.method in EVOLVING and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
             loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
+        # The same for the published models, of which only the small files are read.
+        self._published  # noqa: B018
 
     @cached_property
     def public(self) -> PublicModels:
         config = self.config
         return _public_models(
-            tuple(config.corpora.items()),
+            tuple((config.corpora or {}).items()),
             config.corpus_texts,
             config.vocab_size,
             Path(config.cache),
@@ -134,16 +143,65 @@ class CorpusWriter:
 
     @cached_property
     def generator(self) -> LanguageModel:
-        settings, popri = self.config.generator, self.config.popri
-        # One more for the start token.
-        positions = max(settings.sequence_length, popri.prompt_tokens + popri.new_tokens + 1)
-        return self.public.decoder("generator", settings, positions)
+        return self._loaded("generator")
 
     @cached_property
     def downstream(self) -> LanguageModel:
-        settings = self.config.downstream
-        positions = max(settings.sequence_length, self.config.corpus.tokens)
-        return self.public.decoder("downstream", settings, positions)
+        return self._loaded("downstream")
+
+    @cached_property
+    def tokeniser(self) -> FastTokeniser:
+        """The downstream model's; the examples of clients and corpora are counted in its tokens."""
+        published = self._published.get("downstream")
+        return self.public.tokeniser if published is None else published.tokeniser
+
+    def about(self, name: str) -> dict[str, Any]:
+        """The record of a section's model: the SHA-256 of its parameters, and where it is from."""
+        digest = {"sha256": self._digests[name]}
+        if name not in self._published:
+            return digest
+        found = self._published[name]
+        return {**digest, "path": found.settings.path, "tokeniser": found.tokeniser.name}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the published models are, because a config names only where they are."""
+        return {name: self.about(name) for name in self._published}
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {name: getattr(self, name).digest() for name in self.config.models}
+
+    def _loaded(self, name: str) -> LanguageModel:
+        """The model of the section `name`: published, or pretrained on the corpora."""
+        settings = self.config.models[name]
+        if isinstance(settings, PublishedModelConfig):
+            return self._published[name].loaded(trained=name == "downstream")
+        positions = max(settings.sequence_length, self._positions(name))
+        return self.public.decoder(name, settings, positions)
+
+    @cached_property
+    def _published(self) -> dict[str, PublishedModel]:
+        """The published models by section, checked, without their weights."""
+        models = {}
+        for name, settings in self.config.models.items():
+            if not isinstance(settings, PublishedModelConfig):
+                continue
+            found = PublishedModel.found(settings, name, trained=name == "downstream")
+            used, start = "corpus.tokens and a start token", found.tokeniser.start is not None
+            if name == "generator":
+                found.require_decoder("which writes no texts")
+                used, start = "popri.prompt_tokens, popri.new_tokens and a start token", False
+            found.require_positions(self._positions(name) + start, used)
+            models[name] = found
+        return models
+
+    def _positions(self, name: str) -> int:
+        """The number of tokens of the longest sequence that the model of this section reads."""
+        if name == "downstream":
+            return self.config.corpus.tokens
+        # One more for the start token.
+        return self.config.popri.prompt_tokens + self.config.popri.new_tokens + 1
 
     @cached_property
     def function(self) -> Embedder:
@@ -233,16 +291,15 @@ class CorpusWriter:
         )
 
     def rows(self, texts: list[str]) -> np.ndarray:
-        """The token ids of each text in a row, which end with end-of-text unless they were cut."""
-        tokeniser = self.public.tokeniser
-        return one_per_row(tokeniser.encode(texts), self.config.corpus.tokens, 0)
+        """The downstream model's token ids of each text, see `text_rows`."""
+        return text_rows(self.tokeniser, texts, self.config.corpus.tokens)
 
     def fitted(
         self, start: LanguageModel, texts: list[str], settings: Training, folder: Path
     ) -> Params:
         """A model's parameters after fine-tuning on texts; of a model with adapters, only these."""
         adapters, base = start.params, None
-        if start.model.lora is not None:
+        if isinstance(start.model, Decoder) and start.model.lora is not None:
             adapters, base = lora.split(start.params)
         found = fit(
             start.model,
@@ -280,8 +337,8 @@ class CorpusWriter:
                     return {"texts": np.array(texts[: evolution.population])}
             raise InputError(
                 f"the generator wrote {len(texts)} texts that are not empty, expected "
-                f"evolution.population = {evolution.population}: it needs more pretraining "
-                "(generator.pretraining)"
+                f"evolution.population = {evolution.population}: it needs more pretraining, or "
+                "must be another model (section generator)"
             )
 
         algorithm = private_evolution(

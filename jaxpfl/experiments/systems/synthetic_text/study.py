@@ -139,7 +139,7 @@ class SyntheticText:
 
     def in_spans(self) -> Self:
         """The same study, in which each example is a span of a client's texts."""
-        tokeniser, tokens = self.models.public.tokeniser, self.config.corpus.tokens
+        tokeniser, tokens = self.models.tokeniser, self.config.corpus.tokens
         held = (self.clients, self.valid, self.test)
         clients, valid, test = (in_spans(part, tokeniser, tokens) for part in held)
         return dataclasses.replace(self, clients=clients, valid=valid, test=test)
@@ -179,12 +179,10 @@ class SyntheticText:
 
     def _public_models(self) -> dict[str, Any]:
         """The models that the run started from: names, and the SHA-256 of the parameters."""
-        found: dict[str, Any] = {
-            "tokeniser": {"name": self.models.public.tokeniser.name},
-            "downstream": {"sha256": self.models.downstream.digest()},
-        }
+        found: dict[str, Any] = {name: self.models.about(name) for name in self.config.models}
+        if any("tokeniser" not in about for about in found.values()):
+            found["tokeniser"] = {"name": self.models.public.tokeniser.name}
         if self.config.method in WRITING:
-            found["generator"] = {"sha256": self.models.generator.digest()}
             found["embedder"] = {"name": self.models.function.name}
         return found
 
@@ -246,7 +244,7 @@ class SyntheticText:
                 checkpoint_every=self.config.run.checkpoint_every,
                 progress=self.models.progress,
             ),
-            start=f"{start.digest()} {self.models.public.tokeniser.name}",
+            start=f"{start.digest()} {self.models.tokeniser.name}",
         )
         guarantee = {"privacy": result.privacy, "epsilon": result.metrics["epsilon"]}
         return result.params, {"guarantee": guarantee if self.plan.private else None}
@@ -269,7 +267,7 @@ class SyntheticText:
             if not found:
                 raise InputError(
                     "the generator wrote only empty texts, expected a corpus: it needs more "
-                    "pretraining (generator.pretraining)"
+                    "pretraining, or must be another model (section generator)"
                 )
             return {"texts": np.array(found)}
 
@@ -292,12 +290,14 @@ class SyntheticText:
         """The store of the rounds' artifacts; with a `scorer` it can ask the clients."""
         config = self.config
         described = json.dumps(files.jsonable(dataclasses.asdict(config)))
+        if self.models.identity:
+            described += json.dumps(self.models.identity)
         if scorer is None:
             return Releases.without_clients(directory, described)
         limit, seed = config.training.max_examples, config.data.split_seed
         made_by = (config.data.remove, f"at most {limit} by {seed}")
         if config.corpus.spans:
-            cut = f"{self.models.public.tokeniser.name} {config.corpus.tokens}"
+            cut = f"{self.models.tokeniser.name} {config.corpus.tokens}"
             made_by = (*made_by, cut)
         few = self.clients.keeping(at_most(self.clients, limit, seed))
         return Releases.of_clients(

@@ -151,12 +151,13 @@ def _more_texts(
     number: int,
 ) -> list[str]:
     """New texts by the generator as the run tuned it."""
-    digest = writer.generator.digest()
+    digest = writer.about("generator")["sha256"]
     expected = record["public_models"]["generator"]["sha256"]
     if digest != expected:
+        where = writer.identity.get("generator", {}).get("path", writer.config.cache)
         raise InputError(
-            f"{writer.config.cache}: the public generator must be the one that the run used, with "
-            f"SHA-256 {expected[:12]}..., found {digest[:12]}...: restore it"
+            f"{where}: the public generator must be the one that the run used, with SHA-256 "
+            f"{expected[:12]}..., found {digest[:12]}...: restore it"
         )
     plan = record["plan"]
     model, samples = writer.tuned(

@@ -1,0 +1,137 @@
+"""Published models that a config names: found, checked before anything is charged, and loaded."""
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, cast
+
+from jaxpfl import files
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.models.checkpoints import adapters, hub, pretrained
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.decoder.quantise import quantise
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
+
+# Published embedding tables are padded, to a multiple of 128 or a little further: below 2 % in all
+# that are known. A tokeniser that leaves more of the model's ids unused is another model's.
+_MOST_UNUSED = 0.05
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A published model before its weights are read.
+
+    Attributes:
+      name: of the config section, with which messages begin.
+      folder: its files.
+      model: what its config.json describes; an encoder's head is known once it is loaded.
+      tokeniser: its own, whose name ends with a hash of all that it follows from.
+    """
+
+    name: str
+    settings: PublishedModelConfig
+    folder: Path
+    model: Decoder | Encoder
+    tokeniser: FastTokeniser = field(repr=False)
+
+    @classmethod
+    def found(cls, settings: PublishedModelConfig, name: str, *, trained: bool = False) -> Self:
+        """Finds the model that a section names, and reads its small files.
+
+        Args:
+          name: of the section.
+          trained: whether its own weights, and not only adapters, are trained.
+
+        Raises:
+          InputError: it is nowhere to be found, is not a language model that we compute, has
+            another model's tokeniser, or cannot be had as the section asks.
+          CorruptFile: a file is broken.
+        """
+        folder = hub.resolve(settings.path)
+        model = pretrained.read_config(folder / "config.json")
+        if isinstance(model, Encoder):
+            if not model.causal:
+                raise InputError(
+                    f"{name}.path = {settings.path!r} holds a {model.name} encoder, expected a "
+                    "decoder, or is_decoder: true in its config.json: it predicts no next token"
+                )
+            for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
+                if getattr(settings, option) != default:
+                    raise InputError(
+                        f"{name}.{option} must be absent for a {model.name}, found "
+                        f"{getattr(settings, option)!r}: it is for decoders only"
+                    )
+        if trained and settings.int8:
+            raise InputError(
+                f"{name}.int8 must be false, found true: the model is trained, and int8 weights "
+                "cannot be"
+            )
+        tokeniser = _own_tokeniser(folder, model, name)
+        label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
+        tokeniser.name = f"{label} {_digest(folder, tokeniser)}"
+        return cls(name, settings, folder, model, tokeniser)
+
+    def require_decoder(self, because: str) -> None:
+        """Refuses an encoder; `because` says what it cannot do."""
+        if not isinstance(self.model, Decoder):
+            raise InputError(
+                f"{self.name}.path = {self.settings.path!r} must hold a decoder, found a "
+                f"{self.model.name}, {because}"
+            )
+
+    def require_positions(self, tokens: int, of: str) -> None:
+        """Refuses a model that cannot read `tokens` tokens, the size of what `of` names."""
+        positions = self.model.config.positions
+        if tokens > positions:
+            raise InputError(
+                f"{self.name}.path = {self.settings.path!r} has {positions} positions, expected "
+                f"at least {tokens}, for {of}"
+            )
+
+    def loaded(self, *, trained: bool = False) -> LanguageModel:
+        """The model with its weights, its adapters merged; an encoder is trained, never sampled.
+
+        Raises:
+          InputError, CorruptFile: as `pretrained.load` and `adapters.load`.
+        """
+        settings = self.settings
+        dtype = "float32" if trained else settings.dtype
+        model, params = pretrained.load(self.folder, dtype=dtype)
+        if isinstance(model, Decoder):
+            if settings.adapters is not None:
+                model, params = adapters.load(settings.adapters, model, params)
+                model, params = lora.merge(model, params)
+            if settings.int8:
+                model, params = quantise(model, params)
+            model = dataclasses.replace(model, compute=settings.dtype)
+        elif not model.head:
+            raise InputError(
+                f"{self.name}.path = {settings.path!r} holds a {model.name} without a "
+                "language-model head, expected one: it predicts no next token"
+            )
+        return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
+
+
+def _own_tokeniser(folder: Path, model: Decoder | Encoder, name: str) -> FastTokeniser:
+    """The tokeniser of a model's folder, which must be that of its vocabulary."""
+    tokeniser = hugging_face(folder)
+    size, expected = tokeniser.vocab_size, model.vocab_size
+    if not (1 - _MOST_UNUSED) * expected <= size <= expected:
+        raise InputError(
+            f"{name}: {folder / 'tokenizer.json'} has {size} token ids, expected the {expected} of "
+            "config.json (vocab_size), or a few less: it is another model's tokeniser"
+        )
+    return tokeniser
+
+
+def _digest(folder: Path, tokeniser: FastTokeniser) -> str:
+    """Identifies a tokeniser: its file, and the special tokens that other files name."""
+    roles = repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
+    described = files.sha256_file(folder / "tokenizer.json") + roles
+    return hashlib.sha256(described.encode()).hexdigest()[:12]

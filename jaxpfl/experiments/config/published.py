@@ -1,0 +1,79 @@
+"""The config sections of published models, which are loaded and not trained here first."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.models.decoder.config import LoRA
+
+
+@dataclass(frozen=True)
+class PublishedModelConfig:
+    """A model in a folder, or on the Hugging Face hub, with its own tokeniser.
+
+    Attributes:
+      path: a folder with config.json, tokenizer.json and safetensors, or a hub NAME[@REVISION]. A
+        run replaces a revision, or none, by the commit that it is when the run begins.
+      dtype: of the computations, and of the weights that are not trained; trained ones are float32.
+      int8: stores the linear maps of the layers as 8-bit integers, for weights that are not
+        trained.
+      adapters: a folder of PEFT with LoRA adapters, which are merged into the weights.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    int8: bool = False
+    adapters: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("path", "adapters"):
+            if getattr(self, name) == "":
+                raise InputError(f"{name} must name a folder, found ''")
+
+
+@dataclass(frozen=True)
+class PublishedDecoderConfig(PublishedModelConfig):
+    """A published language model that clients train.
+
+    Attributes:
+      sequence_length: a client's text is cut to this many tokens.
+      lora: the adapters that are trained and sent instead of the model; None trains all weights.
+    """
+
+    name: Literal["decoder"] = "decoder"
+    sequence_length: int = 64
+    lora: LoRA | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive_int("sequence_length", self.sequence_length)
+
+
+def pinned(config: Any) -> Any:
+    """The config, in which every model on the Hugging Face hub is named with its commit.
+
+    Raises:
+      InputError: a model is nowhere to be found; names the section.
+    """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    changes: dict[str, Any] = {}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        try:
+            found = pinned(value)
+        except InputError as error:
+            raise InputError(f"{each.name}.{error}") from error
+        if found is not value:
+            changes[each.name] = found
+    if isinstance(config, PublishedModelConfig):
+        try:
+            path = hub.pinned(config.path)
+        except InputError as error:
+            raise InputError(f"path: {error}") from error
+        if path != config.path:
+            changes["path"] = path
+    return dataclasses.replace(config, **changes) if changes else config

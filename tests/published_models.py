@@ -1,0 +1,65 @@
+"""Tiny random models in Hugging Face's format, each with a tokeniser of its own."""
+
+import json
+from pathlib import Path
+
+import jax
+
+from jaxpfl.models.checkpoints import adapters, pretrained
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
+
+SIZES = {"hidden_size": 16, "layers": 2, "heads": 2, "inner_size": 32}
+
+
+def write_tokeniser(folder: Path, size: int = 300, *, start: bool = False) -> None:
+    """A byte-level BPE with `size` ids: end-of-text is 0, and a start token is 1."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = ["<|end|>", "<|start|>"] if start else ["<|end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=special,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    words = [f" {a}{b}{c}" for a in "klmnqxz" for b in "aeiouy" for c in "bdgmtwz"]
+    tokenizer.train_from_iterator(["".join(words)] * 3, trainer)
+    assert tokenizer.get_vocab_size() == size
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>"}
+    if start:
+        settings |= {"bos_token": "<|start|>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_decoder(folder: Path, model_type: str, *, seed: int = 0, vocab_size: int = 300) -> Path:
+    """A decoder of 64 positions; a Llama's tokeniser has a start token, as published ones have."""
+    model = Decoder(DecoderConfig(model_type, vocab_size=vocab_size, positions=64, **SIZES))
+    pretrained.save(folder, model, model.init(jax.random.key(seed)))
+    write_tokeniser(folder, start=model_type == "llama")
+    return folder
+
+
+def write_encoder(folder: Path, model_type: str, *, causal: bool = True) -> Path:
+    """An encoder with a language-model head."""
+    config = EncoderConfig(model_type, vocab_size=300, positions=64, **SIZES)
+    model = Encoder(config, causal=causal, head=True)
+    pretrained.save(folder, model, model.init(jax.random.key(0)))
+    write_tokeniser(folder)
+    return folder
+
+
+def write_adapters(folder: Path, base: Path) -> Path:
+    """Adapters that change what the model in `base` computes."""
+    model, params = lora.attach(*pretrained.load(base), LoRA(rank=2), jax.random.key(5))
+    trained, rest = lora.split(params)
+    trained = jax.tree.map(lambda leaf: leaf + 0.3, trained)
+    adapters.save(folder, model, lora.join(trained, rest))
+    return folder
