@@ -80,6 +80,11 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
             raise InputError(
                 f"start: parameter {name} is {found.get(name)}, expected {expected.get(name)}"
             )
+    return copied(start)
+
+
+def copied(start: Any) -> Callable[[jax.Array], Any]:
+    """Returns `(key) -> parameters`: a copy of `start` as in `initial_params`, unchecked."""
     return lambda key: jax.tree.map(jnp.array, start)
 
 

@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import Algorithm, initial_params
+from jaxpfl.algorithms.base import Algorithm, copied, initial_params
 from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.errors import InputError
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.base import Model
+from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan
 
 
@@ -35,7 +37,7 @@ class FedAvgState(NamedTuple):
     """Everything a round starts from; public.
 
     Attributes:
-      params: of the model.
+      params: of the model, or of its adapters alone where these are trained.
       server: the server optimiser's state.
       clip_norm: float32 scalar, S of the next round.
     """
@@ -65,6 +67,7 @@ def fed_avg(
     cohort: CohortSpec | None = None,
     execution: Execution | None = None,
     start: Any = None,
+    frozen: Any = None,
 ) -> Algorithm:
     """Returns DP-FedAvg for `model` under `plan`.
 
@@ -79,9 +82,11 @@ def fed_avg(
       execution: devices, chunk and accumulator.
       start: PUBLIC parameters to start from, such as prefinetuned ones; None draws them by
         `model.init`.
+      frozen: PUBLIC base of a model with LoRA adapters, which is not trained. `start` then holds
+        the adapters (`lora.split`), and clients send changes of these alone.
 
     Raises:
-      InputError: `start` is not a tree of the model's parameters.
+      InputError: `start` is not a tree of the model's parameters, or is missing beside `frozen`.
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round) and `update_norm`
     (float32, L2 norm of the noisy mean update).
@@ -90,14 +95,23 @@ def fed_avg(
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
     update = Query(
         "update",
-        LocalTraining(model, client),
+        LocalTraining(model, client, adapters=frozen is not None),
         plan,
         cohort,
         columns=tuple(model.columns),
         execution=execution,
     )
     everywhere = NamedSharding(execution.devices, PartitionSpec())
-    first_params = initial_params(model, start)
+    if frozen is None:
+        first_params = initial_params(model, start)
+    elif start is None:
+        raise InputError("start must hold the adapters of the frozen model, found none")
+    else:
+        first_params = copied(start)
+        frozen = jax.device_put(frozen, everywhere)
+
+    def whole(params):
+        return params if frozen is None else lora.join(params, frozen)
 
     def init(key):
         params = first_params(key)
@@ -106,14 +120,15 @@ def fed_avg(
 
     def step(state, release, round):
         del round
-        found = release(update, state.params, clip_norm=used_clip_norm(plan, state.clip_norm))
+        broadcast = state.params if frozen is None else (state.params, frozen)
+        found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
         params, server_state, update_norm = server_step(
             server, state.params, state.server, found.value, plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics
 
-    return Algorithm("fed_avg", init, step, (update,), lambda state: state.params)
+    return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params))
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:

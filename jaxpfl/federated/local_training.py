@@ -9,6 +9,7 @@ import optax
 
 from jaxpfl.federated.client import Examples
 from jaxpfl.models.base import Model
+from jaxpfl.models.decoder import lora
 
 PyTree = Any
 
@@ -24,17 +25,22 @@ class LocalTraining:
     Attributes:
       model: its `loss(params, batch, mask)` is the mean over a batch's real examples.
       optimizer: any optax optimiser.
+      adapters: whether the broadcast is a pair, LoRA adapters and the base that they belong to
+        (`lora.split`); only the adapters are trained.
     """
 
     model: Model
     optimizer: optax.GradientTransformation
+    adapters: bool = False
 
     def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""
         del key  # these models draw nothing while training
+        params, base = params if self.adapters else (params, None)
 
         def loss(params, batch, mask):
-            return self.model.loss(params, batch, mask)[0]
+            whole = lora.join(params, base) if self.adapters else params
+            return self.model.loss(whole, batch, mask)[0]
 
         def step(index, carry):
             local, optimizer_state = carry

@@ -149,9 +149,9 @@ def plan_without_privacy(privacy: PrivacyConfig, training: TrainingConfig, popul
 
 
 def build_fed_avg(
-    model: Model, training: TrainingConfig, plan: Plan, start: Any = None
+    model: Model, training: TrainingConfig, plan: Plan, start: Any = None, frozen: Any = None
 ) -> Algorithm:
-    """Builds DP-FedAvg from a section `training`; `start` as in `algorithms.fed_avg`."""
+    """Builds DP-FedAvg from a section `training`; `start`, `frozen` as in `algorithms.fed_avg`."""
     return fed_avg(
         model,
         client=build_optimizer(training.client),
@@ -160,6 +160,7 @@ def build_fed_avg(
         cohort=build_cohort(training),
         execution=Execution(chunk=training.chunk),
         start=start,
+        frozen=frozen,
     )
 
 

@@ -8,6 +8,8 @@ import jax
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
+from jaxpfl.text.generation.decoding import Decoding
+from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.sentences import generate_sentences
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -40,5 +42,21 @@ def sentences_of(
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
         return generate_sentences(model, params, vocabulary, key, number, max_tokens=max_tokens)
+
+    return sentences
+
+
+def written_by(
+    published: LanguageModel, model: Any, *, seed: int, number: int, max_tokens: int
+) -> Callable[[Any, int], list[str]]:
+    """As `sentences_of`, for a decoder `model` with the tokeniser of `published`."""
+
+    def sentences(params: Any, round: int) -> list[str]:
+        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
+        writer = published.replaced(model, params)
+        (texts,) = writer.write(
+            [""], key, decoding=Decoding(max_new_tokens=max_tokens), responses=number
+        )
+        return texts
 
     return sentences

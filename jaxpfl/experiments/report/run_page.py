@@ -74,7 +74,7 @@ class RunFiles:
     @cached_property
     def language(self) -> bool:
         """Whether the model's metric is perplexity."""
-        known = "vocab_size" in self.run["config"].get("model", {})
+        known = "sequence_length" in self.run["config"].get("model", {})
         return known or any("sentences" in record for record in self.records)
 
     @property

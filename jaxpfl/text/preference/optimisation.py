@@ -14,6 +14,7 @@ The reference is the model without its adapters, which shares the base arrays. I
 are computed once.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,6 +63,10 @@ class PreferenceSettings:
       microbatch_size: pairs on the accelerator at a time; a batch's gradient is accumulated over
         its microbatches. None means the whole batch.
       multiple: rows are padded to a multiple of this many tokens.
+      remat: stores one array per layer for the backward pass and recomputes the rest, see
+        `Decoder.remat`: less memory, a third more time.
+      dtype: "float32" or "bfloat16", of the tuning's computations, the reference's among them; None
+        keeps the model's. Adapters are float32.
     """
 
     loss: str = "dpo"
@@ -74,6 +79,8 @@ class PreferenceSettings:
     clip_norm: float | None = 1.0
     microbatch_size: int | None = None
     multiple: int = 64
+    remat: bool = False
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         one_of("loss", self.loss, tuple(_LOSSES))
@@ -87,6 +94,13 @@ class PreferenceSettings:
             positive("clip_norm", self.clip_norm)
         if self.microbatch_size is not None:
             positive_int("microbatch_size", self.microbatch_size)
+        if self.dtype is not None:
+            one_of("dtype", self.dtype, ("float32", "bfloat16"))
+
+    def computing(self, model: Decoder) -> Decoder:
+        """The model with the settings of its computations."""
+        compute = model.compute if self.dtype is None else self.dtype
+        return dataclasses.replace(model, compute=compute, remat=model.remat or self.remat)
 
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, after clipping."""
@@ -163,6 +177,7 @@ def tune(
     if model.lora is None:
         raise InputError("the model has no adapters to tune: attach them first (lora.attach)")
     check_fits(model, pairs)
+    model = settings.computing(model)
     params = placed(params, mesh)
     size = min(settings.microbatch_size or settings.batch_size, settings.batch_size)
     if reference is None:

@@ -1,12 +1,21 @@
-"""From a config to what it describes: clients, vocabulary, plans, model, algorithm."""
+"""From a config to what it describes: clients, vocabulary, plans, model, algorithm.
+
+A published model brings its own tokeniser and parameters. With `model.lora` its weights are the
+frozen base, and the parameters that clients train, send and clip are the adapters alone.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.algorithms.stored_rounds import PublicDraws
 from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.published import PublishedModel
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
@@ -23,6 +32,9 @@ from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.models.base import Model
+from jaxpfl.models.decoder import lora
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -37,6 +49,9 @@ class Experiment:
       sources: the training clients as they were read: with "text" if `train` has "tokens".
       candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
       fred: the plan of FreD's release on the training clients, or None.
+      published: the published model, without adapters, or None.
+      start: the PUBLIC parameters that training starts from; None draws them.
+      frozen: the base of the adapters that are trained, or None.
     """
 
     config: Config
@@ -49,18 +64,37 @@ class Experiment:
     model: Model
     fred: FredPlan | None
     algorithm: Algorithm = field(repr=False)
+    published: LanguageModel | None = field(default=None, repr=False)
+    start: Any = field(default=None, repr=False)
+    frozen: Any = field(default=None, repr=False)
+
+    @property
+    def encoder(self) -> Vocabulary | TextEncoder | None:
+        """What makes tokens of texts; None for a model that reads none."""
+        return self.vocabulary if self.published is None else TextEncoder(self.published.tokeniser)
+
+    @cached_property
+    def published_as(self) -> dict[str, str] | None:
+        """What the published model is, because a config names only where it is."""
+        if self.published is None:
+            return None
+        assert isinstance(self.config.model, PublishedDecoderConfig)
+        return {
+            "path": self.config.model.path,
+            "sha256": self.published.digest(),
+            "tokeniser": self.published.tokeniser.name,
+        }
 
     def starting_from(self, params: Any) -> Self:
         """The same experiment, whose training starts from these PUBLIC parameters."""
         (query,) = self.algorithm.queries
-        return dataclasses.replace(
-            self, algorithm=build_fed_avg(self.model, self.config.training, query.plan, params)
-        )
+        algorithm = build_fed_avg(self.model, self.config.training, query.plan, params, self.frozen)
+        return dataclasses.replace(self, algorithm=algorithm, start=params)
 
-    def without_privacy(self, start: Any = None) -> Algorithm:
+    def without_privacy(self) -> Algorithm:
         """The same training, clipped alike, without noise: NOT private."""
         plan = plan_without_privacy(self.config.privacy, self.config.training, len(self.train))
-        return build_fed_avg(self.model, self.config.training, plan, start)
+        return build_fed_avg(self.model, self.config.training, plan, self.start, self.frozen)
 
 
 def build(config: Config) -> Experiment:
@@ -81,12 +115,18 @@ def build(config: Config) -> Experiment:
         for source in candidates.sources:
             # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
-    vocabulary = None
-    if isinstance(config.model, LanguageModelConfig):
-        vocabulary = _vocabulary(config, candidates, public, private)
-        length = config.model.sequence_length
-        parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
-    model = build_model(config.model, vocabulary)
+    vocabulary = published = start = frozen = None
+    if isinstance(config.model, PublishedDecoderConfig):
+        published, length = _published(config, config.model), config.model.sequence_length
+        encoder = TextEncoder(published.tokeniser)
+        parts = {name: encoder.encode(part, length) for name, part in parts.items()}
+        model, start, frozen = _trained(published, config.model, config.run.seed)
+    else:
+        if isinstance(config.model, LanguageModelConfig):
+            vocabulary = _vocabulary(config, candidates, public, private)
+            length = config.model.sequence_length
+            parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
+        model = build_model(config.model, vocabulary)
     fred = build_fred_plan(config)
     released = fred.event() if fred is not None and fred.private else None
     plan = build_plan(config.privacy, config.training, len(sources), prior_releases=released)
@@ -100,8 +140,42 @@ def build(config: Config) -> Experiment:
         candidates=candidates,
         model=model,
         fred=fred,
-        algorithm=build_fed_avg(model, config.training, plan),
+        algorithm=build_fed_avg(model, config.training, plan, start, frozen),
+        published=published,
+        start=start,
+        frozen=frozen,
     )
+
+
+def _published(config: Config, settings: PublishedDecoderConfig) -> LanguageModel:
+    """The published model of a section `model`, with its weights."""
+    trained = settings.lora is None
+    found = PublishedModel.found(settings, "model", trained=trained)
+    tokeniser = found.tokeniser
+    if not trained:
+        found.require_decoder("which takes no adapters (model.lora)")
+    if config.evaluation.every and config.evaluation.sentences:
+        found.require_decoder("which writes no sentences: set evaluation.sentences: 0")
+        if tokeniser.start is None and tokeniser.end_of_text is None:
+            raise InputError(
+                f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token, so "
+                "no sentence can begin: set evaluation.sentences: 0"
+            )
+    start = tokeniser.start is not None
+    used = "model.sequence_length and a start token"
+    found.require_positions(settings.sequence_length + start, used)
+    return found.loaded(trained=trained)
+
+
+def _trained(
+    published: LanguageModel, settings: PublishedDecoderConfig, seed: int
+) -> tuple[Model, Any, Any]:
+    """The model that clients compute, the parameters that they train, and the frozen ones."""
+    if settings.lora is None:
+        return published.model, published.params, None
+    key = PublicDraws("federated_training", seed).key("adapters")
+    model, params = lora.attach(published.model, published.params, settings.lora, key)
+    return model, *lora.split(params)
 
 
 def _vocabulary(

@@ -16,6 +16,7 @@ from jaxpfl.experiments.central.prefinetune import Corpus
 from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 ALONE = "public"
@@ -75,7 +76,7 @@ class Candidates:
         *,
         seed: int,
         columns: tuple[str, ...],
-        vocabulary: Vocabulary | None,
+        encoder: Vocabulary | TextEncoder | None,
         sequence_length: int,
     ) -> Corpus:
         """The randomly drawn examples that candidate `name` is prefinetuned on.
@@ -86,7 +87,7 @@ class Candidates:
         Args:
           examples: the number of examples, held-out ones included.
           valid: the fraction of each part of a mixture that is held out.
-          columns: the columns that the model reads; `vocabulary` makes "tokens" from "text".
+          columns: the columns that the model reads; `encoder` makes "tokens" from "text".
 
         Raises:
           InputError: the sources have too few examples.
@@ -103,9 +104,9 @@ class Candidates:
             held_out = round(valid * number)
             for column in columns:
                 if column == "tokens":
-                    assert vocabulary is not None
+                    assert encoder is not None
                     texts = take(_column(population, source, "text"), rows).to_pylist()
-                    values = vocabulary.encode_texts(texts, sequence_length)
+                    values = encoder.encode_texts(texts, sequence_length)
                 else:
                     values = take(_column(population, source, column), rows)
                 drawn[column].append((values, held_out))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
     DataConfig,
@@ -94,7 +95,7 @@ class Config:
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)
     data: DataConfig
-    model: LanguageModelConfig | ImageModelConfig
+    model: LanguageModelConfig | ImageModelConfig | PublishedDecoderConfig
     privacy: PrivacyConfig
     training: TrainingConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -114,10 +115,24 @@ class Config:
                 "run.also_without_privacy must be false where privacy.private is false, found true"
             )
         self._check_stages()
+        if isinstance(self.model, PublishedDecoderConfig):
+            self._check_published(self.model)
         public = [self.data.public, *(self.fred.sources.values() if self.fred else ())]
         if PUBLIC_PART in public and not self.data.split.public:
             raise InputError(
                 f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
+            )
+
+    def _check_published(self, model: PublishedDecoderConfig) -> None:
+        """Refuses what a published model, with a tokeniser of its own, cannot be trained with."""
+        if self.data.public is not None and (self.prefinetune is None or self.fred is not None):
+            raise InputError(
+                "data.public must be absent for a published model, which has its own tokeniser, "
+                f"unless it is prefinetuned on that corpus, found {self.data.public!r}"
+            )
+        if model.lora is not None and self.prefinetune is not None:
+            raise InputError(
+                "model.lora must be null with a prefinetune section, which trains all weights"
             )
 
     def _check_stages(self) -> None:

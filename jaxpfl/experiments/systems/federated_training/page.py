@@ -131,7 +131,8 @@ def lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def _is_language(record: Mapping[str, Any]) -> bool:
-    return any(row["model"] == "unigram" for row in record["table"])
+    words = any(row["model"] == "unigram" for row in record["table"])
+    return words or record.get("published_model") is not None
 
 
 def _compared_lines(

@@ -32,7 +32,6 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
 from jaxpfl.experiments.central.training import Fitted
-from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.engine.rounds import initial_state
@@ -93,6 +92,8 @@ class _Stages:
         # FreD's release is stored under the name of its secret. The other artifacts are not: the
         # secret is deleted once the scores are stored.
         self.run = study_runs.config_id(self.config)
+        if experiment.published_as is not None:
+            self.run += f" from {experiment.published_as['sha256'][:12]}"
 
     def carry_out(self, ledger_path: Path, budget: Budget | None) -> Stages:
         settings = self.config.prefinetune
@@ -179,15 +180,14 @@ class _Stages:
         settings = config.prefinetune
         assert candidates is not None
         assert settings is not None
-        language = config.model if isinstance(config.model, LanguageModelConfig) else None
         corpus = candidates.corpus(
             name,
             settings.examples,
             settings.valid,
             seed=config.run.seed,
-            columns=("tokens",) if language is not None else ("image", "label"),
-            vocabulary=self.experiment.vocabulary,
-            sequence_length=0 if language is None else language.sequence_length,
+            columns=tuple(self.experiment.model.columns),
+            encoder=self.experiment.encoder,
+            sequence_length=getattr(config.model, "sequence_length", 0),
         )
         with Progress(
             f"prefinetune on {name}",

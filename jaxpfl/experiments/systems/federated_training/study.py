@@ -16,6 +16,7 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments.central.training import Fitted
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine import study_runs
@@ -23,7 +24,7 @@ from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeri
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.texts import sentences_of
+from jaxpfl.experiments.engine.texts import sentences_of, written_by
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
@@ -61,6 +62,7 @@ class _Progress:
         self.ledger = study_runs.ledger_path(self.config.privacy, self.directory)
         self.stages: Stages | None = None
         self.start: Fitted | None = None
+        self.untrained = experiment.algorithm
         if experiment.vocabulary is not None:
             experiment.vocabulary.save(self.directory / "vocabulary.json")
         if self.config.prefinetune is not None:
@@ -116,7 +118,16 @@ class _Progress:
         evaluator, sentences = None, None
         if evaluation.every:
             evaluator = self._evaluator("validation")
-        if evaluation.every and evaluation.sentences and vocabulary is not None:
+        if evaluation.every and evaluation.sentences and self.experiment.published is not None:
+            assert isinstance(config.model, PublishedDecoderConfig)
+            sentences = written_by(
+                self.experiment.published,
+                self.experiment.model,
+                seed=config.run.seed,
+                number=evaluation.sentences,
+                max_tokens=config.model.sequence_length,
+            )
+        elif evaluation.every and evaluation.sentences and vocabulary is not None:
             assert isinstance(config.model, LanguageModelConfig)
             sentences = sentences_of(
                 self.experiment.model,
@@ -142,7 +153,7 @@ class _Progress:
                 config=to_mapping(config),
                 seed=config.run.seed,
                 reproducible_noise=config.run.reproducible_noise,
-                start=None if start is None else start.record["params_sha256"],
+                start=self._starts_from(start),
                 prior=prior,
                 note=note,
                 resumed_as=self.directory,
@@ -150,6 +161,12 @@ class _Progress:
             resume=(directory / "run.json").exists(),
         )
         return loop.run_and_report() if folder else loop.run()
+
+    def _starts_from(self, start: Fitted | None) -> str | None:
+        """Identifies the prefinetuned and the published parameters, where there are any."""
+        parts = [] if start is None else [start.record["params_sha256"]]
+        parts += (self.experiment.published_as or {}).values()
+        return " ".join(parts) or None
 
     def _other_candidates(self) -> dict[str, Result]:
         """By folder, the runs from the candidates that FreD did not choose."""
@@ -173,9 +190,7 @@ class _Progress:
             path = self.directory / folder / "config.yaml"
             path.parent.mkdir(exist_ok=True)
             files.write_atomically(path, f"# {NOT_PRIVATE}\n{to_yaml(config)}")
-        start = self.start
-        algorithm = self.experiment.without_privacy(None if start is None else start.params)
-        return self._run(folder, algorithm, start, config=config)
+        return self._run(folder, self.experiment.without_privacy(), self.start, config=config)
 
     def _record(self, result: Result) -> dict[str, Any]:
         """The record with its tables, which show only what the statement covers."""
@@ -189,6 +204,7 @@ class _Progress:
             "tested_on": None if evaluator is None else evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator, private),
             "fred": fred,
+            "published_model": self.experiment.published_as,
         }
 
     def _before(self) -> dict[str, Scores]:
@@ -201,9 +217,11 @@ class _Progress:
     def _table(self, result: Result, evaluator: Evaluator, private: bool) -> list[dict[str, Any]]:
         """Scores the models, and word frequencies, on the same declared-public test clients."""
         experiment, stages = self.experiment, self.stages
-        untrained = experiment.starting_from(None).algorithm
-        params = initial_state(untrained, self.config.run.seed).params
-        table = [{"model": "untrained", "private": True, **evaluator(params).result()}]
+        untrained = self.untrained
+        assert untrained.params is not None
+        params = untrained.params(initial_state(untrained, self.config.run.seed))
+        name = "untrained" if experiment.published is None else "the published model"
+        table = [{"model": name, "private": True, **evaluator(params).result()}]
         if experiment.vocabulary is not None and experiment.valid.num_examples:
             valid = self._declared("validation")
             unigram = unigram_baseline(

@@ -52,7 +52,7 @@ def vocabulary(pipeline_config) -> Vocabulary:
 
 def _corpus(candidates, name, vocabulary, examples=80, seed=0):
     return candidates.corpus(
-        name, examples, 0.2, seed=seed, columns=("tokens",), vocabulary=vocabulary,
+        name, examples, 0.2, seed=seed, columns=("tokens",), encoder=vocabulary,
         sequence_length=8,
     )  # fmt: skip
 

@@ -1,0 +1,222 @@
+"""DP-FedAvg of a published decoder, with and without adapters, and what is refused."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.federated.release import Releaser
+from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import LoRA
+from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.ledgers import same_but_heads
+from tests.published_models import write_decoder, write_encoder, write_tokeniser
+
+pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
+
+ADAPTERS = {"rank": 2, "alpha": 4.0, "targets": ["q", "v"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    write_lines(folder / "clients.jsonl", NEAR, 40, 3, "canarytext{}")
+    write_lines(folder / "far.jsonl", FAR, 30, 4)
+    for name in ("gpt2", "llama"):
+        write_decoder(folder / name, name)
+    write_encoder(folder / "bert", "bert")
+    write_encoder(folder / "masked", "bert", causal=False)
+    return folder
+
+
+@pytest.fixture
+def configured(folder):
+    """Makes the config; `model` and sections change it."""
+
+    def make(model: dict, **changes) -> Config:
+        mapping = {
+            "data": {
+                "source": str(folder / "clients.jsonl"),
+                "split": {"train": 0.6, "valid": 0.2, "test": 0.2},
+            },
+            "model": {"name": "decoder", "sequence_length": 8} | model,
+            "privacy": {"epsilon": 8.0, "delta": 1e-3, "clip_norm": 0.5, "accountant": "pld"},
+            "training": {
+                "rounds": 2,
+                "clients_per_round": 8,
+                "batch_size": 4,
+                "max_examples": 4,
+                "clients_per_bucket": 8,
+            },
+            "evaluation": {
+                "every": 2,
+                "declared_public": True,
+                "max_examples": 20,
+                "sentences": 0,
+            },
+            "run": {"checkpoint_every": 1, "devices": 1, "reproducible_noise": True},
+        }
+        for section, values in changes.items():
+            mapping[section] = mapping.get(section, {}) | values
+        return from_mapping(mapping, "here")
+
+    return make
+
+
+def _equal(found, expected) -> None:
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.long
+def test_adapters_alone_are_trained_and_sent_and_a_resumed_run_is_the_same(
+    configured, folder, tmp_path, monkeypatch
+):
+    config = configured(
+        {"path": str(folder / "llama"), "lora": ADAPTERS}, evaluation={"sentences": 1}
+    )
+    whole = carry_out.run(config, tmp_path / "whole", progress=False)
+    _, params = pretrained.load(folder / "llama")
+    about = whole.record["published_model"]
+    assert about["path"] == str(folder / "llama")
+    assert about["tokeniser"].startswith("llama ")
+    table = whole.record["table"]
+    assert [row["model"] for row in table] == ["the published model", "this run"]
+    assert all(np.isfinite(row["perplexity"]) for row in table)
+    assert "perplexity" in (whole.out / "report.html").read_text()
+    assert "perplexity" in "\n".join(whole.lines)
+    lines = (whole.out / "metrics.jsonl").read_text().splitlines()
+    assert any("sentences" in json.loads(line) for line in lines)
+
+    class Stop(Exception):
+        pass
+
+    step = Releaser.step
+
+    def stopping(self, function, state, round):
+        if round == 2:
+            raise Stop
+        return step(self, function, state, round)
+
+    with monkeypatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(Releaser, "step", stopping)
+        carry_out.run(config, tmp_path / "parts", progress=False)
+    again = carry_out.resume(tmp_path / "parts", progress=False)
+    for key in ("metrics", "table", "published_model", "privacy"):
+        assert again.record[key] == whole.record[key], key
+    assert same_but_heads(tmp_path / "parts" / "ledger.jsonl", whole.out / "ledger.jsonl")
+
+
+def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
+    whole = build(configured({"path": str(folder / "gpt2")}))
+    _, params = pretrained.load(folder / "gpt2")
+    _equal(whole.algorithm.init(jax.random.key(0)).params, params)
+    adapted = build(configured({"path": str(folder / "gpt2"), "lora": ADAPTERS}))
+    state = adapted.algorithm.init(jax.random.key(0))
+    assert set(state.params) == {"q", "v"}
+    assert adapted.algorithm.params is not None
+    found = adapted.algorithm.params(state)
+    _equal(lora.split(found)[1], params)
+    assert adapted.model.lora == LoRA(2, 4.0, ("q", "v"))  # pyright: ignore
+    # Its own tokeniser: a row ends with end-of-text, and begins with the start token if it has one.
+    tokens = whole.train.columns["tokens"]
+    assert tokens.shape[1] == 8
+    llama = build(configured({"path": str(folder / "llama")})).train.columns["tokens"]
+    assert llama.shape[1] == 9 and (llama[:, 0] == 1).all()
+
+
+def test_the_base_of_adapters_may_be_of_fewer_bits(configured, folder):
+    narrow = {"dtype": "bfloat16", "int8": True, "lora": ADAPTERS}
+    experiment = build(configured({"path": str(folder / "gpt2")} | narrow))
+    assert experiment.frozen["layers"]["q"]["kernel_int8"].dtype == "int8"
+    assert experiment.frozen["embed"]["token"].dtype == "bfloat16"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(experiment.start)} == {"float32"}
+    # Weights that are trained are float32, whatever they are computed in.
+    whole = build(configured({"path": str(folder / "gpt2"), "dtype": "bfloat16"}))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(whole.start)} == {"float32"}
+    assert whole.model.compute == "bfloat16"  # pyright: ignore
+
+
+@pytest.mark.long
+def test_fred_chooses_the_corpus_that_a_published_model_is_prefinetuned_on(
+    configured, folder, tmp_path
+):
+    """The three stages on DistilGPT-2's kind of model, as in the FreD paper."""
+    write_lines(folder / "near.jsonl", NEAR, 30, 4)
+    candidates = {name: str(folder / f"{name}.jsonl") for name in ("near", "far")}
+    config = configured(
+        {"path": str(folder / "gpt2")},
+        fred={"candidates": candidates, "epsilon": 4.0, "embedder": "hashed:8"},
+        prefinetune={"examples": 40, "valid": 0.2, "epochs": 1, "batch_size": 8, "trials": 1},
+    )
+    record = carry_out.run(config, tmp_path / "run", progress=False).record
+    names = [row["model"] for row in record["table"]]
+    assert names == ["the published model", "prefinetuned on near", "this run"]
+    before, after, _ = record["table"]
+    assert after["perplexity"] < before["perplexity"]
+
+
+def _wrong_tokeniser(folder: Path, size: int) -> str:
+    wrong = folder / f"wrong_{size}"
+    if not wrong.exists():
+        write_decoder(wrong, "gpt2")
+        write_tokeniser(wrong, size)
+    return str(wrong)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        ({"path": "masked"}, {}, "holds a bert encoder, expected a decoder, or is_decoder: true"),
+        (
+            {"path": "bert", "lora": ADAPTERS},
+            {},
+            "must hold a decoder, found a bert, which takes no adapters",
+        ),
+        ({"path": "bert", "dtype": "bfloat16"}, {}, "model.dtype must be absent for a bert"),
+        ({"path": "bert"}, {"evaluation": {"sentences": 1}}, "set evaluation.sentences: 0"),
+        ({"path": "gpt2", "int8": True}, {}, "model.int8 must be false, found true"),
+        (
+            {"path": "llama", "sequence_length": 64},
+            {},
+            "has 64 positions, expected at least 65, for model.sequence_length and a start token",
+        ),
+        ({"path": "gpt2", "vocab_size": 300}, {}, "there is no key 'model.vocab_size'"),
+        ({"path": "gpt2", "lora": {"rank": 0}}, {}, "rank must"),
+        ({"path": ""}, {}, "model.path must name a folder, found ''"),
+        (
+            {"path": "gpt2"},
+            {"data": {"public": "docstrings:jax"}},
+            "data.public must be absent for a published model",
+        ),
+        (
+            {"path": "gpt2", "lora": ADAPTERS},
+            {"data": {"public": "docstrings:jax"}, "prefinetune": {}},
+            "model.lora must be null with a prefinetune section",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(
+    configured, folder, tmp_path, model, changes, message
+):
+    if model["path"]:
+        model = model | {"path": str(folder / model["path"])}
+    with pytest.raises(InputError, match=message) as caught:
+        carry_out.run(configured(model, **changes), tmp_path / "run", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("size", [301, 280])
+def test_another_models_tokeniser_is_refused(configured, folder, size):
+    path = _wrong_tokeniser(folder, size)
+    message = f"tokenizer.json has {size} token ids, expected the 300 of config.json"
+    with pytest.raises(InputError, match=message):
+        build(configured({"path": path}))
