@@ -5,19 +5,18 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
-from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine import artifacts
-from jaxpfl.experiments.registry import from_mapping, load
+from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
-from jaxpfl.models.checkpoints import hub, pretrained
+from jaxpfl.models.checkpoints import adapters, hub, pretrained
 from jaxpfl.models.decoder.config import MODEL_TYPES
 from jaxpfl.models.decoder.quantise import quantise
 from tests.experiments.ledgers import same_but_heads
@@ -98,3 +97,142 @@ def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(
         assert same_but_heads(tmp_path / "parts" / path, whole.out / path)
     card = carry_out.synthesize(whole.out, tmp_path / "more.jsonl", texts=40, progress=False)
     assert card["texts"] == 40 and card["written_after_the_run"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("generator", "downstream"), [("gpt2", "llama"), ("llama", "bert")], ids=str
+)
+def test_every_architecture_has_its_turn(published, folders, tmp_path, generator, downstream):
+    """As what is tuned by scores, and as what federated training starts from; without corpora."""
+    tuned = published(
+        "popri",
+        {"path": str(folders / generator), "dtype": "bfloat16"},
+        training=to_mapping(published("popri"))["training"] | {"rounds": 1},
+    )
+    if generator == "gpt2":
+        record = carry_out.run(tuned, tmp_path / "popri", progress=False).record
+        assert record["history"][0]["pairs"] > 0
+    averaged = published("fed_avg", downstream={"path": str(folders / downstream)}, corpora=None)
+    record = carry_out.run(averaged, tmp_path / "fed_avg", progress=False).record
+    assert set(record["public_models"]) == {"downstream"}
+    assert record["metrics"]["perplexity"] != record["metrics"]["public_perplexity"]
+    assert json.loads((tmp_path / "fed_avg" / "result.json").read_text())["metrics"]
+
+
+def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, folders):
+    plain, params = pretrained.load(folders / "llama")
+    settings = {"adapters": str(folders / "adapters"), "int8": True, "dtype": "bfloat16"}
+    found = CorpusWriter(published("popri", settings)).generator
+    assert found.model.int8 and found.model.compute == "bfloat16" and found.model.lora is None
+    merged = CorpusWriter(published("popri", {"adapters": str(folders / "adapters")})).generator
+    assert merged.model == plain
+    weight, before = (tree["layers"]["q"]["kernel"] for tree in (merged.params, params))
+    adapted = adapters.load(folders / "adapters", plain, params)[1]["layers"]["q"]
+    expected = before + 2 * np.einsum("nir,nro->nio", adapted["a"], adapted["b"]) * 2
+    np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
+    rounded = quantise(plain, merged.params)[1]["layers"]["q"]["kernel_int8"]
+    difference = np.asarray(rounded, np.int32) - np.asarray(
+        found.params["layers"]["q"]["kernel_int8"], np.int32
+    )
+    # The base was rounded to bfloat16 before the adapters were merged.
+    assert np.abs(difference).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("generator", "downstream", "message"),
+    [
+        (
+            {"hidden_size": 16},
+            {},
+            "here: generator.hidden_size must be absent where generator.path is given",
+        ),
+        ({"pretraining": {}}, {}, "generator.pretraining must be absent where generator.path"),
+        ({}, {"corpora": ["far"]}, "downstream.corpora must be absent where downstream.path"),
+        ({"dtype": "float16"}, {}, "generator.dtype must be one of 'float32', 'bfloat16'"),
+        ({}, {"int8": True}, "downstream.int8 must be false, found true"),
+        ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
+        ({}, {"path": "masked"}, "holds a bert encoder, expected a decoder"),
+        ({}, {"path": "bert", "dtype": "bfloat16"}, "downstream.dtype must be absent for a bert"),
+        ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
+        ({"path": "wrong"}, {}, r"generator: .* has 280 token ids, expected the 300"),
+    ],
+)
+def test_sections_that_are_refused_say_why(
+    published, folders, tmp_path, monkeypatch, generator, downstream, message
+):
+    monkeypatch.setattr(hub, "_from_hub", lambda name: (None, "no network"))
+    if not (folders / "wrong").exists():
+        write_decoder(folders / "wrong", "llama")
+        write_tokeniser(folders / "wrong", 280)
+    for section in (generator, downstream):
+        if "path" in section:
+            section["path"] = str(folders / Path(section["path"]).name)
+    with pytest.raises(InputError, match=message) as caught:
+        carry_out.run(published("popri", generator, downstream), tmp_path / "out", progress=False)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_too_few_positions_and_no_corpus_for_prompts_are_refused(published, synthetic_config):
+    mapping = to_mapping(published("popri"))
+    mapping["popri"]["new_tokens"] = 48
+    message = "has 64 positions, expected at least 65, for popri.prompt_tokens, popri.new_tokens"
+    with pytest.raises(InputError, match=message):
+        CorpusWriter(from_mapping(mapping, "here"))
+    mapping["popri"]["new_tokens"], mapping["corpus"]["tokens"] = 8, 65
+    with pytest.raises(InputError, match="downstream.path .* expected at least 65, for corpus.tok"):
+        CorpusWriter(from_mapping(mapping, "here"))
+    with pytest.raises(InputError, match="prompts are made of their texts"):
+        published("popri", corpora=None)
+    mapping = to_mapping(synthetic_config("fed_avg")) | {"corpora": None}
+    with pytest.raises(InputError, match="downstream is pretrained on them"):
+        from_mapping(mapping, "here")
+    mapping = to_mapping(synthetic_config("popri"))
+    mapping["generator"]["int8"] = True
+    with pytest.raises(InputError, match=r"generator.int8 needs generator.path, found none"):
+        from_mapping(mapping, "here")
+
+
+def test_a_name_on_the_hub_becomes_its_commit(published, folders, tmp_path, monkeypatch):
+    """In the config that is written, so that a resumed run has the same weights."""
+    commit, asked = "c0ffee" * 6 + "beef", []
+    snapshot = shutil.copytree(folders / "llama", tmp_path / commit)
+
+    def from_hub(name):
+        asked.append(name)
+        return snapshot, ""
+
+    monkeypatch.setattr(hub, "_from_hub", from_hub)
+    config = published("popri", {"path": "someone/llama"}, {"path": f"someone/other@{commit}"})
+    found = pinned(config)
+    assert asked == ["someone/llama"]
+    assert found.generator.path == f"someone/llama@{commit}"
+    assert found.downstream.path == f"someone/other@{commit}"
+    assert pinned(found) == found
+    assert dataclasses.replace(found, generator=config.generator) == config
+    assert pinned(published("popri")) == published("popri")
+    writer = CorpusWriter(found)
+    assert asked[1:] == [f"someone/other@{commit}", f"someone/llama@{commit}"]
+    assert writer.about("generator")["tokeniser"].startswith("llama ")
+    # A cache that does not name its commit cannot be pinned.
+    monkeypatch.setattr(hub, "_from_hub", lambda name: (folders / "llama", ""))
+    with pytest.raises(InputError, match="generator.path: .* did not say which commit .*@COMMIT"):
+        pinned(config)
+
+
+@pytest.mark.long
+def test_a_run_writes_the_commit_and_refuses_other_weights_in_its_place(
+    published, folders, tmp_path, monkeypatch
+):
+    commit = "0123456789" * 4
+    snapshot = Path(shutil.copytree(folders / "gpt2", tmp_path / commit))
+    monkeypatch.setattr(hub, "_from_hub", lambda name: (snapshot, ""))
+    config = published("fed_avg", downstream={"path": "someone/model@main"}, corpora=None)
+    out = carry_out.run(config, tmp_path / "run", progress=False).out
+    assert f"path: someone/model@{commit}" in (out / "config.yaml").read_text()
+    about = json.loads((out / "result.json").read_text())["public_models"]["downstream"]
+    assert about["path"] == f"someone/model@{commit}"
+    write_decoder(snapshot, "gpt2", seed=9)
+    with pytest.raises(InputError, match="the field 'start' of the run is not what it was"):
+        carry_out.resume(out, progress=False)
