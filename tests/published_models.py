@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -12,7 +13,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 
-SIZES = {"hidden_size": 16, "layers": 2, "heads": 2, "inner_size": 32}
+SIZES: dict[str, Any] = {"hidden_size": 16, "layers": 2, "heads": 2, "inner_size": 32}
 
 
 def write_tokeniser(folder: Path, size: int = 300, *, start: bool = False) -> None:
@@ -58,7 +59,9 @@ def write_encoder(folder: Path, model_type: str, *, causal: bool = True) -> Path
 
 def write_adapters(folder: Path, base: Path) -> Path:
     """Adapters that change what the model in `base` computes."""
-    model, params = lora.attach(*pretrained.load(base), LoRA(rank=2), jax.random.key(5))
+    plain, params = pretrained.load(base)
+    assert isinstance(plain, Decoder)
+    model, params = lora.attach(plain, params, LoRA(rank=2), jax.random.key(5))
     trained, rest = lora.split(params)
     trained = jax.tree.map(lambda leaf: leaf + 0.3, trained)
     adapters.save(folder, model, lora.join(trained, rest))

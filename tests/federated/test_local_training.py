@@ -117,3 +117,33 @@ def test_vmap_is_the_loop():
     found = jax.vmap(one)(together.batches, together.mask)
     for index, alone in enumerate(held):
         np.testing.assert_allclose(found["w"][index], train(alone, optimizer)["w"], rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptedModel:
+    """Least squares with the weights W + a b, one linear map of a decoder's layers."""
+
+    def loss(self, params, batch, mask):
+        part = params["layers"]["q"]
+        weights = (part["kernel"] + part["a"] @ part["b"])[:, 0]
+        return LinearModel().loss({"w": weights, "b": jnp.float32(0.0)}, batch, mask)
+
+
+def test_adapters_are_trained_on_their_base_which_is_not_sent_back():
+    held = examples((4, 3), steps=2, batch=4)
+    kernel, a, b = (
+        np.random.default_rng(1).normal(size=shape) for shape in ((3, 1), (3, 2), (2, 1))
+    )
+    adapters = {"q": {"a": np.float32(a), "b": np.float32(b)}}
+    base = {"layers": {"q": {"kernel": np.float32(kernel)}}}
+    client = LocalTraining(AdaptedModel(), optax.sgd(0.1), adapters=True)  # pyright: ignore
+    found = jax.jit(client)((adapters, base), held, jax.random.key(0))
+    first_a, first_b = a, b
+    for step in range(2):
+        rows = held.mask[step]
+        x, y = (held.batches[name][step][rows].astype(np.float64) for name in ("x", "y"))
+        slope = x.T @ (x @ (kernel + a @ b)[:, 0] - y)[:, None] / len(y)
+        a, b = a - 0.1 * slope @ b.T, b - 0.1 * a.T @ slope
+    assert found.keys() == {"q"} and found["q"].keys() == {"a", "b"}
+    np.testing.assert_allclose(found["q"]["a"], a - first_a, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["q"]["b"], b - first_b, rtol=1e-4, atol=1e-6)

@@ -372,3 +372,22 @@ def test_bad_input_is_named():
         PreferenceSettings(loss="kto")
     with pytest.raises(InputError, match="total_tokens must be above prompt_tokens"):
         pairs_of([row[0]], [row[0]], [row[0]], prompt_tokens=4, total_tokens=4)
+
+
+@pytest.mark.long
+def test_recomputing_changes_nothing_and_bfloat16_little():
+    model, params = _model()
+    settings = dataclasses.replace(SETTINGS, multiple=24, epochs=1)
+    losses = [
+        tune(model, params, _pairs(), changed, seed=0).record["loss"]
+        for changed in (
+            settings,
+            dataclasses.replace(settings, remat=True),
+            dataclasses.replace(settings, dtype="bfloat16"),
+        )
+    ]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=0.1)
+    assert losses[2] != losses[0]
+    with pytest.raises(InputError, match="dtype must be one of 'float32', 'bfloat16'"):
+        PreferenceSettings(dtype="float16")

@@ -18,6 +18,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
 from jaxpfl.models.decoder.config import MODEL_TYPES
+from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from tests.experiments.ledgers import same_but_heads
 from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
@@ -122,6 +123,7 @@ def test_every_architecture_has_its_turn(published, folders, tmp_path, generator
 
 def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, folders):
     plain, params = pretrained.load(folders / "llama")
+    assert isinstance(plain, Decoder)
     settings = {"adapters": str(folders / "adapters"), "int8": True, "dtype": "bfloat16"}
     found = CorpusWriter(published("popri", settings)).generator
     assert found.model.int8 and found.model.compute == "bfloat16" and found.model.lora is None
