@@ -48,6 +48,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "choose_corpus": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
+    "export": SHARED | {"systems", "registry", "carry_out"},
 }
 REGISTRY = "experiments/registry.py"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import budget, calibrate, convert, fred, run, sweep, synthesize
+from jaxpfl.cli import budget, calibrate, convert, export, fred, run, sweep, synthesize
 from jaxpfl.errors import BudgetExhausted, InputError
 
 _EXIT_CODES = """\
@@ -57,6 +57,11 @@ _COMMANDS = {
         "Write the synthetic corpus of a run, and the card of its privacy.",
         synthesize.add,
         synthesize.run,
+    ),
+    "export": _Command(
+        "Write what a finished run made, a model or synthetic texts, in formats others read.",
+        export.add,
+        export.run,
     ),
     "report": _Command(
         "Write a run's report.html and its plots anew.", run.add_directory, run.report

@@ -105,6 +105,26 @@ class Releases:
             ledger.close()
             raise
 
+    @classmethod
+    def finished(cls, directory: Path, described: str, ledger: Ledger | None) -> Self:
+        """For reading the artifacts of a finished run; nothing is asked or computed.
+
+        Raises:
+          InputError: the run began with another config than `described`.
+          CorruptFile: its record is missing or damaged.
+        """
+        if ledger is None:
+            return cls.without_clients(directory, described)
+        note = directory / FOLDER / "run.json"
+        begun = files.read_json(note)
+        if begun.get("config") != _hash(described):
+            raise InputError(
+                f"{note}: the run began with another config than config.yaml says: one of the two "
+                "was altered"
+            )
+        run = str(begun.get("run"))
+        return cls(Artifacts(directory / FOLDER, run=run, ledger=ledger), run, ledger)
+
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """Returns the arrays stored under `name`; if there are none, computes and stores them.
 

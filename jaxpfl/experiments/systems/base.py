@@ -18,6 +18,7 @@ from jaxpfl.experiments.report.page import Page
 if TYPE_CHECKING:
     from jaxpfl.experiments.engine.artifacts import Artifacts
     from jaxpfl.privacy.ledger import Ledger
+    from jaxpfl.privacy.plan import Plan
 
 CONFIG = "config.yaml"
 """The resolved config, at the root of a run's directory; its first line shows the stamp."""
@@ -136,12 +137,78 @@ class Synthesizer(Protocol):
 
 
 @dataclass(frozen=True)
+class TrainedModel:
+    """A model that a run made, or the public one that belongs to its adapters.
+
+    Attributes:
+      folder: where it is written, below the folder of the export; "" for that folder itself.
+      model, params: with adapters, only these are written.
+      words: the `FastTokeniser` or `Vocabulary` that its token ids are of, or None.
+      base: of adapters, the name of their base, as PEFT looks it up.
+    """
+
+    folder: str
+    model: Any
+    params: Any = field(repr=False)
+    words: Any = field(default=None, repr=False)
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a finished run made, to be exported; public.
+
+    Attributes:
+      models: the first is the one that the run was made for, and that has been scored.
+      plan: of what the clients sent; None if they sent nothing.
+      stamp: what the run's own files say of missing privacy; "" for a private run.
+      trained_on: what the models were trained on, by what it was used for.
+      scores: of the first model, by metric.
+      tested_on: where the scores were measured; None if there are none.
+      corpus: the synthetic texts, or None.
+    """
+
+    models: tuple[TrainedModel, ...]
+    plan: "Plan | None"
+    stamp: str
+    trained_on: Mapping[str, str]
+    scores: Mapping[str, float]
+    tested_on: str | None = None
+    corpus: list[str] | None = field(default=None, repr=False)
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """A system whose runs make models that can be exported."""
+
+    def made(
+        self, directory: Path, config: Any, record: Mapping[str, Any], *, progress: bool = True
+    ) -> Made:
+        """What the finished run in `directory` made; no client's data is read.
+
+        Args:
+          config, record: the content of `config.yaml` and of `result.json`.
+
+        Raises:
+          InputError: the run is not finished, or its files are of different runs.
+          CorruptFile: a file of the run was altered, or its ledger was cut off.
+        """
+        ...
+
+
+def last_part(source: str) -> str:
+    """A source without the folders that it lies in, which concern this machine only."""
+    return source.rstrip("/").rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
 class LazySystem:
     """A system that imports its code when it is needed, so that a config is read without JAX.
 
     Attributes:
       name, Config: see `System`.
       package: contains the modules `study`, with `prepare`, and `page`, with `page` and `lines`.
+        An `ExportingSystem`'s also contains `export`, with `made`.
     """
 
     name: str
@@ -156,3 +223,13 @@ class LazySystem:
 
     def lines(self, record: Mapping[str, Any]) -> list[str]:
         return importlib.import_module(f"{self.package}.page").lines(record)
+
+
+class ExportingSystem(LazySystem):
+    """The same, of a system that is an `Exporter`."""
+
+    def made(
+        self, directory: Path, config: Any, record: Mapping[str, Any], *, progress: bool = True
+    ) -> Made:
+        module = importlib.import_module(f"{self.package}.export")
+        return module.made(directory, config, record, progress=progress)

@@ -1,4 +1,4 @@
-"""Finding the folder of a published model: on disk, in a package, or on the Hugging Face hub."""
+"""Published models: finding one on disk, in a package or on the Hugging Face hub; uploading one."""
 
 import importlib.util
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints import model_files
 from jaxpfl.models.checkpoints.model_files import expect_file
 from jaxpfl.models.checkpoints.safetensors_files import WEIGHTS
 
@@ -75,6 +76,40 @@ def pinned(name: str) -> str:
             f"{repository}@COMMIT"
         )
     return f"{repository}@{commit}"
+
+
+def upload(folder: Path, repository: str, *, kind: str = "model", without: str = "") -> str:
+    """Uploads a folder to a repository of the Hugging Face hub, and returns its address.
+
+    A repository that does not exist is created, and only its owner can see it.
+
+    Args:
+      repository: OWNER/NAME.
+      kind: "model" or "dataset".
+      without: a subfolder that is left out; "" for none.
+
+    Raises:
+      InputError: huggingface_hub is not installed, or the upload failed; the message says why.
+    """
+    client = model_files.require("huggingface_hub", "text")
+    try:
+        api = client.HfApi()
+        found = api.create_repo(repository, repo_type=kind, private=True, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository,
+            repo_type=kind,
+            folder_path=str(folder),
+            commit_message="Exported by jaxpfl",
+            ignore_patterns=[f"{without}/*"] if without else None,
+        )
+    # Whatever a network, a proxy or a hub raises, the folder is not there.
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise InputError(
+            f"{folder} was not uploaded to the {kind} repository {repository!r}: "
+            f"{type(error).__name__}: {lines[0]}"
+        ) from error
+    return str(found)
 
 
 def _packaged() -> Path | None:

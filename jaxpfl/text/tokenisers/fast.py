@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
@@ -58,6 +59,30 @@ class FastTokeniser(Tokeniser):
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(clean(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the files of a Hugging Face folder from which `hugging_face` reads it again.
+
+        These are tokenizer.json, tokenizer_config.json with the names of the end-of-text and the
+        start token, and generation_config.json with their ids.
+        """
+        pieces = {token: piece for piece, token in self._ids.items()}
+        named = {"eos_token": self.end_of_text, "bos_token": self.start}
+        settings = {role: pieces[token] for role, token in named.items() if token is not None}
+        ids: dict[str, Any] = {} if self.start is None else {"bos_token_id": self.start}
+        if self.ends:
+            ids["eos_token_id"] = self.ends[0] if len(self.ends) == 1 else list(self.ends)
+        folder = Path(folder)
+        files.write_atomically(folder / "tokenizer.json", self._tokenizer.to_str())
+        files.write_json(
+            folder / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "add_bos_token": self.start is not None,
+                **settings,
+            },
+        )
+        files.write_json(folder / "generation_config.json", ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         if self._style == "word":

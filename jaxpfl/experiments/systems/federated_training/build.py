@@ -37,6 +37,9 @@ from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
+VOCABULARY = "vocabulary.json"
+"""The words of a language model, in the run's directory."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -117,10 +120,10 @@ def build(config: Config) -> Experiment:
             candidates.population(source)
     vocabulary = published = start = frozen = None
     if isinstance(config.model, PublishedDecoderConfig):
-        published, length = _published(config, config.model), config.model.sequence_length
+        published, length = published_model(config, config.model), config.model.sequence_length
         encoder = TextEncoder(published.tokeniser)
         parts = {name: encoder.encode(part, length) for name, part in parts.items()}
-        model, start, frozen = _trained(published, config.model, config.run.seed)
+        model, start, frozen = trained_parts(published, config.model, config.run.seed)
     else:
         if isinstance(config.model, LanguageModelConfig):
             vocabulary = _vocabulary(config, candidates, public, private)
@@ -147,7 +150,7 @@ def build(config: Config) -> Experiment:
     )
 
 
-def _published(config: Config, settings: PublishedDecoderConfig) -> LanguageModel:
+def published_model(config: Config, settings: PublishedDecoderConfig) -> LanguageModel:
     """The published model of a section `model`, with its weights."""
     trained = settings.lora is None
     found = PublishedModel.found(settings, "model", trained=trained)
@@ -167,7 +170,7 @@ def _published(config: Config, settings: PublishedDecoderConfig) -> LanguageMode
     return found.loaded(trained=trained)
 
 
-def _trained(
+def trained_parts(
     published: LanguageModel, settings: PublishedDecoderConfig, seed: int
 ) -> tuple[Model, Any, Any]:
     """The model that clients compute, the parameters that they train, and the frozen ones."""

@@ -29,7 +29,7 @@ from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.build import Experiment, build
+from jaxpfl.experiments.systems.federated_training.build import VOCABULARY, Experiment, build
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.page import page
 from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
@@ -64,7 +64,7 @@ class _Progress:
         self.start: Fitted | None = None
         self.untrained = experiment.algorithm
         if experiment.vocabulary is not None:
-            experiment.vocabulary.save(self.directory / "vocabulary.json")
+            experiment.vocabulary.save(self.directory / VOCABULARY)
         if self.config.prefinetune is not None:
             budget = study_runs.budget_of(self.config.privacy)
             self.stages = pipeline.carry_out(experiment, workspace, self.ledger, budget)
@@ -205,7 +205,14 @@ class _Progress:
             "table": [] if evaluator is None else self._table(result, evaluator, private),
             "fred": fred,
             "published_model": self.experiment.published_as,
+            "vocabulary_sha256": self._vocabulary_sha256(),
         }
+
+    def _vocabulary_sha256(self) -> str | None:
+        """Of the file with the words that the model's ids stand for."""
+        if self.experiment.vocabulary is None:
+            return None
+        return files.sha256_file(self.directory / VOCABULARY)
 
     def _before(self) -> dict[str, Scores]:
         """The scores of all prefinetuned models, which read public text only: no privacy cost."""

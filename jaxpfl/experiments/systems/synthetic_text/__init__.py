@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.base import ExportingSystem
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 
 
-class SyntheticText(LazySystem):
+class SyntheticText(ExportingSystem):
     """The system; its runs have a corpus of synthetic texts."""
 
     def synthesize(

@@ -67,6 +67,12 @@ from jaxpfl.text.embed import embed
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.spans import in_spans
 
+FED_AVG = "fed_avg"
+"""The name of the run of rounds of the method fed_avg."""
+
+FINE_TUNING = "fine_tuning"
+"""The folder of the checkpoints of the downstream model's training on the corpus."""
+
 # The most texts of the corpus, and of a round, that the record contains.
 _RECORD_TEXTS = 12
 # The most texts that a Frechet distance is estimated from, and that the plot of embeddings shows.
@@ -107,6 +113,12 @@ def _privacy(config: SyntheticTextConfig) -> Any:
     elif config.method == "popri":
         clip_norm = 1.0
     return dataclasses.replace(config.privacy, clip_norm=clip_norm)
+
+
+def described_config(config: SyntheticTextConfig, identity: dict[str, Any]) -> str:
+    """The config, and the published models, as the text that the run's artifacts belong to."""
+    text = json.dumps(files.jsonable(dataclasses.asdict(config)))
+    return text + json.dumps(identity) if identity else text
 
 
 @dataclass(frozen=True)
@@ -222,7 +234,7 @@ class SyntheticText:
             self.models.downstream,
             texts,
             self.config.corpus.fine_tuning,
-            directory / "fine_tuning",
+            directory / FINE_TUNING,
         )
         return params, {**details, "corpus": len(texts), "texts": texts[:_RECORD_TEXTS]}
 
@@ -235,7 +247,7 @@ class SyntheticText:
             self.config,
             algorithm,
             population,
-            name="fed_avg",
+            name=FED_AVG,
             directory=directory,
             ledger=study_runs.ledger_path(self.config.privacy, directory),
             privacy=self.config.privacy,
@@ -289,9 +301,7 @@ class SyntheticText:
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
         """The store of the rounds' artifacts; with a `scorer` it can ask the clients."""
         config = self.config
-        described = json.dumps(files.jsonable(dataclasses.asdict(config)))
-        if self.models.identity:
-            described += json.dumps(self.models.identity)
+        described = described_config(config, self.models.identity)
         if scorer is None:
             return Releases.without_clients(directory, described)
         limit, seed = config.training.max_examples, config.data.split_seed

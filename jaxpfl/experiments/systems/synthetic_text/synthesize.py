@@ -29,6 +29,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, json_lines
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.generation.language_model import LanguageModel
 
 # How often the generator is asked for more texts, since some may be empty.
 _MOST_PARTS = 50
@@ -53,7 +54,7 @@ def synthesize(
             raise InputError(f"{new}: exists already; choose another --out")
     config, record = _finished(directory)
     with files.exclusive(directory):
-        ledger = _ledger(directory, config)
+        ledger = verified_ledger(directory, config)
         manifest = verified(directory / FOLDER / "corpus")
         artifacts = Artifacts(directory / FOLDER, run=manifest.run, ledger=ledger)
         corpus = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
@@ -98,7 +99,7 @@ def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
     return config, record
 
 
-def _ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
+def verified_ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
     """The verified ledger that the run charged; None where no client was asked."""
     if config.method not in SCORING:
         return None
@@ -143,6 +144,37 @@ def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) 
     }
 
 
+def tuned_generator(
+    directory: Path, writer: CorpusWriter, record: Mapping[str, Any], artifacts: Artifacts
+) -> tuple[LanguageModel, list[str]]:
+    """The generator as the run tuned it, and the texts that its prompts are made of.
+
+    Raises:
+      InputError: the public generator is another one than the run used.
+      CorruptFile: an artifact of the run is missing or was altered.
+    """
+    require_public(writer, "generator", record)
+    plan = record["plan"]
+    return writer.tuned(
+        directory,
+        lambda name, _: artifacts.load_or_compute(name, missing).arrays,
+        # A method that asks no client has no plan.
+        writer.scorer(Plan.from_dict(plan)) if plan else None,
+        lambda step, state, round: step(state, missing, round),
+    )
+
+
+def require_public(writer: CorpusWriter, name: str, record: Mapping[str, Any]) -> None:
+    """Refuses a public model, "generator" or "downstream", that the run did not start from."""
+    digest, expected = writer.about(name)["sha256"], record["public_models"][name]["sha256"]
+    if digest != expected:
+        where = writer.identity.get(name, {}).get("path", writer.config.cache)
+        raise InputError(
+            f"{where}: the public {name} must be the one that the run used, with SHA-256 "
+            f"{expected[:12]}..., found {digest[:12]}...: restore it"
+        )
+
+
 def _more_texts(
     directory: Path,
     writer: CorpusWriter,
@@ -151,22 +183,7 @@ def _more_texts(
     number: int,
 ) -> list[str]:
     """New texts by the generator as the run tuned it."""
-    digest = writer.about("generator")["sha256"]
-    expected = record["public_models"]["generator"]["sha256"]
-    if digest != expected:
-        where = writer.identity.get("generator", {}).get("path", writer.config.cache)
-        raise InputError(
-            f"{where}: the public generator must be the one that the run used, with SHA-256 "
-            f"{expected[:12]}..., found {digest[:12]}...: restore it"
-        )
-    plan = record["plan"]
-    model, samples = writer.tuned(
-        directory,
-        lambda name, _: artifacts.load_or_compute(name, missing).arrays,
-        # A method that asks no client has no plan.
-        writer.scorer(Plan.from_dict(plan)) if plan else None,
-        lambda step, state, round: step(state, missing, round),
-    )
+    model, samples = tuned_generator(directory, writer, record, artifacts)
     found: list[str] = []
     for part in range(1, 1 + _MOST_PARTS):
         lacking = number - len(found)

@@ -1,0 +1,111 @@
+"""The parameters of a finished run, read without its clients.
+
+A run that is not finished, or whose files contradict each other, is refused: what is read here is
+published with the run's statement.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import files
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.engine.checkpoint import Checkpoints
+from jaxpfl.experiments.engine.rounds import initial_state
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
+
+
+def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
+    """The plan of the finished run in a folder.
+
+    Args:
+      config: the config that the run must have begun with, as plain data.
+
+    Raises:
+      InputError: the run is not finished, or began with another config.
+      CorruptFile: a record is missing or damaged.
+    """
+    run, result = (files.read_json(folder / name) for name in ("run.json", "result.json"))
+    if run.get("config") != config:
+        raise InputError(
+            f"{folder / 'run.json'}: the run began with another config than config.yaml says: "
+            "one of the two was altered"
+        )
+    plan = Plan.from_dict(run["plan"])
+    if result.get("rounds") != plan.rounds:
+        raise InputError(
+            f"{folder}: the run is not finished: {result.get('rounds')} of {plan.rounds} rounds "
+            "are done; go on with `jaxpfl resume`"
+        )
+    return plan
+
+
+def final_params(
+    folder: Path,
+    algorithm: Algorithm,
+    seed: int,
+    *,
+    ledger: Path,
+    privacy: str,
+    prior: Sequence[str] = (),
+) -> Any:
+    """The model's parameters after the last round of the finished run in `folder`.
+
+    Args:
+      algorithm: the run's own, of the plan that `planned` returns; none of its queries is asked.
+      seed: of the run.
+      ledger: the file that the run charged.
+      privacy: the statement of the run, which must contain what its ledger says.
+      prior: runs on the same ledger that the statement covers, too.
+
+    Raises:
+      CorruptFile: the last checkpoint or the ledger is missing, cut off or was altered, or the
+        statement is not the ledger's.
+    """
+    run = files.read_json(folder / "run.json")
+    place = folder / "checkpoints"
+
+    def refuse(message: str) -> None:
+        raise CorruptFile(message)
+
+    restored = None
+    if place.is_dir():
+        with Checkpoints(place, run=run["run"], private=run["private"]) as checkpoints:
+            # An earlier checkpoint is no substitute for the last one.
+            restored = checkpoints.restore(initial_state(algorithm, seed), warn=refuse)
+    if restored is None or restored.round != algorithm.rounds:
+        raise CorruptFile(f"{place}: the checkpoint of the last round, {algorithm.rounds}, is gone")
+    plan = algorithm.queries[0].plan
+    check_statement(privacy, ledger, (run["run"], *prior), plan, head=restored.ledger_head)
+    assert algorithm.params is not None
+    return algorithm.params(restored.state)
+
+
+def check_statement(
+    privacy: str, path: Path, runs: Sequence[str], plan: Plan, *, head: str | None = None
+) -> None:
+    """Refuses a statement that does not say what the charges of these runs cost.
+
+    Args:
+      path: of the ledger.
+      head: a line that the ledger must contain; None for any.
+
+    Raises:
+      CorruptFile: the ledger is missing, was altered or cut off, or says otherwise.
+    """
+    if not path.exists():
+        raise CorruptFile(f"{path}: the run's ledger is missing")
+    ledger = Ledger.read(path)
+    ledger.verify(head)
+    if not plan.private:
+        return
+    own = [charge.event for charge in ledger.charges if charge.run in runs]
+    guarantee = Guarantee.of_events(own, plan.delta, ledger.unit, plan.accountant)
+    if not own or guarantee.statement() not in privacy:
+        raise CorruptFile(
+            f"{path}: the charges of the run do not cost what the run's statement says, which is "
+            f"{privacy!r}: one of the two was altered"
+        )

@@ -1,0 +1,175 @@
+"""Writes what a finished run made in formats that other libraries read.
+
+    README.md                 the model's card, with the run's privacy statement
+    config.json, *.safetensors, tokenizer.json, ...      the model, see `models.checkpoints`
+    corpus/corpus.parquet     the synthetic texts, of a run that wrote some, with a card of theirs
+
+Nothing is copied from the run's directory: what is written are the parameters and texts of its
+verified artifacts. A crash leaves no folder of the wanted name.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from jaxpfl import files
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.carry_out import stamp_of
+from jaxpfl.experiments.engine.artifacts import begin
+from jaxpfl.experiments.engine.export_cards import Card
+from jaxpfl.experiments.registry import load, system_of
+from jaxpfl.experiments.systems.base import (
+    CONFIG,
+    RESULT,
+    Exporter,
+    Made,
+    TrainedModel,
+)
+from jaxpfl.models.checkpoints import adapters, hub, own_models, pretrained
+from jaxpfl.models.checkpoints.model_files import require
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+_CORPUS = "corpus"
+_CARD = "README.md"
+
+
+def export(
+    run: str | Path, folder: str | Path, *, push: str | None = None, progress: bool = True
+) -> dict[str, Any]:
+    """Writes what the finished run in the directory `run` made to the new folder `folder`.
+
+    Args:
+      push: OWNER/NAME on the Hugging Face hub, to which the folder is uploaded as a model, and its
+        corpus as a data set of the same name; None uploads nothing.
+
+    Returns:
+      The folder, its files, the statement and the stamp; the addresses under "pushed".
+
+    Raises:
+      InputError: the run is not finished, or its system makes nothing that can be exported;
+        `folder` exists; or the upload failed, which leaves the folder.
+      CorruptFile: a file of the run was altered, or its ledger was cut off.
+    """
+    directory, folder = Path(run), Path(folder)
+    if folder.exists():
+        raise InputError(f"{folder}: exists already; choose another FOLDER")
+    if push is not None:
+        # Refuses here, before anything is written, if it is missing.
+        require("huggingface_hub", "text")
+    if not (directory / CONFIG).exists():
+        raise InputError(f"{directory}: holds no run that can be exported: it has no {CONFIG}")
+    config = load(directory / CONFIG)
+    system = system_of(config.system)
+    if not isinstance(system, Exporter):
+        raise InputError(
+            f"{directory}: is a run of the system {system.name!r}, which makes no model that can "
+            "be exported"
+        )
+    record = _finished(directory, system.name)
+    with files.exclusive(directory):
+        made = system.made(directory, config, record, progress=progress)
+    stamp = made.stamp or stamp_of(config) or record["stamp"]
+    written = _write(folder, made, _card(directory, config, record, made, stamp))
+    found = {
+        "out": str(folder),
+        "files": written,
+        "privacy": record["privacy"],
+        "stamp": stamp,
+    }
+    return found if push is None else {**found, "pushed": _push(folder, push, made)}
+
+
+def _finished(directory: Path, system: str) -> dict[str, Any]:
+    """The record of a finished run."""
+    path = directory / RESULT
+    record = files.read_json(path) if path.exists() else {}
+    if not isinstance(record, dict) or record.get("system") != system:
+        raise InputError(
+            f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
+            f"`jaxpfl resume {directory}`"
+        )
+    return record
+
+
+def _write(folder: Path, made: Made, card: Card) -> list[str]:
+    """Writes everything under another name, then renames it; returns the names of the files."""
+    folder = folder.absolute()
+    temporary = begin(folder)
+    try:
+        for trained in made.models:
+            _write_model(temporary / trained.folder, trained)
+        if made.corpus is not None:
+            place = temporary / _CORPUS
+            place.mkdir()
+            parquet.write_table(
+                pa.table({"text": pa.array(made.corpus, pa.string())}), place / "corpus.parquet"
+            )
+            (place / _CARD).write_text(card.of_corpus(len(made.corpus)), encoding="utf-8")
+        (temporary / _CARD).write_text(card.of_model(), encoding="utf-8")
+        files.fsync_tree(temporary)
+        os.rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    files.fsync_path(folder.parent)
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path.relative_to(folder).as_posix() for path in found]
+
+
+def _write_model(folder: Path, trained: TrainedModel) -> None:
+    model, params = trained.model, trained.params
+    folder.mkdir(exist_ok=True)
+    if isinstance(model, Decoder) and model.lora is not None:
+        adapters.save(folder, model, params, base=trained.base)
+    elif isinstance(model, Decoder | Encoder):
+        pretrained.save(folder, model, params)
+    else:
+        own_models.save(folder, model, params)
+    if isinstance(trained.words, Vocabulary):
+        trained.words.save(folder / "vocabulary.json")
+    elif trained.words is not None:
+        trained.words.save(folder)
+
+
+def _card(directory: Path, config: Any, record: Mapping[str, Any], made: Made, stamp: str) -> Card:
+    contents = {}
+    for trained in made.models:
+        what = f"{trained.model.name}, read by `{_reader(trained)}`"
+        contents[f"{trained.folder}/" if trained.folder else "./"] = what
+    if made.corpus is not None:
+        contents[f"{_CORPUS}/"] = f"{len(made.corpus)} synthetic texts, with a card of their own"
+    return Card(
+        title=f"{directory.absolute().name}: {config.system}",
+        stamp=stamp,
+        statement=record["privacy"],
+        plan=made.plan,
+        trained_on=made.trained_on,
+        scores=made.scores,
+        tested_on=made.tested_on,
+        contents=contents,
+    )
+
+
+def _reader(trained: TrainedModel) -> str:
+    """What reads the model again."""
+    if isinstance(trained.model, Decoder) and trained.model.lora is not None:
+        return "jaxpfl.models.checkpoints.adapters.load` or PEFT, beside `" + str(trained.base)
+    published = isinstance(trained.model, Decoder | Encoder)
+    if published:
+        return "jaxpfl.models.checkpoints.pretrained.load` or `transformers"
+    return "jaxpfl.models.checkpoints.own_models.load"
+
+
+def _push(folder: Path, repository: str, made: Made) -> list[str]:
+    """Uploads the folder, and returns the addresses."""
+    found = [hub.upload(folder, repository, without=_CORPUS)]
+    if made.corpus is not None:
+        found.append(hub.upload(folder / _CORPUS, repository, kind="dataset"))
+    return found

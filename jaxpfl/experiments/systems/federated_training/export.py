@@ -1,0 +1,125 @@
+"""What a finished run made: its model, and for a language model the words of its ids."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import files
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.config.published import PublishedDecoderConfig
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.build import build_fed_avg, build_model
+from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
+from jaxpfl.experiments.systems.federated_training.build import (
+    VOCABULARY,
+    published_model,
+    trained_parts,
+)
+from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.models.base import Model, Params
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+
+def made(
+    directory: Path, config: Config, record: Mapping[str, Any], *, progress: bool = True
+) -> Made:
+    """See `systems.base.Exporter`."""
+    del progress
+    plan = planned(directory, to_mapping(config))
+    vocabulary = published = start = frozen = None
+    if isinstance(config.model, PublishedDecoderConfig):
+        published = published_model(config, config.model)
+        _require_same(published, config.model, record)
+        model, start, frozen = trained_parts(published, config.model, config.run.seed)
+    else:
+        vocabulary = _vocabulary(directory, config, record)
+        model = build_model(config.model, vocabulary)
+    fred = record["fred"]
+    params = final_params(
+        directory,
+        build_fed_avg(model, config.training, plan, start, frozen),
+        config.run.seed,
+        ledger=study_runs.ledger_path(config.privacy, directory),
+        privacy=record["privacy"],
+        prior=() if fred is None else (fred["run"],),
+    )
+    scores = [row for row in record["table"] if row["model"] == "this run"]
+    source = config.data.source
+    return Made(
+        models=_models(config, model, params, vocabulary, published),
+        plan=plan,
+        stamp=files.read_json(directory / "run.json")["stamp"],
+        trained_on=_trained_on(config, record, vocabulary),
+        scores={
+            name: value
+            for row in scores
+            for name, value in row.items()
+            if name in ("loss", "perplexity", "accuracy") and value is not None
+        },
+        tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),
+    )
+
+
+def _models(
+    config: Config,
+    model: Model,
+    params: Params,
+    vocabulary: Vocabulary | None,
+    published: LanguageModel | None,
+) -> tuple[TrainedModel, ...]:
+    """The trained model; with adapters on a base that has no name, this base, too."""
+    if published is None:
+        return (TrainedModel("", model, params, vocabulary),)
+    assert isinstance(config.model, PublishedDecoderConfig)
+    if config.model.lora is None:
+        return (TrainedModel("", model, params, published.tokeniser),)
+    if config.model.adapters is None:
+        return (TrainedModel("", model, params, published.tokeniser, config.model.path),)
+    base = TrainedModel("base", published.model, published.params, published.tokeniser)
+    return (TrainedModel("", model, params, published.tokeniser, "base"), base)
+
+
+def _require_same(
+    published: LanguageModel, settings: PublishedDecoderConfig, record: Mapping[str, Any]
+) -> None:
+    """Refuses another published model than the one that the run started from."""
+    digest, expected = published.digest(), record["published_model"]["sha256"]
+    if digest != expected:
+        raise InputError(
+            f"{settings.path}: must be the published model that the run used, with SHA-256 "
+            f"{expected[:12]}..., found {digest[:12]}...: restore it"
+        )
+
+
+def _vocabulary(directory: Path, config: Config, record: Mapping[str, Any]) -> Vocabulary | None:
+    if not isinstance(config.model, LanguageModelConfig):
+        return None
+    path = directory / VOCABULARY
+    if not path.exists() or files.sha256_file(path) != record["vocabulary_sha256"]:
+        raise CorruptFile(
+            f"{path}: is not the vocabulary of the run, whose SHA-256 is "
+            f"{record['vocabulary_sha256']}: the file was altered"
+        )
+    return Vocabulary.load(path)
+
+
+def _trained_on(
+    config: Config, record: Mapping[str, Any], vocabulary: Vocabulary | None
+) -> dict[str, str]:
+    found = {"private clients": f"the training clients of {last_part(config.data.source)}"}
+    if vocabulary is not None:
+        public = config.data.public
+        named = public == PUBLIC_PART or public is None
+        found["vocabulary"] = "public text: " + (
+            vocabulary.source if named else last_part(str(public))
+        )
+    if isinstance(config.model, PublishedDecoderConfig):
+        found["before the rounds"] = f"the published model {last_part(config.model.path)}"
+    before = [row["model"] for row in record["table"] if row["model"].startswith("prefinetuned")]
+    if before:
+        found["before the rounds"] = f"{before[0]}, which is public text"
+    return found

@@ -1,0 +1,150 @@
+"""What a finished study made: its downstream model, its generator's adapters, its corpus.
+
+.                    the downstream model
+generator/           the public generator, of the methods that tune it
+generator_adapter/   the adapters by which the method tuned it
+corpus/              the synthetic texts
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.errors import CorruptFile
+from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.engine.artifacts import verified
+from jaxpfl.experiments.engine.build import build_fed_avg
+from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
+from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
+from jaxpfl.experiments.systems.synthetic_text.config import (
+    EVOLVING,
+    SCORING,
+    WRITING,
+    SyntheticTextConfig,
+)
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.study import FED_AVG, FINE_TUNING, described_config
+from jaxpfl.experiments.systems.synthetic_text.synthesize import (
+    require_public,
+    tuned_generator,
+    verified_ledger,
+)
+from jaxpfl.models.base import Params
+from jaxpfl.models.decoder import lora
+from jaxpfl.privacy.plan import Plan
+
+_GENERATOR = "generator"
+
+
+def made(
+    directory: Path,
+    config: SyntheticTextConfig,
+    record: Mapping[str, Any],
+    *,
+    progress: bool = True,
+) -> Made:
+    """See `systems.base.Exporter`."""
+    writer = CorpusWriter(config, progress)
+    start = writer.downstream
+    require_public(writer, "downstream", record)
+    corpus, tuned = None, []
+    if config.method in WRITING:
+        corpus, tuned = _written(directory, writer, record)
+        params = _fine_tuned(directory, writer, corpus)
+    elif config.method == FED_AVG:
+        params = _trained(directory, writer, record)
+    else:
+        params = start.params
+    metrics, source = record["metrics"], config.data.source
+    return Made(
+        models=(TrainedModel("", start.model, params, start.tokeniser), *tuned),
+        plan=Plan.from_dict(record["plan"]) if record["plan"] else None,
+        stamp=record["stamp"],
+        trained_on=_trained_on(config, corpus),
+        scores={name: metrics[name] for name in ("loss", "perplexity", "accuracy")},
+        tested_on=record["tested_on"].replace(source, last_part(source)),
+        corpus=corpus,
+    )
+
+
+def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -> Params:
+    """The downstream model's parameters after the rounds of method fed_avg."""
+    config, folder = writer.config, directory / "runs" / FED_AVG
+    plan = planned(folder, {**to_mapping(config), "run name": FED_AVG})
+    start = writer.downstream
+    return final_params(
+        folder,
+        build_fed_avg(start.model, config.training, plan, start.params),
+        config.run.seed,
+        ledger=study_runs.ledger_path(config.privacy, directory),
+        privacy=record["privacy"],
+    )
+
+
+def _written(
+    directory: Path, writer: CorpusWriter, record: Mapping[str, Any]
+) -> tuple[list[str], list[TrainedModel]]:
+    """The synthetic corpus, and the generator if the method has tuned it."""
+    config = writer.config
+    ledger = verified_ledger(directory, config)
+    releases = Releases.finished(directory, described_config(config, writer.identity), ledger)
+    if ledger is not None:
+        plan = Plan.from_dict(record["plan"])
+        check_statement(record["privacy"], ledger.path, (releases.run,), plan)
+    corpus = releases.load_or_compute("corpus", missing)["texts"].tolist()
+    if config.method not in ("popri", "pe_sft"):
+        return corpus, []
+    _require_checkpoints(directory / "generator_tuning", needed=config.method in EVOLVING)
+    found, _ = tuned_generator(directory, writer, record, releases.artifacts)
+    base, settings = _GENERATOR, config.generator
+    tuned = []
+    if isinstance(settings, PublishedModelConfig) and settings.adapters is None:
+        # It is where it was, so only its name is needed.
+        base = settings.path
+    else:
+        plain = lora.detach(found.model, found.params)
+        tuned = [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
+    return corpus, [*tuned, TrainedModel("generator_adapter", found.model, found.params, base=base)]
+
+
+def _fine_tuned(directory: Path, writer: CorpusWriter, corpus: list[str]) -> Params:
+    """The downstream model's parameters after its training on the corpus."""
+    folder = directory / FINE_TUNING
+    _require_checkpoints(folder)
+    settings = writer.config.corpus.fine_tuning
+    return writer.fitted(writer.downstream, corpus, settings, folder)
+
+
+def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
+    """Refuses altered checkpoints of a training, which would be trained again in silence."""
+    found = sorted(folder.glob("round_*"))
+    if needed and not found:
+        raise CorruptFile(f"{folder}: the checkpoints of a finished training are missing")
+    for path in found:
+        verified(path)
+
+
+def _trained_on(config: SyntheticTextConfig, corpus: list[str] | None) -> dict[str, str]:
+    def public(settings: DecoderModelConfig | PublishedModelConfig) -> str:
+        if isinstance(settings, PublishedModelConfig):
+            return f"the published model {last_part(settings.path)}"
+        corpora = config.corpora or {}
+        names = corpora if settings.corpora is None else settings.corpora
+        return "public text: " + ", ".join(last_part(corpora[name]) for name in names)
+
+    clients = f"the training clients of {last_part(config.data.source)}"
+    found = {"method": config.method, "pretraining": public(config.downstream)}
+    if corpus is not None:
+        found["fine-tuning"] = f"{len(corpus)} synthetic texts, in corpus/"
+        found["generator of the texts"] = public(config.generator)
+    if config.method in SCORING:
+        found["private clients"] = f"{clients} scored synthetic texts"
+    elif config.method == FED_AVG:
+        found["private clients"] = f"{clients} trained the model in rounds"
+    else:
+        found["private clients"] = "none: clients sent nothing"
+    return found

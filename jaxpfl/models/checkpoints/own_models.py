@@ -1,0 +1,111 @@
+"""Networks of our own, which no other library knows, as files: safetensors and a config.json.
+
+    own_models.save("exported", model, params)
+    model, params = own_models.load("exported")
+
+config.json has {"library": "jaxpfl", "architecture": NAME} and the settings of the model of that
+name. A tensor's name is the path to the parameter, as in "layer_0.kernel"; its shape is ours.
+Published architectures have `pretrained` instead.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Model, Params
+from jaxpfl.models.checkpoints.model_files import finite, read_object
+from jaxpfl.models.checkpoints.safetensors_files import Described, open_tensors, write_folder
+from jaxpfl.models.cifg_lstm import CIFGLanguageModel
+from jaxpfl.models.cnn import CNN
+
+_ARCHITECTURES: dict[str, Any] = {each.__name__: each for each in (CIFGLanguageModel, CNN)}
+# Settings of the initial parameters, which trained ones do not need.
+_INITIAL = {"output_bias_prior"}
+_LIBRARY = "jaxpfl"
+
+
+def save(folder: str | Path, model: Model, params: Params) -> None:
+    """Writes config.json and model.safetensors, in place of a model that the folder holds.
+
+    `load` gives the parameters back bit by bit.
+
+    Raises:
+      InputError: the model has no place here, or the parameters are not the model's, not float32
+        or not finite.
+    """
+    architecture = type(model).__name__
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise InputError(f"the model must be one of {known} to be saved, found {architecture}")
+    leaves = _named(params)
+    expected = _named(jax.eval_shape(model.init, jax.random.key(0)))
+    for name in sorted(leaves.keys() | expected.keys()):
+        found, shape = leaves.get(name), getattr(expected.get(name), "shape", None)
+        if found is None or found.shape != shape or found.dtype != np.float32:
+            what = "none" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise InputError(f"parameter {name} must be float32 {shape}, found {what}")
+    settings = {
+        field.name: getattr(model, field.name)
+        for field in dataclasses.fields(_ARCHITECTURES[architecture])
+        if field.name not in _INITIAL
+    }
+    write_folder(
+        folder,
+        {"library": _LIBRARY, "architecture": architecture, **settings},
+        {name: Described(tuple(leaf.shape), "float32") for name, leaf in leaves.items()},
+        lambda name: finite(f"parameter {name}", np.asarray(leaves[name])),
+        shard_bytes=5_000_000_000,
+    )
+
+
+def load(folder: str | Path) -> tuple[Any, Params]:
+    """The model in a folder that `save` wrote, and its parameters, on the default device.
+
+    Raises:
+      InputError: a file is missing, or the files are not of a model of ours, or do not fit.
+      CorruptFile: a file is broken.
+    """
+    folder = Path(folder)
+    path = folder / "config.json"
+    settings = read_object(path)
+    if settings.pop("library", None) != _LIBRARY:
+        raise InputError(
+            f"{path}: library must be {_LIBRARY!r}: models of other libraries are read by "
+            "checkpoints.pretrained"
+        )
+    architecture = settings.pop("architecture", None)
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(map(repr, _ARCHITECTURES))
+        raise InputError(f"{path}: architecture must be one of {known}, found {architecture!r}")
+    try:
+        model = _ARCHITECTURES[architecture](**{key: _fixed(v) for key, v in settings.items()})
+        expected = jax.eval_shape(model.init, jax.random.key(0))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
+    shapes = _named(expected)
+    with open_tensors(folder) as tensors:
+        for name in sorted(set(tensors) - shapes.keys()):
+            raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
+        read = []
+        for name, shape in shapes.items():
+            tensors.check(name, shape.shape)
+            read.append(jnp.array(tensors.finite(name), jnp.float32))
+    return model, jax.tree.unflatten(jax.tree.structure(expected), read)
+
+
+def _fixed(value: Any) -> Any:
+    """A setting from JSON: tuples where JSON has lists."""
+    return tuple(map(_fixed, value)) if isinstance(value, list) else value
+
+
+def _named(params: Params) -> dict[str, Any]:
+    """The leaves, in the order of the tree, by names such as "layer_0.kernel"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }

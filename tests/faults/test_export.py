@@ -1,0 +1,257 @@
+"""`jaxpfl export` of a trained model: what is written, what never is, and what is refused."""
+
+import json
+import os
+import shutil
+import sys
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.engine import checkpoint
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.export import export
+from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.models.checkpoints import own_models
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+
+PRIVATE = ("--run.reproducible_noise", "False")
+
+
+def _config(path: Path, *overrides: str) -> Config:
+    config = registry.load(path, [*PRIVATE, *overrides])
+    assert isinstance(config, Config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def secrets() -> list[bytes]:
+    """What the finished run drew from the operating system."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_config, tmp_path_factory, secrets) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    real = os.urandom
+
+    def watching(size):
+        secrets.append(real(size))
+        return secrets[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "urandom", watching)
+        carry_out.run(_config(tiny_config), out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    assert main(["export", str(finished), str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    """A copy of the run, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, exported, tiny_config):
+    names = sorted(path.name for path in exported.iterdir())
+    assert names == ["README.md", "config.json", "model.safetensors", "vocabulary.json"]
+    experiment = build(_config(tiny_config))
+    model, params = own_models.load(exported)
+    assert model == experiment.model
+    run = json.loads((finished / "run.json").read_text())
+    folder = finished / "checkpoints"
+    with checkpoint.Checkpoints(folder, run=run["run"]) as checkpoints:
+        state = experiment.algorithm.init(jax.random.key(0))
+        found = checkpoints.restore(state, warn=pytest.fail)
+    assert found is not None
+    jax.tree.map(np.testing.assert_array_equal, params, found.state.params)
+    assert Vocabulary.load(exported / "vocabulary.json") == experiment.vocabulary
+    scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=50)(params).result()
+    table = json.loads((finished / "result.json").read_text())["table"]
+    row = next(row for row in table if row["model"] == "this run")
+    assert scored["perplexity"] == row["perplexity"]
+
+
+def test_the_card_says_what_it_cost_and_where_it_comes_from(finished, exported, tiny_config):
+    card = (exported / "README.md").read_text()
+    assert f"\n{json.loads((finished / 'result.json').read_text())['privacy']}\n" in card
+    assert "| delta | 0.001 |" in card
+    assert "| unit | client: " in card
+    assert "| adjacency | add or remove one client |" in card
+    assert "| private clients | the training clients of clients.jsonl |" in card
+    assert "| vocabulary | public text: public.jsonl |" in card
+    assert "On test clients of clients.jsonl (declared public):" in card
+    assert "NOT PRIVATE" not in card
+    # Where it lay on this machine concerns nobody.
+    assert str(tiny_config.parent) not in card
+
+
+def test_no_canary_and_no_secret_is_exported(finished, exported, secrets):
+    """TRUST 40: nothing from private/, no client's id or text, in any byte."""
+    canaries = {b"canaryid", b"canarytext"}
+    for secret in secrets:
+        if len(secret) == 16:
+            canaries |= {str(word).encode() for word in np.frombuffer(secret, np.uint32)}
+            canaries |= {secret, secret.hex().encode()}
+    # The secret of the run, at least.
+    assert len(canaries) >= 2 + 4 + 2
+    private = [path for path in finished.rglob("private/*") if path.is_file()]
+    assert {path.name for path in private} == {"ledger.jsonl.key", "rounds.jsonl"}
+    for path in private:
+        content = path.read_bytes()
+        canaries |= {line for line in content.splitlines() if len(line) > 8}
+        canaries |= {content, content.hex().encode()}
+    for path in exported.rglob("*"):
+        content = path.read_bytes()
+        for canary in canaries:
+            assert canary not in content, path
+            assert canary.lower() not in content.lower(), path
+
+
+def test_an_existing_folder_is_refused(finished, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    assert main(["export", str(finished), str(tmp_path / "mine")]) == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {tmp_path / 'mine'}: exists already; choose another FOLDER\n"
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def _refused(run: Path, kind: type[Exception], message: str) -> None:
+    folder = run.parent / "exported"
+    with pytest.raises(kind, match=message) as caught:
+        export(run, folder, progress=False)
+    assert "\n" not in str(caught.value)
+    # Neither the folder nor a part of it.
+    assert sorted(path.name for path in run.parent.iterdir()) == [run.name]
+
+
+def test_what_is_not_a_finished_run_is_refused(tiny_config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    _refused(run, InputError, r"holds no run that can be exported: it has no config\.yaml")
+    run.rmdir()
+    real = checkpoint.commit
+
+    def full(temporary, *arguments):
+        if temporary.name.endswith("4"):
+            raise OSError("the disk is full")
+        real(temporary, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(OSError, match="full"):
+        patched.setattr(checkpoint, "commit", full)
+        carry_out.run(_config(tiny_config), run, progress=False)
+    _refused(run, InputError, "holds no finished run: .* go on with `jaxpfl resume")
+
+
+DAMAGES = {
+    "weights": (CorruptFile, r"checkpoints/round_00000007/.*was altered"),
+    "no checkpoint": (CorruptFile, "the checkpoint of the last round, 7, is gone"),
+    "vocabulary": (CorruptFile, r"vocabulary\.json: is not the vocabulary of the run"),
+    "ledger cut": (CorruptFile, "ledger"),
+    "ledger gone": (CorruptFile, r"ledger\.jsonl: the run's ledger is missing"),
+    "statement": (CorruptFile, "do not cost what the run's statement says"),
+    "config": (InputError, "began with another config"),
+    "unfinished": (InputError, "is not finished: 3 of 7 rounds"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_that_was_altered_is_refused(copied, damage):
+    """TRUST 35: no card is written for what cannot be vouched for."""
+    ledger, result = copied / "ledger.jsonl", copied / "result.json"
+    record = json.loads(result.read_text())
+    last = copied / "checkpoints" / "round_00000007"
+    if damage == "weights":
+        path = max(last.rglob("*"), key=lambda each: each.stat().st_size * each.is_file())
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "no checkpoint":
+        shutil.rmtree(last)
+    elif damage == "vocabulary":
+        path = copied / "vocabulary.json"
+        path.write_text(path.read_text().replace("kab", "kax"))
+    elif damage == "ledger cut":
+        ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-2]))
+    elif damage == "ledger gone":
+        ledger.unlink()
+    elif damage == "statement":
+        digits = record["privacy"].split("epsilon = ")[1][:4]
+        record["privacy"] = record["privacy"].replace(digits, "0.01", 1)
+        result.write_text(json.dumps(record))
+    elif damage == "config":
+        path = copied / "config.yaml"
+        path.write_text(path.read_text().replace("clip_norm: 0.5", "clip_norm: 0.25"))
+    else:
+        result.write_text(json.dumps({**record, "rounds": 3}))
+    _refused(copied, *DAMAGES[damage])
+
+
+def test_a_run_without_privacy_is_stamped_whatever_its_record_says(tiny_config, tmp_path):
+    """TRUST 11, 21."""
+    run, config = tmp_path / "run", _config(tiny_config, "--run.reproducible_noise", "True")
+    carry_out.run(config, run, progress=False)
+    path = run / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stamp": ""}))
+    found = export(run, tmp_path / "exported", progress=False)
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert found["stamp"].startswith("NOT PRIVATE")
+    assert f"**{found['stamp']}**" in card
+
+
+def _hub(monkeypatch, client) -> None:
+    module = types.ModuleType("huggingface_hub")
+    module.HfApi = client
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+
+
+def test_push_uploads_the_folder_to_a_repository_that_nobody_else_sees(
+    finished, tmp_path, monkeypatch
+):
+    asked = []
+
+    class Client:
+        def create_repo(self, repository, **options):
+            asked.append((repository, options))
+            return f"hub/{repository}"
+
+        def upload_folder(self, **options):
+            names = sorted(path.name for path in Path(options["folder_path"]).iterdir())
+            asked.append((options["repo_id"], options["repo_type"], names))
+
+    _hub(monkeypatch, Client)
+    found = export(finished, tmp_path / "model", push="me/mine", progress=False)
+    names = ["README.md", "config.json", "model.safetensors", "vocabulary.json"]
+    assert asked == [
+        ("me/mine", {"repo_type": "model", "private": True, "exist_ok": True}),
+        ("me/mine", "model", names),
+    ]
+    assert found["pushed"] == ["hub/me/mine"]
+
+
+def test_a_push_that_fails_is_one_sentence_and_leaves_the_folder(finished, tmp_path, monkeypatch):
+    class Client:
+        def create_repo(self, *_, **__):
+            raise ConnectionError("no way\nand more")
+
+    _hub(monkeypatch, Client)
+    with pytest.raises(InputError, match=r"not uploaded .* 'me/mine': ConnectionError: no way$"):
+        export(finished, tmp_path / "model", push="me/mine", progress=False)
+    assert (tmp_path / "model" / "README.md").exists()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"pip install 'jaxpfl\[text\]'"):
+        export(finished, tmp_path / "other", push="me/mine", progress=False)
+    assert not (tmp_path / "other").exists()
