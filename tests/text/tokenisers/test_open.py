@@ -181,6 +181,20 @@ def test_several_end_of_text_ids_and_a_start(tmp_path):
     assert hugging_face(folder).end_of_text == 1
 
 
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_saved_tokeniser_is_read_again(framed, tmp_path):
+    tokenizer = byte_level(("<|start|>", "<|end|>", "<|turn|>"), framed=framed)
+    settings = {"tokenizer_config": {"eos_token": "<|end|>"}}
+    tokeniser = hugging_face(write(tmp_path, tokenizer, **settings))
+    (tmp_path / "saved").mkdir()
+    tokeniser.save(tmp_path / "saved")
+    again = hugging_face(tmp_path / "saved")
+    for name in ("vocab_size", "end_of_text", "ends", "start"):
+        assert getattr(again, name) == getattr(tokeniser, name)
+    for found, expected in zip(again.encode(TEXTS), tokeniser.encode(TEXTS), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_a_start_that_only_the_settings_ask_for(tmp_path):
     tokenizer = byte_level(("<|start|>", "<|end|>"))
     folder = write(tmp_path, tokenizer, tokenizer_config={"bos_token": "<|start|>"})

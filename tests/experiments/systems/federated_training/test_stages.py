@@ -18,6 +18,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
@@ -43,6 +44,14 @@ def straight(pipeline_config, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "run"
     carry_out.run(registry.load(pipeline_config, REPRODUCIBLE), out, progress=False)
     return out
+
+
+def test_the_exports_statement_covers_fred_and_the_rounds(finished, tmp_path):
+    found = export(finished.out, tmp_path / "exported", progress=False)
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert f"\n{finished.record['privacy']}\n" in card
+    assert "| before the rounds | prefinetuned on " in card
+    assert found["stamp"] == ""
 
 
 def _pld_epsilon(releases: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float) -> float:

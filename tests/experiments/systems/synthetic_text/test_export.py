@@ -1,0 +1,194 @@
+"""`jaxpfl export` of a study: its models in Hugging Face's format, and its corpus."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.central.public_models import data_mesh
+from jaxpfl.experiments.export import export
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
+from jaxpfl.experiments.systems.synthetic_text.study import prepare
+from jaxpfl.models.checkpoints import adapters, pretrained
+from jaxpfl.models.decoder import lora
+from jaxpfl.text.metrics.prediction import evaluate
+from jaxpfl.text.tokenisers.fast import hugging_face
+
+METHODS = ("popri", "fed_avg")
+
+
+@pytest.fixture(scope="module")
+def finished(synthetic_config, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in METHODS:
+        config = synthetic_config(method, "--corpus.texts", "12")
+        carry_out.run(config, folder / method, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patched:
+        # Nothing of the clients is read.
+        patched.setattr("jaxpfl.experiments.engine.build.open_population", pytest.fail)
+        for method in METHODS:
+            assert main(["export", str(finished / method), str(folder / method)]) == 0
+    return folder
+
+
+MODEL = {
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_downstream_model_is_read_again_and_scores_what_the_run_says(
+    finished, exported, synthetic_config, method
+):
+    model, params = pretrained.load(exported / method)
+    tokeniser = hugging_face(exported / method)
+    config = synthetic_config(method, "--corpus.texts", "12")
+    writer = CorpusWriter(config)
+    study = prepare(config)
+    texts = study.test.columns["text"].slice(0, config.evaluation.max_examples).to_pylist()
+    # The exported tokeniser is the study's.
+    own = writer.public.tokeniser
+    assert (tokeniser.end_of_text, tokeniser.ends) == (own.end_of_text, own.ends)
+    assert tokeniser.start == own.start
+    for found, expected in zip(tokeniser.encode(texts), own.encode(texts), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert model == writer.downstream.model
+    scored = evaluate(model, params, writer.rows(texts), mesh=data_mesh(16))
+    record = json.loads((finished / method / "result.json").read_text())
+    for name in ("perplexity", "loss", "accuracy"):
+        assert scored[name] == record["metrics"][name], name
+    assert record["metrics"]["perplexity"] != record["metrics"]["public_perplexity"]
+
+
+def test_the_bits_are_those_of_the_run(finished, exported, synthetic_config):
+    config = synthetic_config("popri", "--corpus.texts", "12")
+    writer = CorpusWriter(config)
+    lines = (finished / "popri" / "corpus.jsonl").read_text().splitlines()
+    folder = finished / "popri" / "fine_tuning"
+    texts = [json.loads(line)["text"] for line in lines]
+    expected = writer.fitted(writer.downstream, texts, config.corpus.fine_tuning, folder)
+    _, found = pretrained.load(exported / "popri")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def _is_a_tuned_generator(folder: Path) -> None:
+    base = pretrained.load(folder / "generator")
+    model, params = adapters.load(folder / "generator_adapter", *base)
+    assert model.lora is not None
+    assert any(np.any(each["b"]) for each in lora.split(params)[0].values())
+    settings = json.loads((folder / "generator_adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "generator"
+    assert {path.name for path in (folder / "generator").iterdir()} == MODEL
+
+
+def test_the_tuned_generator_is_a_public_base_and_its_adapters(exported):
+    _is_a_tuned_generator(exported / "popri")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["pe_sft", "generator", "public"])
+def test_other_methods_are_exported(synthetic_config, tmp_path, method):
+    run, folder = tmp_path / "run", tmp_path / "exported"
+    carry_out.run(synthetic_config(method, "--corpus.texts", "12"), run, progress=False)
+    export(run, folder, progress=False)
+    pretrained.load(folder)
+    assert (folder / "corpus").exists() == (method != "public")
+    card = (folder / "README.md").read_text()
+    if method == "pe_sft":
+        _is_a_tuned_generator(folder)
+    else:
+        assert "clients sent nothing" in card
+        assert "\n(epsilon = 0): clients send nothing\n" in card
+
+
+def test_the_corpus_is_a_table_with_a_card(finished, exported):
+    folder = exported / "popri" / "corpus"
+    assert {path.name for path in folder.iterdir()} == {"README.md", "corpus.parquet"}
+    lines = (finished / "popri" / "corpus.jsonl").read_text().splitlines()
+    texts = parquet.read_table(folder / "corpus.parquet")["text"].to_pylist()
+    assert texts == [json.loads(line)["text"] for line in lines]
+    statement = json.loads((finished / "popri" / "result.json").read_text())["privacy"]
+    for card in (folder / "README.md", exported / "popri" / "README.md"):
+        assert f"\n{statement}\n" in card.read_text()
+    assert f"{len(texts)} rows" in (folder / "README.md").read_text()
+    assert "data_files: corpus.parquet" in (folder / "README.md").read_text()
+    assert {path.name for path in (exported / "fed_avg").iterdir()} == {*MODEL, "README.md"}
+
+
+def test_no_canary_and_no_secret_is_exported(finished, exported):
+    """TRUST 40: looked for in every byte, and in every text."""
+    canaries = {b"canaryid", b"canarytext"}
+    for path in finished.rglob("private/*"):
+        if path.is_file():
+            content = path.read_bytes()
+            canaries |= {content, content.hex().encode()}
+            canaries |= {line for line in content.splitlines() if len(line) > 8}
+    assert len(canaries) > 8
+    for path in (path for path in exported.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        if path.suffix == ".parquet":
+            content += "\n".join(parquet.read_table(path)["text"].to_pylist()).encode()
+        for canary in canaries:
+            assert canary not in content, path
+
+
+DAMAGES = {
+    "corpus": (CorruptFile, "artifacts/corpus/.* was altered"),
+    "fine-tuning": (CorruptFile, "fine_tuning/round_.* was altered"),
+    "no fine-tuning": (CorruptFile, "the checkpoints of a finished training are missing"),
+    "round": (CorruptFile, "lacks the artifact of a phase"),
+    "ledger cut": (CorruptFile, "ledger"),
+    "statement": (CorruptFile, "do not cost what the run's statement says"),
+    "config": (InputError, "began with another config"),
+    "downstream": (InputError, "the public downstream must be the one that the run used"),
+    "unfinished": (InputError, "holds no finished run"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_that_was_altered_is_refused(finished, tmp_path, damage):
+    """TRUST 35."""
+    run = Path(shutil.copytree(finished / "popri", tmp_path / "run"))
+    result = run / "result.json"
+    record = json.loads(result.read_text())
+    if damage == "corpus":
+        (run / "artifacts" / "corpus" / "arrays.npz").write_bytes(b"PK")
+    elif damage == "fine-tuning":
+        next((run / "fine_tuning").glob("round_*/record.json")).write_text("{}")
+    elif damage == "no fine-tuning":
+        shutil.rmtree(run / "fine_tuning")
+    elif damage == "round":
+        shutil.rmtree(run / "artifacts" / "round_2_scores")
+    elif damage == "ledger cut":
+        lines = (run / "ledger.jsonl").read_text().splitlines(keepends=True)
+        (run / "ledger.jsonl").write_text("".join(lines[:-1]))
+    elif damage == "statement":
+        record["privacy"] = record["privacy"].replace("epsilon = ", "epsilon = 0.", 1)
+        result.write_text(json.dumps(record))
+    elif damage == "config":
+        path = run / "config.yaml"
+        path.write_text(path.read_text().replace("batch_size: 4", "batch_size: 5"))
+    elif damage == "downstream":
+        record["public_models"]["downstream"]["sha256"] = "0" * 64
+        result.write_text(json.dumps(record))
+    else:
+        result.unlink()
+    kind, message = DAMAGES[damage]
+    with pytest.raises(kind, match=message) as caught:
+        export(run, tmp_path / "exported", progress=False)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
