@@ -9,11 +9,13 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.release import Releaser
-from jaxpfl.models.checkpoints import pretrained
+from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from tests.experiments.conftest import FAR, NEAR, write_lines
@@ -220,3 +222,26 @@ def test_another_models_tokeniser_is_refused(configured, folder, size):
     message = f"tokenizer.json has {size} token ids, expected the 300 of config.json"
     with pytest.raises(InputError, match=message):
         build(configured({"path": path}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adapted):
+    """The whole decoder, or its adapters in PEFT's format; both score what the run says."""
+    path = str(folder / "gpt2")
+    config = configured({"path": path, "lora": ADAPTERS if adapted else None})
+    run, out = carry_out.run(config, tmp_path / "run", progress=False), tmp_path / "exported"
+    export(run.out, out, progress=False)
+    if adapted:
+        model, params = adapters.load(out, *pretrained.load(path))
+        settings = json.loads((out / "adapter_config.json").read_text())
+        assert settings["base_model_name_or_path"] == path
+        assert not (out / "model.safetensors").exists()
+    else:
+        model, params = pretrained.load(out)
+    experiment = build(config)
+    assert (out / "tokenizer.json").exists()
+    scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=20)(params).result()
+    row = run.record["table"][-1]
+    assert (row["model"], row["perplexity"]) == ("this run", scored["perplexity"])
+    assert "NOT PRIVATE" in (out / "README.md").read_text()
