@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,7 +28,7 @@ def test_a_section_gives_the_logits_of_transformers(kind, tmp_path):
     found = PublishedModel.found(PublishedModelConfig(str(folder)), "generator").loaded()
     with np.load(folder / "expected.npz", allow_pickle=False) as stored:
         tokens, real, expected = stored["tokens"], stored["real"], stored["logits"]
-    padded = np.where(real, tokens, -1).astype(np.int32)
+    padded = jnp.asarray(np.where(real, tokens, -1).astype(np.int32))
 
     @jax.jit
     def logits(params):
