@@ -24,6 +24,10 @@ from jaxpfl.text.tokenisers.fast import hugging_face
 METHODS = ("popri", "fed_avg")
 
 
+# Two whole runs.
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def finished(synthetic_config, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
