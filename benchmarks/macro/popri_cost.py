@@ -39,6 +39,7 @@ from jaxpfl.algorithms import Scorer
 from jaxpfl.algorithms.fed_avg import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.engine.build import build_optimizer
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
@@ -203,13 +204,16 @@ def main(config: Config) -> list[dict[str, Any]]:
 
 def with_stand_ins(study: SyntheticTextConfig, config: Config, folder: str) -> SyntheticTextConfig:
     """The study's sizes with another source for everything, and models that hardly learn."""
-    once = dataclasses.replace(study.generator.pretraining, epochs=1)
+    generator, downstream = study.generator, study.downstream
+    # The studies of the table have small decoders that are pretrained here.
+    assert isinstance(generator, DecoderModelConfig) and isinstance(downstream, DecoderModelConfig)
+    once = dataclasses.replace(generator.pretraining, epochs=1)
     return dataclasses.replace(
         study,
         corpora={"stand-in": config.source},
         corpus_texts=config.corpus_texts,
-        generator=dataclasses.replace(study.generator, corpora=None, pretraining=once),
-        downstream=dataclasses.replace(study.downstream, corpora=None, pretraining=once),
+        generator=dataclasses.replace(generator, corpora=None, pretraining=once),
+        downstream=dataclasses.replace(downstream, corpora=None, pretraining=once),
         popri=dataclasses.replace(study.popri, samples=None),
         cache=folder,
         # Evolution varies in all rounds but the last.
