@@ -10,8 +10,9 @@ import io
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,16 +114,30 @@ def private_directory(directory: Path) -> Path:
     return directory
 
 
+def empty_directory(directory: Path) -> None:
+    """Removes everything in `directory`."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Locks the run directory while the context is open.
+    """Makes the run directory, if absent, and locks it while the context is open.
 
-    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
+    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock. If
+    an exception leaves the context before anything was written, the directories that were made are
+    removed.
 
     Raises:
       RunLocked: another process holds the lock.
     """
-    with open(directory / "run.lock", "ab") as file:
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = directory / "run.lock"
+    with open(lock, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -130,4 +145,12 @@ def exclusive(directory: Path) -> Iterator[None]:
                 f"{directory}: another process is using this run directory; wait for it or "
                 "choose another --out"
             ) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if made and list(directory.iterdir()) == [lock]:
+                lock.unlink()
+                with suppress(OSError):  # a parent that something else uses by now
+                    for each in made:
+                        each.rmdir()
+            raise

@@ -53,12 +53,17 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, done: int) -> None:
-        """States that `done` steps were done earlier; the speed counts later steps only."""
+    def begin(self, done: int, total: int | None = None) -> None:
+        """States that `done` steps were done earlier; the speed counts later steps only.
+
+        Args:
+          total: number of steps, if it was not known before.
+        """
         self._start = done
         self._began = time.monotonic()
+        self._total = self._total if total is None else total
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, total=self._total)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
         """Shows that `done` steps are done, and values by name, such as the epsilon so far."""

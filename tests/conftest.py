@@ -93,7 +93,7 @@ _BLANK = bytes.fromhex(  # a PNG of one white pixel
 
 @pytest.fixture(scope="session", autouse=True)
 def _pictures_are_blank() -> Iterator[None]:
-    """Every run draws its pictures, which took a tenth of the time; `drawn` draws them."""
+    """Every run draws its pictures, which took nearly a tenth of the time; `drawn` draws them."""
 
     def save(self: object, file: Any, **options: object) -> None:
         with open(file, "wb") if isinstance(file, str | Path) else nullcontext(file) as target:

@@ -16,7 +16,16 @@ from jaxpfl.models.encoder.network import Encoder
 SIZES: dict[str, Any] = {"hidden_size": 16, "layers": 2, "heads": 2, "inner_size": 32}
 
 
-def write_tokeniser(folder: Path, size: int = 300, *, start: bool = False) -> None:
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: "
+    "{{ message['content'] | trim }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def write_tokeniser(
+    folder: Path, size: int = 300, *, start: bool = False, chat: bool = False
+) -> None:
     """A byte-level BPE with `size` ids: end-of-text is 0, and a start token is 1."""
     import tokenizers
 
@@ -37,6 +46,8 @@ def write_tokeniser(folder: Path, size: int = 300, *, start: bool = False) -> No
     settings = {"eos_token": "<|end|>"}
     if start:
         settings |= {"bos_token": "<|start|>", "add_bos_token": True}
+    if chat:
+        settings["chat_template"] = CHAT_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 

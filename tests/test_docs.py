@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A generator, its adapters and their tuning are many programs to compile.
 SLOW = ("popri.ipynb",)
@@ -31,6 +31,18 @@ def test_relative_links_and_pictures_exist(page: Path):
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing, f"{_name(page)} points to {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_to_headings_exist(page: Path):
+    for file, anchor in re.findall(
+        r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8")
+    ):
+        target = page.parent / file if file else page
+        headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M)
+        # As GitHub makes them: lower case, no punctuation, hyphens for spaces.
+        slugs = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings]
+        assert anchor in slugs, f"{_name(page)} points to {file}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
@@ -72,6 +84,7 @@ def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
                     found = getattr(found, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ">>> " in page.read_text("utf-8")], ids=_name
 )
@@ -105,7 +118,7 @@ def test_a_first_session_is_as_short_as_was_promised(heading: str, most: int):
 @pytest.mark.slow
 def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With fewer clients, words and rounds than on the page."""
-    example = re.search(r"```python\n(.*?)```", PAGES[0].read_text("utf-8"), re.DOTALL)
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     assert example is not None
     code = example[1]
     for shown, small in {

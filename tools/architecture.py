@@ -46,9 +46,11 @@ EXPERIMENTS: dict[str, set[str]] = {
     # What a user calls from Python, without a config file.
     "run": SHARED,
     "choose_corpus": SHARED,
+    "compare": SHARED,
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
     "export": SHARED | {"systems", "registry", "carry_out"},
+    "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"
 

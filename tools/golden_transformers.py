@@ -17,7 +17,7 @@ import torch
 import transformers
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "golden" / "transformers"
-VOCABULARY, LENGTH = 61, 20
+VOCABULARY, LENGTH, WINDOW = 61, 20, 6
 
 SIZES = dict(
     vocab_size=VOCABULARY,
@@ -71,6 +71,34 @@ def models() -> dict[str, torch.nn.Module]:
         "albert_masked": transformers.AlbertForMaskedLM(
             transformers.AlbertConfig(**SIZES, embedding_size=16, num_hidden_groups=1)
         ),
+        "mistral": transformers.MistralForCausalLM(
+            transformers.MistralConfig(**llama, rope_parameters=PLAIN, sliding_window=WINDOW)
+        ),
+        # Only the second layer has a window.
+        "qwen2": transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(
+                **llama,
+                rope_parameters=PLAIN,
+                tie_word_embeddings=True,
+                use_sliding_window=True,
+                sliding_window=WINDOW,
+                max_window_layers=1,
+            )
+        ),
+        "roberta_causal": transformers.RobertaForCausalLM(
+            transformers.RobertaConfig(**SIZES, pad_token_id=1, is_decoder=True)
+        ),
+        "distilbert_masked": transformers.DistilBertForMaskedLM(
+            transformers.DistilBertConfig(
+                vocab_size=VOCABULARY,
+                dim=32,
+                n_layers=2,
+                n_heads=4,
+                hidden_dim=48,
+                max_position_embeddings=LENGTH + 2,
+            )
+        ),
+        "mpnet_masked": transformers.MPNetForMaskedLM(transformers.MPNetConfig(**SIZES)),
     }
 
 

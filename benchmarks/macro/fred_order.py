@@ -42,15 +42,12 @@ class Config:
 
 def main(config: Config) -> list[dict]:
     harness.use_cpu_devices(None)
-    from jaxpfl.algorithms.fred import FredPlan, public_moments, score
+    from jaxpfl.algorithms.fred import FredPlan, score
     from jaxpfl.data import open as open_population
     from jaxpfl.text.embed import embed, embedder
 
     function = embedder(config.embedder)
-    corpora = {}
-    for name, path in CANDIDATES.items():
-        corpus = sample(open_population(f"$JAXPFL_DATA/{path}"), config.candidate_examples)
-        corpora[name] = public_moments(corpus, function)
+    corpora = candidate_moments(function, config.candidate_examples)
     clients = embed(open_population(config.private), function)
     rows = []
     for unit in config.units:
@@ -88,6 +85,17 @@ def main(config: Config) -> list[dict]:
     harness.table(rows, [*columns, "corrected min", "corrected max", "same top 3", "same order"])
     print(f"recorded in {harness.record('fred_order', rows)}")
     return rows
+
+
+def candidate_moments(function, examples: int) -> dict:
+    """The moments of at most `examples` examples of each candidate, by name."""
+    from jaxpfl.algorithms.fred import public_moments
+    from jaxpfl.data import open as open_population
+
+    return {
+        name: public_moments(sample(open_population(f"$JAXPFL_DATA/{path}"), examples), function)
+        for name, path in CANDIDATES.items()
+    }
 
 
 def sample(population, number: int):

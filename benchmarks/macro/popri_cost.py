@@ -142,7 +142,10 @@ class Server:
     def run(self, on_round: Callable[[Any], None] = lambda found: None) -> None:
         """All rounds; times are left in `store` and `timed`."""
         with tempfile.TemporaryDirectory() as folder:
-            self.writer.tuned(pathlib.Path(folder), self.store, self.timed, self._ask, on_round)
+            directory = pathlib.Path(folder)
+            self.writer.tuned(
+                directory, self.store, self.timed, self._ask, lambda texts: 0.0, on_round
+            )
 
     def _ask(self, step: Callable, state: Any, round: int) -> tuple[Any, Any]:
         return step(state, self._release, round)

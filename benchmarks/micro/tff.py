@@ -50,7 +50,7 @@ class Config:
     seed: int = 0
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -59,13 +59,13 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return struct.pack("B", 8 * number + 2) + _varint(len(content)) + content
+def field(number: int, content: bytes) -> bytes:
+    return struct.pack("B", 8 * number + 2) + varint(len(content)) + content
 
 
-def _entry(name: str, kind: int, payload: bytes) -> bytes:
-    value = _field(kind, _field(1, payload))
-    return _field(1, _field(1, name.encode()) + _field(2, value))
+def entry(name: str, kind: int, payload: bytes) -> bytes:
+    value = field(kind, field(1, payload))
+    return field(1, field(1, name.encode()) + field(2, value))
 
 
 def _posts(rng: np.random.Generator, count: int) -> list[bytes]:
@@ -76,21 +76,21 @@ def _posts(rng: np.random.Generator, count: int) -> list[bytes]:
         size = int(np.clip(rng.lognormal(4.2, 0.7), 5, 2000))
         begin = int(rng.integers(0, max(len(text) - size, 1)))
         entries = (
-            _entry("title", 1, text[begin : begin + 50]),
-            _entry("tags", 1, b"sql|sql-server|aggregate-functions"),
-            _entry("tokens", 1, text[begin : begin + size]),
-            _entry("score", 3, _varint(int(rng.integers(-2, 40)) % 2**64)),
-            _entry("creation_date", 1, b"2010-01-08 09:34:05.123 UTC"),
-            _entry("type", 1, b"answer"),
+            entry("title", 1, text[begin : begin + 50]),
+            entry("tags", 1, b"sql|sql-server|aggregate-functions"),
+            entry("tokens", 1, text[begin : begin + size]),
+            entry("score", 3, varint(int(rng.integers(-2, 40)) % 2**64)),
+            entry("creation_date", 1, b"2010-01-08 09:34:05.123 UTC"),
+            entry("type", 1, b"answer"),
         )
-        messages.append(_field(1, b"".join(entries)))
+        messages.append(field(1, b"".join(entries)))
     return messages
 
 
 def _digits(rng: np.random.Generator, count: int) -> list[bytes]:
     pixels_NxP = rng.random((count, 784), np.float32)
     return [
-        _field(1, _entry("label", 3, _varint(k % 62)) + _entry("pixels", 2, pixels.tobytes()))
+        field(1, entry("label", 3, varint(k % 62)) + entry("pixels", 2, pixels.tobytes()))
         for k, pixels in enumerate(pixels_NxP)
     ]
 

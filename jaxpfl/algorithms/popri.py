@@ -18,7 +18,7 @@ privacy. The result is the last round's adapters: no checkpoint is chosen by pri
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ import numpy as np
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
-from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
+from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release import Release
 from jaxpfl.models.decoder import lora
@@ -36,7 +36,7 @@ from jaxpfl.text.embed import Embedder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
+from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
 from jaxpfl.text.preference.pairs import Pairs
 from jaxpfl.text.preference.ranking import preferences
 from jaxpfl.text.preference.responses import last_tokens, pairs_of_texts
@@ -55,8 +55,9 @@ class PopriSettings:
       new_tokens: the largest number of tokens that are generated for a response.
       response_tokens: a longer response is cut to its first `response_tokens` tokens.
       temperature, top_p: settings of the generation.
-      preference: settings of the tuning. Its `epochs` are the epochs of one round, and the
-        optimiser starts anew in every round.
+      preference: settings of the tuning. Its `epochs` are the epochs of one round.
+      optimizer: "fresh": in every round the optimiser and its schedule start anew; "carried": both
+        go on through all rounds, as in the released code.
       lora: settings of the adapters.
     """
 
@@ -70,6 +71,7 @@ class PopriSettings:
     temperature: float = 1.0
     top_p: float = 1.0
     preference: PreferenceSettings = field(default_factory=PreferenceSettings)
+    optimizer: Literal["fresh", "carried"] = "fresh"
     lora: LoRA = field(default_factory=LoRA)
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class PopriSettings:
                 f"rejected_rank must lie in 2 .. {self.responses}, the number of responses to a "
                 f"prompt, found {self.rejected_rank}"
             )
+        one_of("optimizer", self.optimizer, ("fresh", "carried"))
         non_negative("temperature", self.temperature)
         if not 0 < real("top_p", self.top_p) <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p!r}")
@@ -117,9 +120,15 @@ class Written:
 
 
 class PopriState(NamedTuple):
-    """The state before a round: the LoRA adapters, a tree of arrays; public."""
+    """The state before a round, trees of arrays; public.
+
+    Attributes:
+      adapters: the LoRA adapters.
+      optimizer: the state of an optimiser that is carried; () of one that is fresh.
+    """
 
     adapters: Any
+    optimizer: Any = ()
 
 
 def popri(
@@ -158,9 +167,16 @@ def popri(
     )
     first, base = lora.split(params)
 
+    def all_steps():
+        # Of rounds in which every prompt gives a pair.
+        return scorer.plan.rounds * settings.preference.steps(settings.prompts)
+
     def init(key):
         del key  # the seed decides all draws
-        return PopriState(jax.tree.map(jnp.array, first))
+        adapters, optimizer = jax.tree.map(jnp.array, first), ()
+        if settings.optimizer == "carried":
+            optimizer = jax.jit(settings.preference.optimizer(all_steps()).init)(adapters)
+        return PopriState(adapters, optimizer)
 
     def params_of(state):
         return lora.join(state.adapters, base)
@@ -172,12 +188,12 @@ def popri(
         scores_KxJ = hooks.stored(round, "scores", scores, release, texts_KxJ, round)["scores"]
         pairs = preference_pairs(generator, prompts, texts_KxJ, ended_KxJ, scores_KxJ, settings)
         following = hooks.stored(round, "adapters", tuned, state, pairs, round)
-        adapters, record = _unflat(following, state.adapters)
+        state, record = _unflat(following, state)
         number = 0 if pairs is None else len(pairs)
         found = Written(round, prompts, texts_KxJ.tolist(), scores_KxJ, number, record)
         hooks.on_round(found)
         means = {name: np.float32(mean) for name, mean in found.means.items()}
-        return PopriState(adapters), {"pairs": np.int32(number), **means}
+        return state, {"pairs": np.int32(number), **means}
 
     def written(state: PopriState, prompts: list[str], round: int) -> Arrays:
         writer, key = generator.replaced(model, params_of(state)), draws.key("responses", round)
@@ -191,17 +207,20 @@ def popri(
 
     def tuned(state: PopriState, pairs: Pairs | None, round: int) -> Arrays:
         if pairs is None:
-            return _flat(state.adapters, {})
+            return _flat(state, {})
+        carries = settings.optimizer == "carried"
         found = tune(
             model,
             params_of(state),
             pairs,
             settings.preference,
             seed=draws.seed_of("pairs", round),
+            carried=Carried(state.optimizer, all_steps()) if carries else None,
             mesh=generator.mesh,
             progress=hooks.progress,
         )
-        return _flat(lora.split(found.params)[0], found.record)
+        optimizer = found.optimizer if carries else ()
+        return _flat(PopriState(lora.split(found.params)[0], optimizer), found.record)
 
     return Algorithm("popri", init, step, (scorer.query,), params_of)
 
@@ -307,24 +326,28 @@ def synthesise(
     return [text for text in writer.shortened(clean, settings.response_tokens) if text]
 
 
-def _flat(adapters: Any, record: Mapping[str, Any]) -> Arrays:
-    """The adapters and the tuning's record as named arrays, which can be stored."""
+def _flat(state: PopriState, record: Mapping[str, Any]) -> Arrays:
+    """The state and the tuning's record as named arrays, which can be stored."""
     arrays = {
         f"{name}.{leaf}": np.asarray(value)
-        for name, part in adapters.items()
+        for name, part in state.adapters.items()
         for leaf, value in part.items()
     }
+    leaves = enumerate(jax.tree.leaves(state.optimizer))
+    arrays |= {f"optimizer.{index}": np.asarray(leaf) for index, leaf in leaves}
     return arrays | {f"record.{name}": np.asarray(value) for name, value in record.items()}
 
 
-def _unflat(arrays: Arrays, like: Any) -> tuple[Any, dict[str, Any]]:
+def _unflat(arrays: Arrays, like: PopriState) -> tuple[PopriState, dict[str, Any]]:
     adapters = {
-        name: {leaf: jax.numpy.asarray(arrays[f"{name}.{leaf}"]) for leaf in part}
-        for name, part in like.items()
+        name: {leaf: jnp.asarray(arrays[f"{name}.{leaf}"]) for leaf in part}
+        for name, part in like.adapters.items()
     }
+    leaves, tree = jax.tree.flatten(like.optimizer)
+    optimizer = [jnp.asarray(arrays[f"optimizer.{index}"]) for index in range(len(leaves))]
     record = {
         name.removeprefix("record."): value.tolist()
         for name, value in arrays.items()
         if name.startswith("record.")
     }
-    return adapters, record
+    return PopriState(adapters, jax.tree.unflatten(tree, optimizer)), record

@@ -7,10 +7,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import budget, calibrate, convert, export, fred, run, sweep, synthesize
+from jaxpfl.cli import budget, calibrate, compare, convert, export, fred, run, sweep, synthesize
 from jaxpfl.errors import BudgetExhausted, InputError
 
 _EXIT_CODES = """\
@@ -66,6 +67,11 @@ _COMMANDS = {
     "report": _Command(
         "Write a run's report.html and its plots anew.", run.add_directory, run.report
     ),
+    "compare": _Command(
+        "Put runs side by side: scores, curves, and what each and all of them cost.",
+        compare.add,
+        compare.run,
+    ),
     "convert": _Command(
         "Write clients' data to a folder that opens at once.", convert.add, convert.run
     ),
@@ -89,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     }
     description = "Private federated learning in JAX: simulate it, measure it, trust it."
     parser = _Parser(prog="jaxpfl", description=description, **shared)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in _COMMANDS.items():
         added = commands.add_parser(name, help=command.help, description=command.help, **shared)
         added.add_argument(
@@ -105,7 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     try:
+        if not given:
+            _parser().print_help()
+            return 0
         parsed, rest = _parser().parse_known_args(given)
+        if not hasattr(parsed, "command"):
+            raise InputError("jaxpfl: expected a command, see jaxpfl --help")
         if rest and not parsed.command.takes_overrides:
             raise InputError(f"jaxpfl: unexpected argument {rest[0]!r}")
         compilation_cache.enable()

@@ -1,5 +1,6 @@
 """Helpers that several commands share."""
 
+import argparse
 import dataclasses
 import itertools
 import os
@@ -21,6 +22,16 @@ def use_devices(config: Any) -> Any:
         devices = len(affinity(0)) if affinity else os.cpu_count() or 1
     jax.config.update("jax_num_cpu_devices", devices)
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Adds --dry-run to a command that carries out a config."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check config, shapes, memory and epsilon: read no client, fetch, charge and write "
+        "nothing (--data.clients N gives their number where the config does not)",
+    )
 
 
 def unused_directory(name: str) -> Path:

@@ -8,11 +8,38 @@ from typing import Any
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="what to read; see jaxpfl.data.open")
-    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder; it is private")
+    parser.add_argument(
+        "out",
+        metavar="OUT",
+        type=Path,
+        help="a new folder; it is private. After an interruption, the same command goes on",
+    )
+    parser.add_argument(
+        "--vocabulary",
+        metavar="PUBLIC",
+        help="write token ids in place of the texts, for a word model of this vocabulary: a "
+        "vocabulary.json, a folder with tokens, TensorFlow Federated's "
+        "stackoverflow.word_count.tar.bz2, or any source of PUBLIC text, whose words are counted",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        metavar="IDS",
+        type=int,
+        help="the model's vocab_size: the most frequent words, and four special ids",
+    )
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.data.convert import convert
+    from jaxpfl.errors import InputError
 
-    record = convert(arguments.source, arguments.out)
+    encoder = None
+    if arguments.vocabulary is not None:
+        from jaxpfl.text.tokenisers.public_words import public_words
+        from jaxpfl.text.tokenisers.stored import WordEncoder
+
+        encoder = WordEncoder(public_words(arguments.vocabulary, arguments.vocab_size))
+    elif arguments.vocab_size is not None:
+        raise InputError("--vocab-size must come with --vocabulary, which says whose words it is")
+    record = convert(arguments.source, arguments.out, encoder)
     return {**record, "text": f"{record['clients']} clients written to {record['out']}"}

@@ -34,6 +34,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
     parser.add_argument(
+        "--max-examples",
+        type=int,
+        metavar="K",
+        default=64,
+        help="examples of a client that are used at most, drawn at random before they are embedded "
+        "(default: 64); where the unit is the example, all are used",
+    )
+    parser.add_argument(
         "--non-private",
         action="store_true",
         help="also (without --epsilon: only) the distances without noise; they are NOT private",
@@ -50,7 +58,11 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
 
-    shared: dict[str, Any] = {"unit": arguments.unit, "clip_norm": arguments.clip_norm}
+    shared: dict[str, Any] = {
+        "unit": arguments.unit,
+        "clip_norm": arguments.clip_norm,
+        "max_examples": arguments.max_examples,
+    }
     plan = None
     if arguments.epsilon is not None:
         plan = FredPlan.calibrated(epsilon=arguments.epsilon, delta=arguments.delta, **shared)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import unused_directory, use_devices
+from jaxpfl.cli.common import add_dry_run, unused_directory, use_devices
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR]"
+    parser.usage = (
+        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run]"
+    )
     parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
@@ -22,6 +24,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="same as --privacy.ledger: a ledger that several runs on these clients share "
         "(default: the run's own, in its directory)",
     )
+    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -30,6 +33,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     if arguments.ledger is not None:
         overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
     config = use_devices(load(arguments.config, overrides))
+    if arguments.dry_run:
+        from jaxpfl.experiments.dry_run import dry_run
+
+        return dry_run(config)
     out = arguments.out or unused_directory(arguments.config.stem)
     print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out

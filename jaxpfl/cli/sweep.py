@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import use_devices
+from jaxpfl.cli.common import add_dry_run, use_devices
 from jaxpfl.errors import InputError
 
 
@@ -18,6 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory (default: runs/NAME-OF-CONFIG); points finished there are kept",
     )
+    add_dry_run(parser)
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -28,6 +29,10 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     if len(devices) > 1:
         raise InputError(f"{arguments.config}: run.devices must be the same at all points")
     use_devices(sweep.points[0].config)
+    if arguments.dry_run:
+        from jaxpfl.experiments.dry_run import dry_run_sweep
+
+        return dry_run_sweep(sweep)
     from jaxpfl.experiments.sweep.page import table_lines
     from jaxpfl.experiments.sweep.points import SIMULATION, run_sweep
 
@@ -35,11 +40,13 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     print(f"sweep directory: {out}", file=sys.stderr)
     outcome = run_sweep(sweep, out)
     report = outcome.out / "report.html"
-    lines = [f"report: {report}", "", *table_lines(sweep, outcome.rows), "", SIMULATION]
+    lines = [f"report: {report}", "", *table_lines(sweep, outcome.rows), ""]
+    lines += [f"caution: {each}" for each in outcome.cautions] + [SIMULATION]
     return {
         "out": str(outcome.out),
         "report": str(report),
         "rows": outcome.rows,
+        "cautions": outcome.cautions,
         "note": SIMULATION,
         "text": "\n".join(lines),
     }

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.columns import describe
+from jaxpfl.data.columns import Column, describe, is_numeric
 from jaxpfl.data.population import Population, check_client_indices
+from jaxpfl.data.sequences import Padded
 from jaxpfl.errors import InputError
 
 # Separates these draws from every other use of the same seed.
@@ -165,7 +166,7 @@ def pack(
     capacity = spec.clients_per_bucket
     if capacity % checks.positive_int("shards", shards):
         raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
-    columns = {k: v for k, v in population.columns.items() if isinstance(v, np.ndarray)}
+    columns = {k: v for k, v in population.columns.items() if is_numeric(v)}
     if not columns:
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
         raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
@@ -174,7 +175,7 @@ def pack(
 
 def _buckets(
     offsets: np.ndarray,
-    columns: dict[str, np.ndarray],
+    columns: dict[str, Column],
     chosen: np.ndarray,
     spec: CohortSpec,
     address: tuple[int, int],
@@ -238,11 +239,18 @@ def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) 
     return [kept] + [generator.permutation(kept) for _ in range(1, spec.epochs)]
 
 
-def _gather(column: np.ndarray, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """The examples of `rows`; zeros where masked: padding never holds another client's data."""
     shape = (*rows.shape, *column.shape[1:])
     if not mask.any():
         return np.zeros(shape, column.dtype)
+    if isinstance(column, Padded):
+        values = np.zeros(shape, column.dtype)
+        places = np.flatnonzero(mask)
+        # Each row as one item: see `Padded`.
+        item = np.dtype((np.void, values.itemsize * column.length))
+        values.view(item).reshape(-1)[places] = column[rows.reshape(-1)[places]].view(item)[:, 0]
+        return values
     values = np.empty(shape, column.dtype)
     # "clip" lets numpy write to `out` without a buffer; all rows are in range.
     np.take(column, rows, axis=0, out=values, mode="clip")

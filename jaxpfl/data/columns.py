@@ -1,4 +1,5 @@
-"""Columns: one value per example, numbers as numpy arrays and text as Arrow strings.
+"""Columns: one value per example. Numbers are numpy arrays, or `Padded` rows of token ids; texts
+are Arrow strings; token ids as they are stored are `Sequences`.
 
 Policy for text (the same on every platform): Unicode, kept as it came, without normalisation. A
 lone surrogate, which no encoding of Unicode text can hold, becomes U+FFFD. NUL is a character like
@@ -13,10 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 
 Column: TypeAlias = Any
-"""A numpy array [examples, ...] of numbers or booleans, or a pyarrow large_string array."""
+"""A numpy array [examples, ...] of numbers or booleans, a pyarrow large_string array, or one of
+`data.sequences`."""
 
 WORD_SEPARATOR = "\x1f"
 """Separates the words of a text that was split into words; a control character is in no word."""
@@ -37,12 +40,15 @@ def as_column(what: str, values: Any) -> Column:
 
     Args:
       what: names the column in errors, e.g. "column 'x'".
-      values: an array of numbers or booleans, a sequence of strings, or an Arrow string array.
+      values: an array of numbers or booleans, a sequence of strings, an Arrow string array, or
+        token ids.
 
     Raises:
       InputError: the values are neither numbers nor text, are ragged, have no examples axis, or
         some are missing.
     """
+    if isinstance(values, Sequences | Padded):
+        return values
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
@@ -76,16 +82,30 @@ def as_column(what: str, values: Any) -> Column:
 
 def take(column: Column, rows: np.ndarray) -> Column:
     """The rows of a column, in the given order."""
+    if isinstance(column, Padded):
+        return column.select(rows)
+    if isinstance(column, Sequences):
+        return column[rows]
     if isinstance(column, np.ndarray):
         return column[rows]
     return column.take(pa.array(rows, pa.int64()))
 
 
+def part(column: Column, rows: slice) -> Column:
+    """Neighbouring rows of a column, without copying them."""
+    return column.select(rows) if isinstance(column, Padded) else column[rows]
+
+
 def describe(column: Column) -> str:
     """Type and shape of one example, e.g. "float32[28, 28, 1]": public."""
-    if isinstance(column, np.ndarray):
+    if is_numeric(column):
         return f"{column.dtype}{list(column.shape[1:])}"
-    return "text"
+    return f"token ids {column.dtype}" if isinstance(column, Sequences) else "text"
+
+
+def is_numeric(column: Column) -> bool:
+    """Whether a model can read the column: numbers, all examples of one shape."""
+    return isinstance(column, np.ndarray | Padded)
 
 
 def update_hash(digest: "hashlib._Hash", column: Column) -> None:
@@ -94,10 +114,32 @@ def update_hash(digest: "hashlib._Hash", column: Column) -> None:
     if isinstance(column, np.ndarray):
         if column.size:
             digest.update(column.data.cast("B"))
+    elif isinstance(column, Padded):
+        update_hash(digest, column.sequences)
+    elif isinstance(column, Sequences):
+        _update_hash_of_sequences(digest, column)
     elif len(column):
         offsets, content = text_buffers(column)
         digest.update((offsets - offsets[0]).data)
         digest.update(content)
+
+
+def _update_hash_of_sequences(digest: "hashlib._Hash", column: Sequences) -> None:
+    """Edges, then ids, as `update_hash` has offsets and texts; in pieces, where not mapped."""
+    if not len(column):
+        return
+    if column.rows is None:
+        whole = column.compact()
+        digest.update(whole.edges.data)
+        digest.update(np.ascontiguousarray(whole.values).data.cast("B"))
+        return
+    end = np.zeros(1, np.int64)
+    digest.update(end.data)
+    for block in column.blocks():
+        digest.update((block.edges[1:] + end).data)
+        end = end + block.edges[-1]
+    for block in column.blocks():
+        digest.update(block.values.data.cast("B"))
 
 
 def text_buffers(column: pa.Array) -> tuple[np.ndarray, memoryview]:

@@ -7,57 +7,50 @@ grow with their size.
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.data.open import open as open_population
-from jaxpfl.data.open import stream
-from jaxpfl.data.stream import write
+from jaxpfl.data.open import streamed
+from jaxpfl.data.stream import Encoder, write
 from jaxpfl.errors import InputError
 from jaxpfl.progress import Progress
 
 
-def convert(source: str, out: str | Path, *, progress: bool = True) -> dict[str, Any]:
-    """Writes the population of `source` to the new folder `out`: completely, or not at all.
+def convert(
+    source: str, out: str | Path, encoder: Encoder | None = None, *, progress: bool = True
+) -> dict[str, Any]:
+    """Writes the population of `source` to the new folder `out`.
+
+    `out` is complete or absent. What an interrupted call had done stays next to it, in the folder
+    `.NAME.partial`; the same call goes on from there.
 
     Args:
       source: a source as for `data.open`.
       out: the new folder. It contains private data and gets mode 0700. While it is written, twice
-        its size is needed on the disk.
+        the size of what is read is needed on the disk.
+      encoder: writes token ids in place of the texts and all other columns, such as
+        `text.tokenisers.stored.WordEncoder`.
       progress: whether a progress bar is shown on stderr.
 
     Returns:
       The folder, and PRIVATE: numbers of clients and examples, bytes written and seconds taken.
 
     Raises:
-      InputError: the folder exists already, or the source is not valid.
+      InputError: the folder exists already, the source is not valid, or something else was begun
+        in the folder's place.
       CorruptFile: the source is truncated or damaged.
-      Terminated: SIGTERM was received; as after SIGINT, nothing is left on the disk.
+      Terminated: SIGTERM was received.
     """
     out = Path(out)
     if out.exists():
         raise InputError(f"{out}: the folder to write must be new, but it exists already")
-    out.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    with _terminable(), contextlib.ExitStack() as stack:
-        # Next to the folder, where there must be room for the data anyway; /tmp may have less.
-        unpacking = Path(tempfile.mkdtemp(prefix=f".{out.name}.unpack-", dir=out.parent))
-        stack.callback(shutil.rmtree, unpacking, ignore_errors=True)
-        streaming = stream(source, unpacking)
-        if streaming is None:
-            population = open_population(source)
-            population.save(out)
-            clients, examples = len(population), population.num_examples
-        else:
-            opened = stack.enter_context(streaming)
-            bar = Progress("converting", total=opened.examples, progress=progress, step="example")
-            clients, examples = write(out, opened, stack.enter_context(bar).update)
+    with _terminable(), Progress("converting", progress=progress, step="example") as bar:
+        clients, examples = write(out, streamed(source), encoder, bar)
     return {
         "out": str(out),
         "clients": clients,
@@ -75,7 +68,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Raises an exception at SIGTERM, so that no private data stays in an incomplete folder."""
+    """Raises an exception at SIGTERM, so that temporary files are removed."""
 
     def end(*_: object) -> None:
         raise Terminated("ended by SIGTERM")

@@ -7,10 +7,17 @@
     huggingface:OWNER/NAME?revision=HEX    any data set of the hub, a row = a client; with
                                            &text=COLUMN&client=COLUMN&part=train&config=NAME
                                            &split=sentences&min_examples=5, each optional
+                                           with client=COLUMN|RULE it is read as a table
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
+    PATH.parquet, FOLDER                   tables larger than memory: Parquet, or the .parquet and
+                                           .jsonl files in it; with ?client=COLUMN|RULE&text=COLUMN
+                                           &columns=COLUMN,COLUMN&split=sentences&min_examples=5. A
+                                           rule is domain, re:PATTERN, mod:NUMBER or value, see
+                                           `readers.client_key`
     PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
                                            &columns=FIELD,FIELD&split=sentences&min_examples=5,
-                                           each optional; ?client=* makes each line a client
+                                           each optional; ?client=* makes each line a client, and
+                                           ?client=FIELD|RULE reads it as a table
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -19,7 +26,8 @@
     PATH.tar.gz, PATH.tar.xz               an archive of .txt files: a client is a file; with
                                            ?split=...&min_examples=5
     PATH.sqlite, PATH.sqlite.lzma          a data set of TensorFlow Federated; with ?dataset=emnist
-                                           (stackoverflow, shakespeare, cifar100, celeba), and
+                                           (emnist_36 without the case of letters,
+                                           stackoverflow, shakespeare, cifar100, celeba), and
                                            &split=all_train&form=raw&sha256=HEX&min_examples=5,
                                            each optional (see `readers.tff_sqlite`)
     FOLDER                                 what Population.save or `jaxpfl convert` wrote
@@ -28,36 +36,47 @@ A path may begin with ~ or contain $NAME, an environment variable. With `split`,
 text file is a sentence, paragraph or line (see `readers.prose`), and min_examples counts these; for
 TensorFlow Federated's files it names the part to read. With `min_examples=5`, clients with fewer
 examples become empty but remain clients, because how many they are follows from private data.
+
+Data without clients is dealt to made-up ones: PATH.npz?client=*&partition=dirichlet&clients=100
+&by=label&alpha=0.3&seed=0, see `data.partitions` for the other schemes and their settings.
 """
 
+import contextlib
+import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks
 from jaxpfl.data import storage
+from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers import plain_text
+from jaxpfl.data.readers import plain_text, shards
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
+from jaxpfl.data.readers.client_key import ClientKey
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
-from jaxpfl.data.readers.hugging_face import read_hugging_face
+from jaxpfl.data.readers.grouped import stream_grouped
+from jaxpfl.data.readers.hugging_face import read_hugging_face, rows_of_hub
 from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.data.readers.largefedbench import CORPORA, read_largefedbench
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
-from jaxpfl.data.stream import Stream
+from jaxpfl.data.stream import Source, Stream, behind, collect, of_population
 from jaxpfl.errors import InputError
 
-_READERS = ("docstrings", "digits", "largefedbench", "huggingface")
-_ENDINGS = (".jsonl", ".jsonl.gz", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
+_ON_HUB = ("largefedbench", "huggingface")
+_READERS = ("docstrings", "digits", *_ON_HUB)
+_LINES = (".jsonl", ".jsonl.gz")
+_ENDINGS = (*_LINES, ".parquet", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 # How a kind of source is read: a function and its options, each with what converts its text, or
@@ -88,25 +107,75 @@ def open(source: str | Path | Population) -> Population:
     else:
         head, _, query = source.partition("?")
         options = _parse_query(source, query)
-        read, kinds = _reader(source, head)
+        table = _is_table(head, options)
+        read, kinds = _table(source, head) if table else _reader(source, head)
+    scheme = _scheme(source, options)
     typed = _typed(source, options, kinds)
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
     population = read(**typed)
+    if scheme is not None:
+        return partition(population, scheme)
     return population.with_min_examples(at_least) if at_least > 1 else population
 
 
-def stream(source: str, folder: Path) -> AbstractContextManager[Stream] | None:
-    """The source's population batch by batch; None if only `open` can read such a source.
+def streamed(source: str | Path) -> Source:
+    """The source's population batch by batch, from any example on.
 
-    Temporary files go to `folder`. Errors are those of `open`, here or while the stream is read.
+    TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
+    is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
     """
+    source = str(source)
     path, _, query = source.partition("?")
     options = _parse_query(source, query)
-    if not path.endswith(_TFF_ENDINGS) or "min_examples" in options:
-        return None
+    if {"min_examples", "partition"} & options.keys():
+        return of_population(open(source))
+    if _is_table(path, options):
+        typed = _typed(source, options, _table_kinds(path))
+        return Source(_identity(source, path), partial(_table_from, source, path, typed))
+    if not path.endswith(_TFF_ENDINGS):
+        return of_population(open(source))
     typed = _typed(source, options, _TFF_OPTIONS)
-    name = _name_of_split(source, typed.get("split"))
-    return stream_tff(_expand(path), name=name, folder=folder, **typed)
+    name, file = _name_of_split(source, typed.get("split")), expanded(path)
+
+    def stream(begin: int, folder: Path) -> AbstractContextManager[Stream]:
+        return stream_tff(file, name=name, folder=folder, begin=begin, **typed)
+
+    return Source(_identity(source, path), stream)
+
+
+def why_missing(source: str) -> str:
+    """Why a source is not at hand, or "" if it is; reads no data and asks no hub.
+
+    Raises:
+      InputError: no such reader, file ending or option, so `open` would refuse it everywhere.
+    """
+    head, _, query = source.partition("?")
+    options, expanded = _parse_query(source, query), os.path.expandvars(os.path.expanduser(head))
+    kind = head.partition(":")[0]
+    path = Path(expanded)
+    _scheme(source, options)
+    if _is_table(head, options) and "client" in options:
+        ClientKey.parse(options["client"], f"source {source!r}: client")
+        _typed(source, options, _table_kinds(head))
+        if kind not in _ON_HUB and path.exists():
+            return ""
+    elif kind in _READERS or path.exists():
+        _typed(source, options, _reader(source, head)[1])
+        if kind not in _ON_HUB:
+            return ""
+    if kind in _ON_HUB:
+        return "it is on the Hugging Face hub, which was not asked"
+    unset = [name for pair in _VARIABLE.findall(expanded) for name in pair if name]
+    why = f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
+    kinds = _kinds_of_path(path)
+    if kinds is not None:
+        _typed(source, options, kinds)
+    elif path.suffix or not path.parent.name:
+        raise _unknown(source, path)
+    elif options:
+        # Of a stored population, a folder that is not there would have none.
+        _typed(source, options, _table_kinds(head))
+    return why
 
 
 def place(source: str) -> str:
@@ -135,7 +204,7 @@ def _reader(source: str, head: str) -> _Reader:
         return read, {**_HUB_OPTIONS, "client": str, "config": str}
     if head == "digits":
         return read_digits, {"clients": int, "alpha": float, "seed": int}
-    return _reader_of_path(source, Path(_expand(head)))
+    return _reader_of_path(source, Path(expanded(head)))
 
 
 def _reader_of_path(source: str, path: Path) -> _Reader:
@@ -149,22 +218,99 @@ def _reader_of_path(source: str, path: Path) -> _Reader:
         raise _unknown(source, path)
     if not path.is_file():
         raise InputError(f"source {source!r}: there is no such file")
+    kinds = _kinds_of_path(path)
+    assert kinds is not None
     if path.name.endswith(".npz"):
 
         def read(client: str = "client", **columns: str) -> Population:
             return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **columns}, name=name)
 
-        return read, {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
+        return read, kinds
     if path.name.endswith(_TFF_ENDINGS):
 
         def read_split(split: str | None = None, **options: str) -> Population:
             return read_tff(path, split=split, name=_name_of_split(source, split), **options)
 
-        return read_split, _TFF_OPTIONS
+        return read_split, kinds
     if path.name.endswith(plain_text.ENDINGS):
-        return partial(plain_text.read_plain_text, path, name=name), _TEXT_OPTIONS
-    kinds = {"client": str, "text": str, "columns": _names, **_TEXT_OPTIONS}
+        return partial(plain_text.read_plain_text, path, name=name), kinds
     return partial(read_jsonl, path, name=name), kinds
+
+
+def _kinds_of_path(path: Path) -> _Kinds | None:
+    """The options of a file, by its ending; None for another ending."""
+    if path.name.endswith(".npz"):
+        return {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
+    if path.name.endswith(_TFF_ENDINGS):
+        return _TFF_OPTIONS
+    if path.name.endswith(plain_text.ENDINGS):
+        return _TEXT_OPTIONS
+    if path.name.endswith(".parquet"):
+        return _table_kinds(path.name)
+    if path.name.endswith(_ENDINGS):
+        return {"client": str, "text": str, "columns": _names, **_TEXT_OPTIONS}
+    return None
+
+
+def _is_table(head: str, options: Mapping[str, str]) -> bool:
+    """Whether a source is a table whose rows are grouped by client on the disk."""
+    if head.startswith("huggingface:") or head.endswith(_LINES):
+        return "|" in options.get("client", "")
+    path = Path(os.path.expandvars(os.path.expanduser(head)))
+    shards_in = path.is_dir() and not storage.is_stored(path)
+    return head.endswith(".parquet") or (shards_in and bool(options))
+
+
+def _table_kinds(head: str) -> _Kinds:
+    hub = {**_HUB_OPTIONS, "config": str} if head.startswith("huggingface:") else _TEXT_OPTIONS
+    return {**hub, "client": str, "text": str, "columns": _names}
+
+
+def _table(source: str, head: str) -> _Reader:
+    """Reads a table into memory, by way of files on the disk."""
+
+    def read(**options: Any) -> Population:
+        with _stream_table(source, head, None, **options) as found:
+            return collect(found)
+
+    return read, _table_kinds(head)
+
+
+def _stream_table(
+    source: str, head: str, folder: Path | None, *, client: str = "", **options: Any
+) -> AbstractContextManager[Stream]:
+    kind, _, name = head.partition(":")
+    which = {key: options.pop(key) for key in ("revision", "part", "config") if key in options}
+    key = ClientKey.parse(client, f"source {source!r}: client")
+    if kind == "huggingface":
+        which = {"revision": "", "part": "train"} | which
+
+        def rows(columns: tuple[str, ...]) -> Iterator[shards.Rows]:
+            return shards.read_mappings(name, rows_of_hub(name, which), columns)
+
+        head = f"{head} [{which['part']}]"
+    else:
+        path = Path(expanded(head))
+        if not path.exists():
+            raise InputError(f"source {source!r}: there is no such file")
+        rows = partial(shards.read_shards, path)
+    return stream_grouped(rows, client=key, name=head, folder=folder, **options)
+
+
+@contextlib.contextmanager
+def _table_from(
+    source: str, head: str, options: dict[str, Any], begin: int, folder: Path
+) -> Iterator[Stream]:
+    with _stream_table(source, head, folder, **options) as found:
+        yield behind(found, begin)
+
+
+def _identity(source: str, head: str) -> dict[str, Any]:
+    """The source, and the sizes and times of its files; those of the hub have a revision."""
+    path = None if head.startswith("huggingface:") else Path(expanded(head))
+    files = shards.files_of(path) if path is not None and path.exists() else []
+    stats = [(str(file), file.stat()) for file in files]
+    return {"source": source, "files": [[n, s.st_size, s.st_mtime_ns] for n, s in stats]}
 
 
 def _name_of_split(source: str, split: str | None) -> str:
@@ -186,7 +332,13 @@ def _unknown(source: str, path: Path) -> InputError:
     )
 
 
-def _expand(path: str) -> str:
+def expanded(path: str) -> str:
+    """A path with its ~ and its environment variables replaced.
+
+    Raises:
+      InputError: a variable is not set.
+    """
+
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
@@ -200,13 +352,30 @@ def _parse_query(source: str, query: str) -> dict[str, str]:
     if not query:
         return {}
     try:
-        pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=False)
+        # A plus is itself, as regular expressions need it, and not a space.
+        plain = query.replace("+", "%2B")
+        pairs = parse_qsl(plain, strict_parsing=True, keep_blank_values=False)
     except ValueError:
         raise InputError(f"source {source!r}: options must be NAME=VALUE, joined by &") from None
     options = dict(pairs)
     if len(options) != len(pairs):
         raise InputError(f"source {source!r}: an option is given twice")
     return options
+
+
+def _scheme(source: str, options: dict[str, str]) -> Scheme | None:
+    """The partition that the options name; its settings are taken out of them."""
+    if "partition" not in options:
+        return None
+    what = f"source {source!r}: partition"
+    made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
+    fields = {field.name: field.type for field in dataclasses.fields(made)}
+    given = {name: options.pop(name) for name in list(options) if name in fields}
+    kinds = {name: kind if kind in (int, float) else str for name, kind in fields.items()}
+    try:
+        return made(**_typed(source, given, kinds))
+    except TypeError:
+        raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
 
 
 def _typed(source: str, options: dict[str, str], kinds: _Kinds) -> dict:

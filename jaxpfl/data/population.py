@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.data import storage
-from jaxpfl.data.columns import Column, as_column, describe, take, text_array, update_hash
+from jaxpfl.data.columns import Column, as_column, describe, part, take, text_array, update_hash
 from jaxpfl.errors import InputError
+
+_BLOCK = 2**20
 
 
 class _Content:
@@ -53,11 +55,14 @@ class Population:
     from columns is its own source.
 
     Attributes:
-      columns: name -> numpy array [examples, ...], or pyarrow large_string array [examples].
+      columns: name -> numpy array [examples, ...], pyarrow large_string array [examples], or token
+        ids (see `data.sequences`).
       offsets: int64 [clients + 1], from 0 to the number of examples, non-decreasing.
       client_ids: pyarrow large_string array [clients], all different. PRIVATE.
       name: the source's name, as given to `data.open`. Public.
       unit: what a client is, in words. Public.
+      splitting: how a vocabulary of its texts divides them into words, one of
+        `text.tokenisers.splitting`: data that came split into words keeps them. Public.
 
     Raises:
       InputError: columns, offsets and ids do not fit together, or an id occurs twice.
@@ -68,6 +73,7 @@ class Population:
     client_ids: pa.Array
     name: str = "in memory"
     unit: str = "client"
+    splitting: str = "words"
     _content: _Content = field(init=False)
     _source: _Content = field(init=False)
 
@@ -151,8 +157,13 @@ class Population:
         chosen = check_client_indices(client_indices, len(self))
         sizes = self.sizes()[chosen]
         offsets = offsets_of(sizes)
-        rows = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], sizes)
-        columns = {name: take(column, rows) for name, column in self.columns.items()}
+        if len(chosen) and np.all(np.diff(chosen) == 1):
+            # Neighbours stay where they are: what is mapped from a file stays mapped.
+            rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
+            columns = {name: part(column, rows) for name, column in self.columns.items()}
+        else:
+            rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
+            columns = {name: take(column, rows) for name, column in self.columns.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
@@ -228,10 +239,34 @@ class Population:
         columns = {name: take(column, rows) for name, column in self.columns.items()}
         return self.with_examples(columns, offsets_of(kept)[self.offsets])
 
+    def dealt(
+        self, client_of_example: np.ndarray, client_ids: Sequence[str], *, name: str, unit: str
+    ) -> "Population":
+        """The same examples, dealt to other clients; see `data.partitions`.
+
+        It is a source of its own. A ledger of the old clients would be no ledger of the new ones:
+        a release that protected one example does not protect a new client with all it holds.
+
+        Args:
+          client_of_example: int [examples], index of each example's new client in `client_ids`.
+
+        Raises:
+          InputError: a client holds more than one example, so that dealing could split it: what
+            protects a new client would not protect the old one.
+        """
+        if np.any(self.sizes() > 1):
+            raise InputError(
+                f"the examples of {self.name!r} have clients of their own, which a partition would "
+                "tear apart: use them as they are, or read the source with client=*, which makes "
+                "each example a client"
+            )
+        return from_rows(client_of_example, client_ids, self.columns, name=name, unit=unit)
+
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
-        parts = (self.columns, self.offsets, self.client_ids, self.name, self.unit)
-        storage.write(Path(folder), storage.Stored(*parts, self.fingerprint, self.content))
+        parts = (self.columns, self.offsets, self.client_ids)
+        described = (self.name, self.unit, self.splitting, self.fingerprint, self.content)
+        storage.write(Path(folder), storage.Stored(*parts, *described))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
@@ -242,9 +277,7 @@ class Population:
           CorruptFile: a file is missing, truncated or altered.
         """
         stored = storage.read(Path(folder))
-        population = cls(
-            stored.columns, stored.offsets, stored.client_ids, stored.name, stored.unit
-        )
+        population = cls(*stored[:-2])
         hashes = (("_source", stored.fingerprint), ("_content", stored.content))
         # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
         for name, sha256 in hashes:
@@ -254,7 +287,7 @@ class Population:
     def _derive(
         self, columns: Mapping[str, Any], offsets: np.ndarray, client_ids: pa.Array, name: str
     ) -> "Population":
-        derived = Population(columns, offsets, client_ids, name, self.unit)
+        derived = Population(columns, offsets, client_ids, name, self.unit, self.splitting)
         object.__setattr__(derived, "_source", self._source)
         return derived
 
@@ -342,6 +375,15 @@ def check_client_indices(client_indices: Any, clients: int) -> np.ndarray:
     if len(np.unique(chosen)) != len(chosen):
         raise InputError("client indices must be different, found one twice")
     return chosen
+
+
+def _rows_from(shifts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ..., each plus its client's shift: int64 [sum of sizes], the only large array."""
+    rows = np.repeat(shifts, sizes)
+    for start in range(0, len(rows), _BLOCK):
+        block = rows[start : start + _BLOCK]
+        block += np.arange(start, start + len(block))
+    return rows
 
 
 def concatenated(parts: list[Column]) -> Column:

@@ -2,8 +2,10 @@
 
     FOLDER/manifest.json    format, columns, SHA-256 of the content, of the source and of the
                             manifest itself; size and SHA-256 of the other files
-    FOLDER/examples.arrow   one row per example; a column of arrays is a list of fixed size
+    FOLDER/examples.arrow   one row per example; a column of arrays is a list of fixed size, one of
+                            token ids a list of any size
     FOLDER/clients.arrow    client_id, first (the client's first example)
+    FOLDER/vocabulary.json  with token ids: the words that they stand for
 
 The folder is written under a temporary name and then renamed, so that it is complete or absent.
 All of it is private: it is made with mode 0700.
@@ -14,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import files
-from jaxpfl.data.columns import Column
+from jaxpfl.data.columns import Column, is_numeric, text_buffers
+from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
 
-_FORMAT = "jaxpfl population 2"
-EXAMPLES = "examples.arrow"
+_FORMAT = "jaxpfl population 3"
+EXAMPLES, VOCABULARY = "examples.arrow", "vocabulary.json"
 _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
@@ -38,6 +41,7 @@ class Stored(NamedTuple):
     client_ids: pa.Array
     name: str
     unit: str
+    splitting: str
     fingerprint: str
     content: str
 
@@ -90,6 +94,7 @@ def finish(temporary: Path, stored: Stored) -> None:
         "format": _FORMAT,
         "name": stored.name,
         "unit": stored.unit,
+        "splitting": stored.splitting,
         "clients": len(stored.client_ids),
         "examples": int(stored.offsets[-1]),
         "columns": dict(stored.columns),
@@ -100,7 +105,8 @@ def finish(temporary: Path, stored: Stored) -> None:
                 "bytes": (temporary / file).stat().st_size,
                 "sha256": files.sha256_file(temporary / file),
             }
-            for file in (EXAMPLES, _CLIENTS)
+            for file in (EXAMPLES, _CLIENTS, VOCABULARY)
+            if (temporary / file).exists()
         },
     }
     manifest["sha256"] = _own_sha256(manifest)
@@ -133,7 +139,8 @@ def read(folder: Path) -> Stored:
         for name, type_ in manifest["columns"].items()
     }
     client_ids = clients["client_id"].combine_chunks()
-    described = (manifest[key] for key in ("name", "unit", "fingerprint", "content"))
+    keys = ("name", "unit", "splitting", "fingerprint", "content")
+    described = (manifest[key] for key in keys)
     return Stored(columns, offsets, client_ids, *described)
 
 
@@ -156,15 +163,27 @@ def _own_sha256(manifest: dict[str, Any]) -> str:
 
 def type_of(column: Column) -> dict[str, Any]:
     """How the manifest describes a column."""
-    if isinstance(column, np.ndarray):
+    if is_numeric(column):
         return {"dtype": column.dtype.name, "shape": list(column.shape[1:])}
+    if isinstance(column, Sequences):
+        return {"dtype": column.dtype.name, "shape": [None], "encoding": dict(column.encoding)}
     return {"dtype": "text", "shape": []}
 
 
 def to_arrow(column: Column) -> pa.Array:
     """A column as it is stored."""
+    if isinstance(column, Sequences):
+        held = column.compact()
+        return pa.LargeListArray.from_arrays(pa.array(held.edges), pa.array(held.values))
+    if isinstance(column, Padded):
+        column = np.asarray(column)
     if not isinstance(column, np.ndarray):
-        return column
+        if not len(column):
+            return column
+        # A slice of a longer column: Arrow would pad its last bytes with its neighbour's.
+        offsets, content = text_buffers(column)
+        buffers = pa.py_buffer(offsets - offsets[0]), pa.py_buffer(content)
+        return pa.LargeStringArray.from_buffers(len(column), *buffers)
     # Arrow packs booleans into bits, which numpy cannot map.
     flat = column.reshape(-1).view(np.uint8) if column.dtype == bool else column.reshape(-1)
     array = pa.array(flat)
@@ -178,6 +197,9 @@ def _from_arrow(chunks: pa.ChunkedArray, type_: dict[str, Any], examples: int) -
     array = chunks.combine_chunks() if chunks.num_chunks != 1 else chunks.chunk(0)
     if type_["dtype"] == "text":
         return array
+    if type_["shape"] == [None]:
+        edges, ids = (part.to_numpy(zero_copy_only=True) for part in (array.offsets, array.values))
+        return Sequences(ids, edges, type_["encoding"])
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     values = flat.to_numpy(zero_copy_only=True)
     return values.view(np.dtype(type_["dtype"])).reshape(examples, *type_["shape"])
@@ -185,9 +207,19 @@ def _from_arrow(chunks: pa.ChunkedArray, type_: dict[str, Any], examples: int) -
 
 def _write_table(path: Path, table: pa.Table) -> None:
     with path.open("wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
+        batches = table.combine_chunks().to_batches()
+        write_batches(file, table.schema, batches)
         files.sync(file)
+
+
+def write_batches(file: Any, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    """Writes an Arrow file. One batch makes a file whose columns can be mapped as they are."""
+    # A column may have more than 2^31 values, which Arrow refuses by default, after all the work,
+    # because some of its implementations could not read them.
+    options = pa.ipc.IpcWriteOptions(allow_64bit=True)
+    with pa.ipc.new_file(file, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def _map_table(path: Path) -> pa.Table:

@@ -1,29 +1,30 @@
 """Populations larger than memory: read batch by batch, written batch by batch.
 
-An Arrow buffer needs its size before its first byte. Columns are therefore first staged as plain
-files in the folder, and then copied into its Arrow file. This takes room for twice the population
-on the disk, and memory for one batch, whatever the population's size.
+What is written is first staged, see `data.staging`, so that an interrupted `write` is gone on with.
+This takes room for twice the population on the disk, and memory for one batch, whatever the
+population's size.
 """
 
 import contextlib
-import hashlib
-import mmap
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl.data import storage
-from jaxpfl.data.columns import Column, as_column, describe, text_array, text_buffers
+from jaxpfl.data.columns import Column, as_column, part, text_array
 from jaxpfl.data.population import Population, concatenated, offsets_of
+from jaxpfl.data.sequences import Sequences
+from jaxpfl.data.staging import Staging, partial_folder
 from jaxpfl.errors import InputError
-from jaxpfl.files import sync
+from jaxpfl.progress import Progress
 
-_PIECE = 2**22
+_EXAMPLES = 2**15
 
 
 class Batch(NamedTuple):
@@ -45,15 +46,84 @@ class Stream:
     """A population that comes in batches, once.
 
     Attributes:
-      batches: at least one, so that the columns' types are known.
+      batches: at least one, so that the columns' types are known. Examples before those that the
+        stream begins with are in none of them, but all clients are.
       examples: about how many there are in all, for a progress bar. PRIVATE.
-      name, unit: as in `Population`.
+      name, unit, splitting: as in `Population`.
+      fingerprint: of the population, or None for the `content` of the columns.
     """
 
     batches: Iterator[Batch]
     examples: int
     name: str
     unit: str
+    splitting: str = "words"
+    fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What can be read as a stream, from any example on.
+
+    Attributes:
+      identity: says which data it is, in JSON's types: what was begun with one source is not gone
+        on with another.
+      stream: opens the stream of the examples from this number on; temporary files go to a folder.
+    """
+
+    identity: Mapping[str, Any]
+    stream: Callable[[int, Path], AbstractContextManager[Stream]] = field(repr=False)
+
+
+class Encoder(Protocol):
+    """Makes sequences of ids of texts."""
+
+    @property
+    def encoding(self) -> Mapping[str, Any]:
+        """What the ids stand for, in JSON's types; see `Sequences`."""
+        ...
+
+    def sequences(self, texts: pa.Array) -> Sequences:
+        """The ids of each text of a large_string array."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Writes the vocabulary, always the same bytes."""
+        ...
+
+
+def of_population(population: Population) -> Source:
+    """A population, in memory or mapped from a folder, as a source of blocks of examples."""
+
+    def batches(begin: int) -> Iterator[Batch]:
+        ids, sizes, told = population.client_ids, population.sizes(), 0
+        starts = range(begin, max(population.num_examples, begin + 1), _EXAMPLES)
+        for start in starts:
+            rows = slice(start, min(start + _EXAMPLES, population.num_examples))
+            columns = {name: part(column, rows) for name, column in population.columns.items()}
+            done = int(np.searchsorted(population.offsets[1:], rows.stop, "right"))
+            yield Batch(columns, ids[told:done].to_pylist(), sizes[told:done].tolist())
+            told = done
+
+    def stream(begin: int, _: Path) -> AbstractContextManager[Stream]:
+        described = (population.name, population.unit, population.splitting)
+        found = Stream(batches(begin), population.num_examples, *described, population.fingerprint)
+        return contextlib.nullcontext(found)
+
+    return Source({"content": population.content}, stream)
+
+
+def behind(stream: Stream, begin: int) -> Stream:
+    """The stream from the example with this number on; all clients stay in it."""
+
+    def batches() -> Iterator[Batch]:
+        left = begin
+        for batch in stream.batches:
+            rows = slice(left, None)
+            left = max(0, left - len(next(iter(batch.columns.values()))))
+            yield batch._replace(columns={k: part(v, rows) for k, v in batch.columns.items()})
+
+    return replace(stream, batches=batches())
 
 
 def collect(stream: Stream) -> Population:
@@ -70,168 +140,92 @@ def collect(stream: Stream) -> Population:
     for name, parts in pieces.items():
         columns[name] = concatenated(parts)
         parts.clear()
-    ids = text_array(client_ids)
-    return Population(columns, offsets_of(sizes), ids, stream.name, stream.unit)
+    ids, described = text_array(client_ids), (stream.name, stream.unit, stream.splitting)
+    return Population(columns, offsets_of(sizes), ids, *described)
 
 
 def write(
-    folder: str | Path, stream: Stream, progress: Callable[[int], None] | None = None
+    folder: str | Path,
+    source: Source,
+    encoder: Encoder | None = None,
+    progress: Progress | None = None,
 ) -> tuple[int, int]:
-    """Writes the stream's population to a new folder, with the same files as `Population.save`.
+    """Writes the source's population to a new folder, with the same files as `Population.save`.
+
+    An interrupted call leaves what it had done next to the folder. The next call with the same
+    source and encoder goes on from there, and what it writes is the same to the byte.
 
     Args:
-      progress: called after each batch with the number of examples so far.
+      encoder: writes only a column "tokens", which it makes of the column "text".
+      progress: is told the number of examples after each batch.
 
     Returns:
       The numbers of clients and of examples.
 
     Raises:
-      InputError: the folder exists, or the stream's batches do not fit together.
+      InputError: the folder exists, the stream's batches do not fit together, something else was
+        begun in the folder's place, or there is no column "text" to encode.
     """
-    with storage.new_folder(Path(folder)) as temporary:
-        staging = temporary / "staging"
-        staging.mkdir()
-        columns: dict[str, _Staged] = {}
+    request = {**source.identity, "encoding": None if encoder is None else dict(encoder.encoding)}
+    with partial_folder(Path(folder)) as partial:
         ids: list[pa.Array] = []
         sizes: list[np.ndarray] = []
-        with contextlib.ExitStack() as files:
+        with contextlib.ExitStack() as opened:
+            staging = opened.enter_context(Staging.opened(partial / "staging", request))
+            # Next to the folder, where there must be room for the data anyway; /tmp may have less.
+            temporary = opened.enter_context(_temporary(partial / "unpacked"))
+            stream = opened.enter_context(source.stream(staging.examples, temporary))
+            if progress:
+                progress.begin(staging.examples, stream.examples)
             for batch in stream.batches:
                 held = {name: as_column(f"column {name!r}", c) for name, c in batch.columns.items()}
-                if not ids:
-                    for place, (name, column) in enumerate(held.items()):
-                        columns[name] = files.enter_context(_Staged(staging / str(place), column))
-                if held.keys() != columns.keys():
-                    raise InputError("a batch has other columns than the first one")
-                for name, column in held.items():
-                    columns[name].append(column)
+                if encoder is not None:
+                    held = _encoded(held, encoder, stream)
+                staging.append(held)
                 ids.append(text_array(list(batch.client_ids)))
                 sizes.append(np.asarray(batch.sizes, np.int64))
                 if progress:
-                    progress(next(iter(columns.values())).examples)
-        if not columns:
-            raise InputError("a population needs at least one column, found none")
+                    progress.update(staging.examples)
+            staging.commit()
         client_ids, offsets = pa.concat_arrays(ids), offsets_of(np.concatenate(sizes))
         if len(client_ids) != len(offsets) - 1 or len(client_ids.unique()) != len(client_ids):
             raise InputError("the clients of a stream must have one size each and different ids")
-        if {column.examples for column in columns.values()} != {int(offsets[-1])}:
-            raise InputError("the sizes of a stream's clients must sum to its examples")
-        with (temporary / storage.EXAMPLES).open("wb") as file:
-            _copy(columns, file)
-        digest = _fingerprint(columns, offsets)
-        shutil.rmtree(staging)
-        types = {name: column.type for name, column in columns.items()}
-        parts = (types, offsets, client_ids, stream.name, stream.unit)
-        storage.finish(temporary, storage.Stored(*parts, fingerprint=digest, content=digest))
+        written = staging.columns if encoder is None else (_TOKENS,)
+        content = staging.write(partial / storage.EXAMPLES, written, offsets)
+        fingerprint = stream.fingerprint
+        if fingerprint is None:
+            # That of the text, so that texts and tokens are charged to the same ledger.
+            read = [name for name in staging.columns if encoder is None or name != _TOKENS]
+            fingerprint = staging.content(read, offsets)
+        if encoder is not None:
+            encoder.save(partial / storage.VOCABULARY)
+        types = {name: staging.columns[name].type for name in written}
+        described = (stream.name, stream.unit, stream.splitting, fingerprint, content)
+        storage.finish(partial, storage.Stored(types, offsets, client_ids, *described))
+        shutil.rmtree(partial / "staging")
     return len(client_ids), int(offsets[-1])
 
 
-class _Staged:
-    """A column in one file of values, or in one of offsets and one of UTF-8."""
-
-    def __init__(self, path: Path, like: Column) -> None:
-        self.type = storage.type_of(like)
-        self.examples = 0
-        self.what = describe(like)
-        self._path = path
-        self._values = path.open("wb")
-        self._offsets: BinaryIO | None = None
-        self._size = 0
-        if not isinstance(like, np.ndarray):
-            self._offsets = path.with_name(f"{path.name}.offsets").open("wb")
-            self._offsets.write(bytes(8))
-
-    def __enter__(self) -> "_Staged":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._values.close()
-        if self._offsets:
-            self._offsets.close()
-
-    def append(self, column: Column) -> None:
-        if describe(column) != self.what:
-            raise InputError(f"a batch holds {describe(column)}, the first one {self.what}")
-        self.examples += len(column)
-        if not len(column):
-            return
-        if isinstance(column, np.ndarray):
-            self._values.write(column.data.cast("B"))
-            return
-        assert self._offsets is not None
-        offsets, content = text_buffers(column)
-        self._offsets.write((offsets[1:] + (self._size - offsets[0])).data)
-        self._values.write(content)
-        self._size += len(content)
-
-    def paths(self) -> list[Path]:
-        """The files in the order of a fingerprint and of Arrow's buffers."""
-        return [*([Path(self._offsets.name)] if self._offsets else []), self._path]
-
-    def to_arrow(self, maps: list[mmap.mmap]) -> pa.Array:
-        """The files as an Arrow array, mapped into memory; the maps are added to `maps`."""
-        buffers = [_map(path, maps) for path in self.paths()]
-        if self._offsets:
-            return pa.LargeStringArray.from_buffers(self.examples, *buffers)
-        shape, dtype = (self.examples, *self.type["shape"]), np.dtype(self.type["dtype"])
-        return storage.to_arrow(np.frombuffer(buffers[0], dtype).reshape(shape))
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    # A process that was killed could not remove its own.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _map(path: Path, maps: list[mmap.mmap]) -> pa.Buffer:
-    if not path.stat().st_size:
-        return pa.py_buffer(b"")
-    with path.open("rb") as file:
-        maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return pa.py_buffer(maps[-1])
+# No source has a column of texts of this name: those that are read in one have this library's own.
+_TOKENS = "tokens"
 
 
-class _Sink:
-    """A file for Arrow to write to; frees the memory of `maps` as their content is written."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO, maps: list[mmap.mmap]) -> None:
-        self._file, self._maps = file, maps
-
-    def write(self, content: Any) -> int:
-        view = memoryview(content).cast("B")
-        for at in range(0, len(view), _PIECE):
-            self._file.write(view[at : at + _PIECE])
-            for mapped in self._maps:
-                if hasattr(mmap, "MADV_DONTNEED"):
-                    mapped.madvise(mmap.MADV_DONTNEED)
-        return len(view)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _copy(columns: Mapping[str, _Staged], file: BinaryIO) -> None:
-    """Writes the staged columns as an Arrow file of one batch, the form that `storage` reads."""
-    maps: list[mmap.mmap] = []
-    arrays = [column.to_arrow(maps) for column in columns.values()]
-    batch = pa.RecordBatch.from_arrays(arrays, list(columns))
-    sink = pa.PythonFile(_Sink(file, maps), mode="w")
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    sync(file)
-
-
-def _fingerprint(columns: Mapping[str, _Staged], offsets: np.ndarray) -> str:
-    """`Population.content`, from the staged files."""
-    digest = hashlib.sha256(b"jaxpfl population 1\0")
-    digest.update(offsets.astype("<i8").data)
-    for name in sorted(columns):
-        # As in `columns.update_hash`.
-        column = columns[name]
-        digest.update(f"{name}\0{column.what} {column.examples}\0".encode())
-        for path in column.paths() if column.examples else ():
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-    return digest.hexdigest()
+def _encoded(held: dict[str, Column], encoder: Encoder, stream: Stream) -> dict[str, Column]:
+    """The tokens of a batch, and what else must be staged for the fingerprint."""
+    texts = held.get("text")
+    if not isinstance(texts, pa.Array):
+        found = ", ".join(map(repr, held)) or "none"
+        raise InputError(f"{stream.name} must have a column 'text' to tokenise, found {found}")
+    tokens = {_TOKENS: encoder.sequences(texts)}
+    return tokens if stream.fingerprint is not None else {**held, **tokens}

@@ -75,7 +75,6 @@ def run(
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
     system, directory = system_of(config.system), Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
     with files.exclusive(directory):
         path = directory / CONFIG
         if path.exists() or (directory / _RUN).exists():

@@ -15,6 +15,7 @@ from jaxpfl.algorithms.fred import (
     private_moments,
     public_moments,
     score,
+    used_examples,
 )
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
@@ -61,15 +62,14 @@ def choose_corpus(
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
     sources = named(candidates)
-    clip_norms = {each.clip_norm for each in (plan, without_privacy) if each is not None}
-    if len(clip_norms) != 1:
+    plans = [each for each in (plan, without_privacy) if each is not None]
+    if len({(each.clip_norm, each.unit, each.max_examples) for each in plans}) != 1:
         raise InputError(
             "plan and without_privacy: at least one is required, and both need the same clip norm, "
-            f"found clip norms {sorted(clip_norms)}"
+            f"unit and max_examples, found {len(plans)} plans"
         )
     function = embedder(embedder_name)
     directory = Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
     clients = open_population(private)
     content = PrivateContent(clients)
     # Public corpora first: a candidate that is refused must not cost any privacy.
@@ -77,7 +77,8 @@ def choose_corpus(
     for name, source in sources.items():
         corpus = open_population(source)
         content.refuse(corpus, f"candidate {name} = {source!r}")
-        corpora[name] = public_moments(corpus, function, *clip_norms, progress=progress)
+        corpora[name] = public_moments(corpus, function, plans[0].clip_norm, progress=progress)
+    directory.mkdir(parents=True, exist_ok=True)
     found: dict[str, PrivateMoments] = {}
     paths = {
         "private": Path(ledger) if ledger is not None else directory / "ledger.jsonl",
@@ -93,7 +94,8 @@ def choose_corpus(
             units = len(clients) if plan.unit == "client" else clients.num_examples
             algorithm = fred(plan, units=units, dimension=function.dimension)
             require_affordable(algorithm, ledgers["private"], run="")
-        embedded = embed(clients, function, progress=progress)
+        used = used_examples(clients, plans[0], seed=0)
+        embedded = embed(used, function, progress=progress)
         statement = ""
         if plan is not None:
             secret = Secret()

@@ -8,6 +8,7 @@ Nothing is copied from the run's directory: what is written are the parameters a
 verified artifacts. A crash leaves no folder of the wanted name.
 """
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from jaxpfl.experiments.systems.base import (
     Exporter,
     Made,
     TrainedModel,
+    last_part,
 )
 from jaxpfl.models.checkpoints import adapters, hub, own_models, pretrained
 from jaxpfl.models.checkpoints.model_files import require
@@ -133,7 +135,8 @@ def _write_model(folder: Path, trained: TrainedModel) -> None:
     else:
         own_models.save(folder, model, params)
     if isinstance(trained.words, Vocabulary):
-        trained.words.save(folder / "vocabulary.json")
+        source = last_part(trained.words.source)
+        dataclasses.replace(trained.words, source=source).save(folder / "vocabulary.json")
     elif trained.words is not None:
         trained.words.save(folder)
 

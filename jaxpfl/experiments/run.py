@@ -57,11 +57,8 @@ def run(
         if vocabulary is not None:
             sentences = sentences_of(evaluation.model, vocabulary, seed=seed)
     directory = Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
     with files.exclusive(directory):
-        if vocabulary is not None:
-            vocabulary.save(directory / "vocabulary.json")
-        return Loop(
+        loop = Loop(
             algorithm,
             clients,
             directory=directory,
@@ -75,7 +72,10 @@ def run(
             ),
             setting=Setting({"every": every}, seed, reproducible_noise),
             resume=resume,
-        ).run_and_report()
+        )
+        if vocabulary is not None:
+            vocabulary.save(directory / "vocabulary.json")
+        return loop.run_and_report()
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:

@@ -21,12 +21,13 @@ Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, 
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
@@ -206,8 +207,8 @@ def _release(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Adds up the devices and the noise: (noisy sum [W], noisy sum of indicators, name).
 
-    It knows the sum as one vector of padded length, so that doors for contributions of other
-    shapes share its compiled program, which takes longest to compile.
+    The sum is one vector of padded length, whatever the shapes of the contributions, so that doors
+    with vectors of equal length share one compiled program.
 
     Args:
       sums_DxW: each device's sum, as `_side_by_side` makes it.
@@ -292,6 +293,10 @@ class _Shapes:
         return jax.tree.unflatten(self.structure, leaves)
 
 
+def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+
+
 def default_chunk() -> int:
     """The number of clients that one device trains side by side, by backend.
 
@@ -357,6 +362,40 @@ class Door:
         )
         value = _cut(value_W, self._like)
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
+
+    def trace(self, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[int, int]:
+        """Traces the sum of a bucket of the largest shape, without data, compiling or running.
+
+        Args:
+          broadcast, columns: only shapes and dtypes are used.
+
+        Returns:
+          The bytes of the bucket, and the clients that one device trains side by side.
+
+        Raises:
+          InputError: as `__call__`.
+        """
+        spec = self.query.cohort
+        slots, shape = spec.clients_per_bucket, (spec.rungs[-1], spec.batch_size)
+        parts: dict[str, Any] = {
+            "batches": {
+                name: _shape((slots, *shape, *column.shape[1:]), column.dtype)
+                for name, column in columns.items()
+            },
+            "mask": _shape((slots, *shape), np.bool_),
+            "steps": _shape((slots,), np.int32),
+            "weight": _shape((slots,), np.float32),
+            "client": _shape((slots,), np.uint32),
+        }
+        bucket = Bucket(**parts)
+        chunk = self._chunk_of(slots)
+        sums = jax.eval_shape(
+            partial(_zero_sums, self.query.execution.accumulator, self.mesh, self._like)
+        )
+        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+        accumulate = partial(_accumulate, self._engine(chunk))
+        jax.eval_shape(accumulate, broadcast, sums, bucket, _shape((), np.float32), key)
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
 
     @property
     def coordinates(self) -> int:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.data.columns import update_hash
+from jaxpfl.data.columns import Column, is_numeric, update_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
@@ -59,13 +59,13 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
+def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
     """The columns that a query reads.
 
     Raises:
       InputError: a column is missing or not numeric.
     """
-    held = {name: c for name, c in prepared.columns.items() if isinstance(c, np.ndarray)}
+    held = {name: c for name, c in prepared.columns.items() if is_numeric(c)}
     wanted = tuple(held) if query.columns is None else query.columns
     missing = [repr(name) for name in wanted if name not in held]
     if missing or (query.columns is None and not held):
@@ -75,7 +75,7 @@ def read_columns(query: Query, prepared: Population) -> dict[str, np.ndarray]:
     return {name: held[name] for name in wanted}
 
 
-def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:
+def content_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
     """SHA-256 (hex) of columns and offsets. PRIVATE: a guess of the data can be tested on it."""
     digest = hashlib.sha256(offsets.astype("<i8").data)
     for name in sorted(columns):
@@ -84,8 +84,10 @@ def content_hash(columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> Any:
-    """The client function as JAX lowers it for one client, without compiling or running it.
+def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
+    """The client function as JAX traces it for one client; its `out_info` is the contribution.
+
+    Of `broadcast` and `columns` only shapes and dtypes are used.
 
     Raises:
       InputError: its contribution is not a tree of float arrays.
@@ -104,7 +106,7 @@ def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) 
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
-    found = jax.jit(query.client_fn).lower(shapes, examples, key)
+    found = jax.jit(query.client_fn).trace(shapes, examples, key)
     leaves = jax.tree.leaves(found.out_info)
     kinds = [str(leaf.dtype) for leaf in leaves]
     if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
@@ -113,6 +115,11 @@ def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) 
             f"found {', '.join(kinds) or 'no array'}"
         )
     return found
+
+
+def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
+    """`traced`, lowered: neither compiled nor run."""
+    return traced(query, broadcast, columns).lower()
 
 
 def described(query: Query, lowered_text: str, content: str, fingerprint: str) -> str:

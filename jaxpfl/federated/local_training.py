@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.federated.client import Examples
-from jaxpfl.models.base import Model
+from jaxpfl.models.base import Augmenting, Model
 from jaxpfl.models.decoder import lora
 
 PyTree = Any
@@ -23,7 +23,8 @@ class LocalTraining:
     (ClientUpdate).
 
     Attributes:
-      model: its `loss(params, batch, mask)` is the mean over a batch's real examples.
+      model: its `loss(params, batch, mask)` is the mean over a batch's real examples. One that is
+        `Augmenting` has its examples drawn anew in every step.
       optimizer: any optax optimiser.
       adapters: whether the broadcast is a pair, LoRA adapters and the base that they belong to
         (`lora.split`); only the adapters are trained.
@@ -35,7 +36,6 @@ class LocalTraining:
 
     def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""
-        del key  # these models draw nothing while training
         params, base = params if self.adapters else (params, None)
 
         def loss(params, batch, mask):
@@ -46,6 +46,8 @@ class LocalTraining:
             local, optimizer_state = carry
             batch = {name: column[index] for name, column in examples.batches.items()}
             mask = examples.mask[index]
+            if isinstance(self.model, Augmenting):
+                batch = self.model.augment(batch, jax.random.fold_in(key, index))
             gradients = jax.grad(loss)(local, batch, mask)
             # Optax mixes integer and float types in some places; the results are still float32.
             with jax.numpy_dtype_promotion("standard"):

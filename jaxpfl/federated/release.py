@@ -23,7 +23,7 @@ the identity. A run whose identity changed, or a replay with another result, is 
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -409,6 +409,26 @@ class Releaser:
                 plan.correlation, plan.rounds_per_epoch, root, asked.door.coordinates
             )
         return asked.noise
+
+
+def traced(
+    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+) -> tuple[PyTree, int, int]:
+    """Traces what a release of the query would compute: nothing is compiled, run or charged.
+
+    Args:
+      broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
+
+    Returns:
+      The shapes of a contribution, the bytes of the largest bucket of clients, and the number of
+      clients that one device computes at a time.
+
+    Raises:
+      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
+      TypeError, ValueError: the client function does not fit the columns.
+    """
+    contribution = identity.traced(query, broadcast, columns).out_info
+    return contribution, *Door(query, contribution).trace(broadcast, columns)
 
 
 def _in_blocks(held: Population, size: int) -> Population:

@@ -18,3 +18,6 @@ from jaxpfl.models.encoder.config import EncoderConfig as EncoderConfig
 from jaxpfl.models.encoder.network import Encoder as Encoder
 from jaxpfl.models.gan import GAN as GAN
 from jaxpfl.models.gan import sample_images as sample_images
+from jaxpfl.models.lstm import LSTMLanguageModel as LSTMLanguageModel
+from jaxpfl.models.resnet import ResNet as ResNet
+from jaxpfl.models.tag_prediction import TagPrediction as TagPrediction

@@ -6,7 +6,7 @@ from the arrays it is given, so no call can change the parameters of another.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,11 @@ Batch = dict[str, Array]
 """Columns, each [batch, ...]."""
 
 Metrics = dict[str, Array]
-"""Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets)."""
+"""Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets).
+
+Where a target is a set of labels, "count" is the number of sets, "relevant" the number of labels in
+them, and "correct" how many of these are among the five most likely ones.
+"""
 
 
 class Model(Protocol):
@@ -61,6 +65,15 @@ class Model(Protocol):
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """The metrics of `loss`, to be summed over batches and given to `summarise`."""
+        ...
+
+
+@runtime_checkable
+class Augmenting(Protocol):
+    """A model whose training examples are changed at random before each step, as images are."""
+
+    def augment(self, batch: Batch, key: Array) -> Batch:
+        """The batch with other values, drawn from a typed key; padding stays padding."""
         ...
 
 
@@ -100,19 +113,23 @@ def masked_loss(logits_NxV: Array, targets_N: Array, real_N: Array) -> tuple[Arr
 
 
 def summarise(metrics: Metrics) -> dict[str, float]:
-    """Turns metric sums into "loss" (nats per target), "perplexity", "accuracy" and "count".
+    """Turns metric sums into "loss" (nats per target), "count" and what the targets allow.
 
-    All three are NaN when nothing was counted.
+    That is "perplexity" and "accuracy" for single labels, and "recall_at_5" for sets of labels: how
+    many of all labels are among the five most likely ones of their set. A share or mean of nothing
+    is NaN.
     """
     count = float(metrics["count"])
-    if not count > 0:
-        return {"loss": math.nan, "perplexity": math.nan, "accuracy": math.nan, "count": 0.0}
-    loss = float(metrics["loss_sum"]) / count
-    perplexity = math.exp(loss) if loss < 700 else math.inf
+    loss = float(metrics["loss_sum"]) / count if count > 0 else math.nan
+    correct = float(metrics["correct"])
+    if "relevant" in metrics:
+        relevant = float(metrics["relevant"])
+        recall = correct / relevant if relevant > 0 else math.nan
+        return {"loss": loss, "recall_at_5": recall, "count": count}
     return {
         "loss": loss,
-        "perplexity": perplexity,
-        "accuracy": float(metrics["correct"]) / count,
+        "perplexity": math.inf if loss >= 700 else math.exp(loss),
+        "accuracy": correct / count if count > 0 else math.nan,
         "count": count,
     }
 

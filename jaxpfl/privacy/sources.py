@@ -78,7 +78,7 @@ class Secret:
     def sketch(self, clients: Clients) -> dict[str, str]:
         """Returns the sketches of these clients' ids and contents."""
         contents: Collection[bytes] = ()
-        by_size = sorted(clients.columns.values(), key=lambda column: -_bytes_of(column)[0])
+        by_size = sorted(clients.columns.values(), key=lambda column: -_size_of(column))
         for column in by_size:
             contents = self._contents(clients, column)
             if contents:
@@ -181,7 +181,13 @@ class _Bytes(NamedTuple):
 
 def _type_of(column: Any) -> str:
     """Type and shape of one example."""
+    if hasattr(column, "client_bytes"):
+        return f"token ids {column.dtype}"
     return f"{column.dtype}{column.shape[1:]}" if isinstance(column, np.ndarray) else "text"
+
+
+def _size_of(column: Any) -> int:
+    return column.nbytes if hasattr(column, "client_bytes") else _bytes_of(column).size
 
 
 def _bytes_of(column: Any) -> _Bytes:
@@ -195,8 +201,12 @@ def _bytes_of(column: Any) -> _Bytes:
     return _Bytes(int(edges[-1] - edges[0]), memoryview(content or b""), edges)
 
 
-def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview]:
+def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview | bytes]:
     """Each client's first bytes, if it has any, without copying the column."""
+    if hasattr(column, "client_bytes"):
+        # Token ids, which need not lie one client after the other.
+        yield from (held for held in column.client_bytes(offsets, _MOST_CONTENT) if held)
+        return
     size, content, edges = _bytes_of(column)
     if not size:
         return

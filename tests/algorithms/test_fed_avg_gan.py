@@ -164,7 +164,9 @@ def test_a_round_is_what_a_plain_loop_gives(tmp_path):
     assert metrics["generator_left_out"] == 0
 
 
-@pytest.mark.parametrize(("devices", "chunk"), [(1, 4), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("devices", "chunk"), [(1, 4), (2, 1), pytest.param(2, 2, marks=pytest.mark.long)]
+)
 def test_layout_does_not_change_the_training(devices, chunk, tmp_path):
     """vmap = loop, 2 devices = 1."""
     layouts = Execution(client_mesh(1), 1), Execution(client_mesh(devices), chunk)

@@ -106,6 +106,7 @@ def test_noise_against_the_papers_own_calibration():
         assert classical / plan.multipliers[2] >= 1.9
 
 
+@pytest.mark.long
 def test_all_releases_of_a_population_compose_to_one_epsilon(tmp_path):
     """TRUST 29: FreD and federated averaging in one ledger; forgetting either shows."""
     population = clients()

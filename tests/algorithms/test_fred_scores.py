@@ -105,3 +105,9 @@ def test_without_noise_an_interval_is_a_point():
     assert all(each.low == each.corrected == each.high == each.distance for each in found)
     assert not any(each.tied for each in found)
     assert [each.name for each in found][::3] == ["near", "far"]
+
+
+def test_the_order_is_that_of_the_corrected_distances(trials):
+    for trial in trials:
+        corrected = [found.corrected for found in trial]
+        assert corrected == sorted(corrected)

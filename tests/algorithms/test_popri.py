@@ -1,5 +1,6 @@
 """POPri's loop: what each phase makes of what went before, and that it works where it must."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -29,7 +30,7 @@ from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.preference.optimisation import PreferenceSettings, log_probabilities, tune
 from jaxpfl.text.preference.ranking import preferences
 from jaxpfl.text.preference.responses import last_tokens
-from jaxpfl.text.tokenisers.base import packed, utf8_bytes
+from jaxpfl.text.tokenisers.base import Tokeniser, packed, utf8_bytes
 from tests.algorithms.asking import asked, asking
 from tests.plans import flat_plan, flat_without_privacy
 
@@ -234,6 +235,31 @@ def test_the_optimiser_is_fresh_in_every_round(generator, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, again.params), after)
 
 
+def test_a_carried_optimiser_goes_on_through_the_rounds(generator, monkeypatch):
+    """Its moments are those of the round before, and what was stored gives them back."""
+    recorded, scorer = Recorded(monkeypatch), Letters()
+    scorer.plan = SimpleNamespace(rounds=2)
+    settings = dataclasses.replace(SETTINGS, optimizer="carried")
+
+    def rounds(**hooks):
+        named = {"seed": 0, "hooks": Hooks(**hooks)}
+        algorithm = popri(generator, NEAR + FAR, scorer, Counts(), settings, **named)
+        state = algorithm.init(jax.random.key(0))
+        for round in (1, 2):
+            state, _ = algorithm.step(state, None, round)
+        return state
+
+    state = rounds(load_or_compute=recorded.load_or_compute)
+    first, second = (found[3]["carried"] for found in recorded.tuned)
+    # Two rounds of three epochs of two batches.
+    assert first.steps == second.steps == 12
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(first.state))
+    after = recorded.tuned[0][5].optimizer
+    jax.tree.map(np.testing.assert_array_equal, second.state, after)
+    again = rounds(load_or_compute=lambda name, compute: recorded.phases[name])
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
 def test_seeds_change_prompts_and_what_was_kept_is_not_made_again(generator, monkeypatch):
     recorded = Recorded(monkeypatch)
     final = run(generator, rounds=1, load_or_compute=recorded.load_or_compute)
@@ -264,7 +290,7 @@ def test_pairs_that_would_teach_nothing_are_left_out(generator):
     assert preference_pairs(generator, list("xyz"), *rest, settings) is None
 
 
-class Pieces:
+class Pieces(Tokeniser):
     """Longest pieces first, one of them a line's last letter with its end."""
 
     name, vocab_size, end_of_text, ends, start = "pieces", 6, 5, (5,), None
@@ -400,7 +426,7 @@ def test_prompts_keep_their_last_tokens_and_never_grow(generator):
     assert cut == ["defgh", "abc", "", "€"]
     assert [len(row) for row in prompt_ids(generator.tokeniser, cut)] == [5, 3, 1, 3]
 
-    class Growing:
+    class Growing(Tokeniser):
         """Two tokens a letter, the second of which says nothing, unless the text begins with S."""
 
         start = None

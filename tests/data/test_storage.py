@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jaxpfl.data import Population, from_clients
+from jaxpfl.data import Population, from_clients, storage
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import SECRET, same, small
@@ -218,6 +218,34 @@ def test_saving_the_same_content_writes_the_same_bytes(tmp_path):
         small().save(tmp_path / name)
     for name in FILES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+class Counted:
+    """A file that counts what is written, and keeps none of it."""
+
+    closed, size = False, 0
+
+    def write(self, content):
+        self.size += len(content)
+        return len(content)
+
+    def tell(self):
+        return self.size
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_column_may_have_more_than_2_to_the_31_values():
+    """100,000 clients of images: zeros, which take no memory until somebody reads them."""
+    images = np.zeros((2**31 // 784 + 1, 784), np.uint8)
+    batch = pa.RecordBatch.from_arrays([storage.to_arrow(images)], ["image"])
+    file = Counted()
+    storage.write_batches(pa.PythonFile(file, mode="w"), batch.schema, [batch])
+    assert file.size > 2**31
 
 
 def test_open_takes_the_folder(saved):

@@ -115,6 +115,13 @@ def test_canonical_columns_are_what_models_read(fixtures):
     assert plays.columns["text"].to_pylist()[-6:-4] == ["Hark!", "When?"]
 
 
+def test_small_letters_of_emnist_36_have_the_labels_of_capitals(tmp_path):
+    pixels = np.ones((28, 28), np.float32)
+    examples = [example({"pixels": pixels, "label": label}) for label in (0, 9, 10, 35, 36, 61)]
+    found = read_tff(write_file(tmp_path / "e.sqlite", {"writer": examples}), "emnist_36")
+    assert found.columns["label"].tolist() == [0, 9, 10, 35, 10, 35]
+
+
 @pytest.mark.parametrize("form", ["raw", "canonical"])
 def test_images_of_integers(form, tmp_path):
     generator = np.random.default_rng(0)

@@ -8,8 +8,10 @@ import pytest
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments
 from jaxpfl.cli import main
 from jaxpfl.errors import InputError
+from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named
 from jaxpfl.privacy import Ledger
+from jaxpfl.text.embed import embed
 
 TOPICS = {
     "cooking": ["boil the rice in salted water", "chop the onion and fry it", "bake the bread"],
@@ -67,6 +69,26 @@ def test_the_nearest_corpus_is_first_and_its_cost_is_charged(tmp_path, capsys, s
     assert ledger.spent(1e-3) == pytest.approx(50, rel=1e-3)
     plan = FredPlan.calibrated(epsilon=50, delta=1e-3, unit=unit)
     assert PrivateMoments.load(out / "moments.npz", plan).moments.count == record["released_count"]
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_only_examples_that_are_used_are_embedded(tmp_path, capsys, sources, monkeypatch, unit):
+    """With the unit example there is no cap: without one example, another one would be let in."""
+    private, public = sources
+    embedded = []
+
+    def spy(population, function, **settings):
+        embedded.append(population.sizes().tolist())
+        return embed(population, function, **settings)
+
+    monkeypatch.setattr(choose_corpus, "embed", spy)
+    code, record = fred(
+        capsys, "--private", private, "--candidates", *public, "--epsilon", 50, "--delta", 1e-3,
+        "--unit", unit, "--max-examples", 3, "--embedder", "hashed:8", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 0
+    assert embedded == [[3 if unit == "client" else 4] * 60]
+    assert record["plan"]["max_examples"] == 3
 
 
 def test_what_is_written_holds_nothing_of_the_clients(tmp_path, capsys):

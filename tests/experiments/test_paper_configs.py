@@ -10,7 +10,7 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import count_parameters
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 @pytest.fixture
@@ -35,13 +35,14 @@ def test_every_config_is_valid_and_says_how_it_is_run(path):
 
 
 @pytest.mark.long
-def test_the_image_study_runs_on_federated_emnist(fixtures, tmp_path, monkeypatch):
+@pytest.mark.parametrize("by", ["user", "example"])
+def test_the_image_study_runs_on_federated_emnist(by, fixtures, tmp_path, monkeypatch):
     """One round of each GAN, on two writers; at the paper's width nothing but time would differ."""
     monkeypatch.setenv("JAXPFL_TFF", str(fixtures))
     config = registry.load(
-        ROOT / "configs" / "emnist_gan_inversion.yaml",
+        ROOT / "configs" / "papers" / f"gan_by_{by}.yaml",
         [
-            "--data.source", "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist",
+            "--data.source", "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist_36",
             "--data.split.train", "0.5", "--data.split.public", "0.5", "--data.split-seed", "0",
             "--gan.model.width", "0.03125", "--gan.generator.steps", "1", "--preview.images", "64",
             "--training.rounds", "1", "--training.clients-per-round", "1",

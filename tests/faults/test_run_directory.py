@@ -320,3 +320,15 @@ def test_a_result_without_a_number_of_rounds_is_damage(tmp_path, content):
     directory.path = tmp_path
     with pytest.raises(CorruptFile, match=r"result\.json"):
         directory._finished_rounds()
+
+
+def test_a_refusal_leaves_no_directory_behind(tmp_path):
+    """What was there before stays, and so does whatever was written."""
+    (tmp_path / "kept").mkdir()
+    for name in ("new", "deep/er", "kept", "written"):
+        with pytest.raises(InputError), files.exclusive(tmp_path / name):
+            if name == "written":
+                (tmp_path / name / "run.json").write_text("{}")
+            raise InputError("refused")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "written"]
+    assert (tmp_path / "written" / "run.json").exists()

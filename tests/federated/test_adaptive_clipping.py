@@ -29,7 +29,7 @@ def with_norms(norms):
     return bucket_of(values.astype(np.float32))
 
 
-@pytest.mark.parametrize("start", [0.02, 10.0])
+@pytest.mark.parametrize("start", [pytest.param(0.02, marks=pytest.mark.long), 10.0])
 def test_clip_norm_converges_to_the_quantile_from_both_sides(start):
     """TRUST 26: norms are spread evenly over (0, 2); their median is 1, the 80% quantile 1.6."""
     bucket = with_norms(np.linspace(0.0, 2.0, 202)[1:-1])
@@ -65,6 +65,20 @@ def test_a_rounds_noise_and_clip_use_the_rounds_own_clip_norm():
         assert abs(np.asarray(found.value["a"]).std() / expected - 1) < 0.02
         clip_norm = found.clip_norm
         assert abs(float(clip_norm) / used - 1) > 0.05  # it moved, so the test can tell
+
+
+def test_the_indicators_noise_is_no_noise_of_the_sum():
+    """Noise that two releases share cancels in their difference, and protects neither."""
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, indicator_noise=1.0)
+    chosen = plan(adaptive_clip=adaptive)
+    opened = door(held_vector, chosen, SHAPE)
+    for index in range(3):
+        found = through(opened, ZERO, [], keys(index), clip_norm=jnp.float32(1.0))
+        # C exp(-eta (b - gamma)) with b = noise / n + 1/2, solved for the noise.
+        drawn = -float(np.log(np.float64(found.clip_norm))) * chosen.denominator
+        value_D = np.asarray(found.value["a"], np.float64) / chosen.value_noise_std(1.0)
+        assert abs(drawn) > 1e-3
+        assert np.abs(np.abs(value_D) - abs(drawn)).min() > 1e-3
 
 
 def test_without_adaptive_clipping_the_clip_norm_stays():

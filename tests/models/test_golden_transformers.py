@@ -10,7 +10,9 @@ import pytest
 
 from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.checkpoints.safetensors_files import INDEX, WEIGHTS
-from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.models.decoder import config as decoder_config
+from jaxpfl.models.encoder import config as encoder_config
+from jaxpfl.models.encoder.network import Encoder, distance_buckets
 
 pytest.importorskip("safetensors", reason="needs jaxpfl[text]")
 
@@ -48,8 +50,9 @@ def test_logits_are_those_of_transformers(kind, record_property):
 def test_all_architectures_and_layouts_are_there():
     models = [pretrained.read_config(GOLDEN / kind / "config.json") for kind in KINDS]
     found = {(model.name, getattr(model, "causal", True)) for model in models}
-    causal = {("gpt2", True), ("llama", True), ("bert", True)}
-    assert found == causal | {("bert", False), ("roberta", False), ("albert", False)}
+    decoders = {(name, True) for name in decoder_config.MODEL_TYPES}
+    causal = {(name, True) for name in encoder_config.CAUSAL_TYPES}
+    assert found == decoders | causal | {(name, False) for name in encoder_config.MODEL_TYPES}
     assert {model.config.tied for model in models if model.name == "llama"} == {True, False}
     scaled = pretrained.read_config(GOLDEN / "llama_scaled" / "config.json")
     assert scaled.config.rope_scaling is not None
@@ -82,6 +85,17 @@ def tool():
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@live
+def test_live_mpnets_distances_fall_into_transformers_buckets():
+    import torch
+
+    theirs = importlib.import_module("transformers.models.mpnet.modeling_mpnet").MPNetEncoder
+    places_L = torch.arange(700)
+    ahead_LxL = places_L[None, :] - places_L[:, None]
+    expected_LxL = theirs.relative_position_bucket(ahead_LxL).numpy()
+    np.testing.assert_array_equal(distance_buckets(700), expected_LxL)
 
 
 @live

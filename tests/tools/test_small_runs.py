@@ -10,7 +10,7 @@ from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.sweep.config import load_sweep
 from tools import small_runs
 
-CONFIGS = sorted((small_runs.ROOT / "configs").glob("*.yaml"))
+CONFIGS = small_runs.configs_of(small_runs.ROOT)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -14,5 +14,6 @@ from jaxpfl.algorithms.fred.query import fred as fred
 from jaxpfl.algorithms.fred.query import moments as moments
 from jaxpfl.algorithms.fred.query import private_moments as private_moments
 from jaxpfl.algorithms.fred.query import public_moments as public_moments
+from jaxpfl.algorithms.fred.query import used_examples as used_examples
 from jaxpfl.algorithms.fred.scores import Score as Score
 from jaxpfl.algorithms.fred.scores import score as score

@@ -31,6 +31,7 @@ from jaxpfl.algorithms.fred.plan import FredPlan
 from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_psd
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
+from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.federated.moments import from_half, half_shape
 from jaxpfl.federated.query import Execution, Query
@@ -185,6 +186,18 @@ def _mean(plan: FredPlan, state: FredState) -> tuple[float, np.ndarray]:
     count = max(float(state.count), 1.0)
     mean_D = np.asarray(state.sum_D, np.float64) / count
     return count, mean_D * min(1.0, plan.clip_norm / max(float(np.linalg.norm(mean_D)), 1e-30))
+
+
+def used_examples(clients: Population, plan: FredPlan, seed: int) -> Population:
+    """The clients with the examples that the query uses, to be embedded.
+
+    Where the unit is the client these are at most `plan.max_examples` random ones of each, which
+    follow from the seed and the client alone; where it is the example, all. Embedding takes most
+    of the time, so examples are drawn before it.
+    """
+    if plan.unit == "example":
+        return clients
+    return clients.keeping(at_most(clients, plan.max_examples, seed))
 
 
 def private_moments(

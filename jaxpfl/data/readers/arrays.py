@@ -39,7 +39,7 @@ def read_arrays(
 
     Args:
       path: the file.
-      client: name of the array of client ids, [examples].
+      client: name of the array of client ids, [examples]; "*" makes each row a client.
       columns: name of a column -> name of its array, [examples, ...].
       name: of the population; by default the path.
 
@@ -53,29 +53,35 @@ def read_arrays(
     path = Path(path)
     if not columns:
         raise InputError(f"{path}: expected at least one column to read, found none")
-    wanted = dict.fromkeys([client, *columns.values()])
+    alone = client == "*"
+    # The first array says how many rows all of them have.
+    first = next(iter(columns.values())) if alone else client
+    wanted = dict.fromkeys([first, *columns.values()])
     arrays = _read(path, list(wanted))
     what = {name: f"{path}, array {name!r}" for name in wanted}
-    if arrays[client].ndim != 1:
+    if not alone and arrays[client].ndim != 1:
         found = describe(arrays[client])
         raise InputError(f"{what[client]}: expected one client id per example, found {found}")
-    total = len(arrays[client])
+    total = len(arrays[first]) if arrays[first].ndim else 0
     for array_name, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
             found = "a single value" if array.ndim == 0 else f"{len(array)} rows"
             raise InputError(
-                f"{what[array_name]}: expected {total} rows, as many as {client!r} has, found "
+                f"{what[array_name]}: expected {total} rows, as many as {first!r} has, found "
                 f"{found}"
             )
     if not total:
         raise InputError(f"{path} has no examples")
-    client_of_row, ids = _clients(what[client], arrays[client])
+    if alone:
+        client_of_row, ids = np.arange(total), [str(row) for row in range(1, total + 1)]
+    else:
+        client_of_row, ids = _clients(what[client], arrays[client])
     converters = {"image": _images, "label": _labels}
     ready = {
         column: converters.get(column, _other)(what[array_name], arrays[array_name])
         for column, array_name in columns.items()
     }
-    unit = f'all rows with one "{client}"'
+    unit = "row" if alone else f'all rows with one "{client}"'
     return from_rows(client_of_row, ids, ready, name=name or str(path), unit=unit)
 
 

@@ -7,7 +7,7 @@ client. The library only reads data files: it never runs code that comes with a 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,30 @@ def read_hub(
     )
 
 
-def _load(name: str, *, revision: str, part: str, config: str | None = None) -> Any:
-    """A data set on the hub, as a `datasets.Dataset`."""
+def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a data set on the hub, which are fetched while they are read.
+
+    Args:
+      which: its revision and part, and perhaps its config.
+
+    Raises:
+      InputError: as for `read_hugging_face`, here or while rows are read.
+    """
+    rows = iter(_load(name, **which, streaming=True))
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:
+            raise _unread(name, which["revision"], error) from None
+        if row is None:
+            return
+        yield row
+
+
+def _load(
+    name: str, *, revision: str, part: str, config: str | None = None, streaming: bool = False
+) -> Any:
+    """A data set on the hub, as a `datasets.Dataset`, or an `IterableDataset` if streaming."""
     if not isinstance(revision, str) or not _COMMIT.fullmatch(revision):
         raise InputError(
             f"{name}: revision must be a commit of the data set, 40 hexadecimal digits, found "
@@ -114,15 +136,19 @@ def _load(name: str, *, revision: str, part: str, config: str | None = None) -> 
             f"{name} is read by the library datasets, which is not installed: "
             "pip install 'jaxpfl[datasets]'"
         ) from error
-    named = {} if config is None else {"name": config}
+    named: dict[str, Any] = {} if config is None else {"name": config}
+    if streaming:
+        named["streaming"] = True
     try:
         return datasets.load_dataset(name, split=part, revision=revision, **named)
     # The library raises errors of many kinds; all mean that the data set could not be loaded.
     except Exception as error:
-        # Only errors of network and disk are quoted: the message of another may contain a row.
         known = isinstance(error, OSError)
-        lines = str(error).strip().splitlines() if known else []
-        reason = ": ".join([type(error).__name__, *lines[:1]])
-        raise InputError(
-            f"the Hugging Face hub did not give {name} at {revision[:12]}... ({reason})"
-        ) from (error if known else None)
+        raise _unread(name, revision, error) from (error if known else None)
+
+
+def _unread(name: str, revision: str, error: Exception) -> InputError:
+    # Only errors of network and disk are quoted: the message of another may contain a row.
+    lines = str(error).strip().splitlines() if isinstance(error, OSError) else []
+    reason = ": ".join([type(error).__name__, *lines[:1]])
+    return InputError(f"the Hugging Face hub did not give {name} at {revision[:12]}... ({reason})")

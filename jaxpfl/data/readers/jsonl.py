@@ -54,7 +54,7 @@ def read_jsonl(
     """
     path = Path(path)
     each_line = client == EACH_LINE
-    with contextlib.closing(_records(path)) as rows:
+    with contextlib.closing(records(path)) as rows:
         return read_rows(
             path,
             rows,
@@ -67,7 +67,7 @@ def read_jsonl(
         )
 
 
-def _records(path: Path) -> Generator[tuple[int, dict[str, Any]]]:
+def records(path: Path) -> Generator[tuple[int, dict[str, Any]]]:
     """Row numbers, from 1, and objects."""
     decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
     for row, line in _lines(path):

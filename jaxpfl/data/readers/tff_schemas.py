@@ -33,15 +33,24 @@ class Schema:
       features: name -> dtype and shape, in the order in which TFF gives them.
       unit: what a client is, in words.
       canonical: maps the raw columns to the canonical ones.
+      splitting: of its texts, see `Population`.
     """
 
     features: dict[str, Feature]
     unit: str
     canonical: Callable[[Columns], Columns]
+    splitting: str = "words"
 
 
 def _emnist(columns: Columns) -> Columns:
     return {"image": np.float32(1) - columns["pixels"][..., None], "label": columns["label"]}
+
+
+def _emnist_36(columns: Columns) -> Columns:
+    # 10 digits, 26 capitals, 26 small letters: a small letter has the label of its capital.
+    found = _emnist(columns)
+    label = found["label"]
+    return {**found, "label": np.where(label < 36, label, label - 26).astype(label.dtype)}
 
 
 def _cifar100(columns: Columns) -> Columns:
@@ -91,11 +100,18 @@ SCHEMAS = MappingProxyType(
             "writer",
             _emnist,
         ),
+        "emnist_36": Schema(
+            {"label": Feature("int32"), "pixels": Feature("float32", (28, 28))},
+            "writer",
+            _emnist_36,
+        ),
         "shakespeare": Schema({"snippets": _TEXT}, "role in a play", _shakespeare),
         "stackoverflow": Schema(
             {**dict.fromkeys(_STACKOVERFLOW, _TEXT), "score": _INT64},
             "user of Stack Overflow",
             _stackoverflow,
+            # TFF's own preparation splits its tokens on spaces: `jquery-1.9` is one of them.
+            splitting="spaces",
         ),
     }
 )

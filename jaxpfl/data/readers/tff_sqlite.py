@@ -68,6 +68,7 @@ def stream_tff(
     name: str | None = None,
     in_memory: bool = False,
     folder: str | Path | None = None,
+    begin: int = 0,
 ) -> Iterator[Stream]:
     """One split of a file as a stream of batches of a few megabytes.
 
@@ -81,6 +82,7 @@ def stream_tff(
       sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       name: of the population; by default the path and the split.
       in_memory, folder: as for `sqlite_file.opened`.
+      begin: the number of the first example that is read; of those before it only the client is.
 
     Raises:
       InputError: there is no such file, data set or split, or the tables or examples do not follow
@@ -95,7 +97,8 @@ def stream_tff(
         reader = _Reader(path, connection, split, schema, form)
         query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
         examples = int(connection.execute(query, (split,)).fetchone()[0])
-        yield Stream(reader.batches(), examples, name or f"{path} [{split}]", schema.unit)
+        described = (name or f"{path} [{split}]", schema.unit, schema.splitting)
+        yield Stream(reader.batches(begin), examples, *described)
 
 
 def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Schema:
@@ -128,12 +131,16 @@ class _Reader:
         # Clients that were read completely and are in no batch yet, with their examples.
         self._done: list[tuple[str, int]] = []
 
-    def batches(self) -> Iterator[Batch]:
-        """The examples and the clients; at least one batch, the last one without examples."""
+    def batches(self, begin: int) -> Iterator[Batch]:
+        """The examples from `begin` on; at least one batch, the last one without examples."""
         with errors_of(self._path):
             for row_R, ids in self._ordered():
                 client_R = self._account(ids)
-                for columns in self._decoded(row_R, client_R):
+                passed = min(begin, len(ids))
+                begin -= passed
+                if passed == len(ids):
+                    continue
+                for columns in self._decoded(row_R[passed:], client_R[passed:]):
                     yield self._batch(columns)
             self._close()
             for id_, count in self._clients:

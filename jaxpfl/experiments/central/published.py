@@ -1,21 +1,21 @@
 """Published models that a config names: found, checked before anything is charged, and loaded."""
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, cast
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tokenisers import chat
 from jaxpfl.text.tokenisers.fast import FastTokeniser, hugging_face
 
 # Published embedding tables are padded, to a multiple of 128 or a little further: below 2 % in all
@@ -54,25 +54,14 @@ class PublishedModel:
           CorruptFile: a file is broken.
         """
         folder = hub.resolve(settings.path)
-        model = pretrained.read_config(folder / "config.json")
-        if isinstance(model, Encoder):
-            if not model.causal:
-                raise InputError(
-                    f"{name}.path = {settings.path!r} holds a {model.name} encoder, expected a "
-                    "decoder, or is_decoder: true in its config.json: it predicts no next token"
-                )
-            for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
-                if getattr(settings, option) != default:
-                    raise InputError(
-                        f"{name}.{option} must be absent for a {model.name}, found "
-                        f"{getattr(settings, option)!r}: it is for decoders only"
-                    )
+        model = described(settings, folder, name)
         if trained and settings.int8:
             raise InputError(
                 f"{name}.int8 must be false, found true: the model is trained, and int8 weights "
                 "cannot be"
             )
         tokeniser = _own_tokeniser(folder, model, name)
+        tokeniser.chat = _chat_template(settings, folder, name)
         label = Path(settings.path.partition("@")[0]).name or folder.resolve().name
         tokeniser.name = f"{label} {_digest(folder, tokeniser)}"
         return cls(name, settings, folder, model, tokeniser)
@@ -94,6 +83,10 @@ class PublishedModel:
                 f"at least {tokens}, for {of}"
             )
 
+    def to_export(self) -> LanguageModel:
+        """`loaded` as it can be saved: adapters that were trained on int8 weights fit it, too."""
+        return replace(self, settings=replace(self.settings, int8=False)).loaded()
+
     def loaded(self, *, trained: bool = False) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled.
 
@@ -109,13 +102,59 @@ class PublishedModel:
                 model, params = lora.merge(model, params)
             if settings.int8:
                 model, params = quantise(model, params)
-            model = dataclasses.replace(model, compute=settings.dtype)
-        elif not model.head:
+            model = replace(model, compute=settings.dtype)
+        elif model.head:
+            model = replace(model, causal=True)
+        else:
             raise InputError(
                 f"{self.name}.path = {settings.path!r} holds a {model.name} without a "
                 "language-model head, expected one: it predicts no next token"
             )
         return LanguageModel(cast(Decoder, model), params, self.tokeniser, mesh=data_mesh())
+
+
+def described(settings: PublishedModelConfig, folder: Path, name: str) -> Decoder | Encoder:
+    """The model that a folder's config.json describes, made causal if the section says so."""
+    model = pretrained.read_config(folder / "config.json")
+    if isinstance(model, Decoder):
+        if settings.is_decoder:
+            raise InputError(
+                f"{name}.is_decoder must be absent for a {model.name}, found true: it is one "
+                "already"
+            )
+        return model
+    if settings.is_decoder:
+        try:
+            model = replace(model, causal=True)
+        except InputError as error:
+            raise InputError(f"{name}.is_decoder: {error}") from None
+    if not model.causal:
+        raise InputError(
+            f"{name}.path = {settings.path!r} holds a {model.name} encoder, expected a decoder, or "
+            f"is_decoder: true in section {name} (BERT and RoBERTa): it predicts no next token"
+        )
+    for option, default in (("dtype", "float32"), ("int8", False), ("adapters", None)):
+        if getattr(settings, option) != default:
+            raise InputError(
+                f"{name}.{option} must be absent for a {model.name}, found "
+                f"{getattr(settings, option)!r}: it is for decoders only"
+            )
+    return model
+
+
+def _chat_template(
+    settings: PublishedModelConfig, folder: Path, name: str
+) -> chat.ChatTemplate | None:
+    """The template by which prompts become messages; None leaves prompts as they are."""
+    if not isinstance(settings, PublishedGeneratorConfig) or settings.chat is False:
+        return None
+    template = chat.read_template(folder)
+    if template is None and settings.chat:
+        raise InputError(
+            f"{name}.chat must be absent or false for {settings.path!r}, found true: the folder "
+            "has no chat template"
+        )
+    return template
 
 
 def _own_tokeniser(folder: Path, model: Decoder | Encoder, name: str) -> FastTokeniser:
@@ -134,4 +173,6 @@ def _digest(folder: Path, tokeniser: FastTokeniser) -> str:
     """Identifies a tokeniser: its file, and the special tokens that other files name."""
     roles = repr((tokeniser.start, tokeniser.end_of_text, tokeniser.ends))
     described = files.sha256_file(folder / "tokenizer.json") + roles
+    if tokeniser.chat is not None:
+        described += repr((tokeniser.chat.source, tokeniser.chat.tokens))
     return hashlib.sha256(described.encode()).hexdigest()[:12]

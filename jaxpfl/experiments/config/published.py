@@ -21,17 +21,40 @@ class PublishedModelConfig:
       int8: stores the linear maps of the layers as 8-bit integers, for weights that are not
         trained.
       adapters: a folder of PEFT with LoRA adapters, which are merged into the weights.
+      is_decoder: makes a BERT or RoBERTa causal, as `is_decoder: true` in its config.json does, so
+        that it predicts next tokens; it is then trained, and writes no texts.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     int8: bool = False
     adapters: str | None = None
+    is_decoder: bool = False
 
     def __post_init__(self) -> None:
         for name in ("path", "adapters"):
             if getattr(self, name) == "":
                 raise InputError(f"{name} must name a folder, found ''")
+
+    def described(self, sha256: str) -> str:
+        """The model in a sentence for others, who find a folder by its digest and not its path."""
+        name = hub.public_name(self.path)
+        if hub.with_commit(self.path)[1] is not None:
+            return f"the published model {name}"
+        return f"the model in a folder {name}; SHA-256 of the parameters, as loaded: {sha256}"
+
+
+@dataclass(frozen=True)
+class PublishedGeneratorConfig(PublishedModelConfig):
+    """A published language model that writes texts.
+
+    Attributes:
+      chat: whether a prompt is given as a user's message, by the chat template of the folder, to
+        a model that was trained to answer; None if the folder has a template. Say false for a
+        base model whose folder has one all the same.
+    """
+
+    chat: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -330,9 +330,11 @@ def _convert_dataclass(kind: type, value: Any, where: _Source, key: str) -> Any:
                 f"{where.of(prefix + str(name))}: there is no key {prefix + str(name)!r}"
                 f"{_nearest(prefix + str(name), valid)}"
             )
-    for name in hints:
-        if name in _required(kind) and name not in value:
-            raise InputError(f"{where.of(key)}: {prefix}{name} is required, found nothing")
+    required = _required(kind)
+    missing = [f"{prefix}{name}" for name in hints if name in required and name not in value]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise InputError(f"{where.of(key)}: {' and '.join(missing)} {verb} required, found nothing")
     arguments = {
         name: _convert(hints[name], inner, where, f"{prefix}{name}")
         for name, inner in value.items()

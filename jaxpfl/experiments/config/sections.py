@@ -4,7 +4,6 @@ Every field is PUBLIC: it is written to the run directory and shown in the repor
 and anything computed from them are never fields.
 """
 
-import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +20,8 @@ class SplitConfig:
     """Fractions of the CLIENTS, not of the examples, that train, validate and test.
 
     The clients of the fraction `public` are declared public. They serve as a public corpus, with
-    the source name "split:public", and for nothing else.
+    the source name "split:public", and for nothing else. If the fractions sum to less than 1, the
+    remaining clients, which are drawn at random, are not used.
     """
 
     train: float = 0.8
@@ -34,8 +34,8 @@ class SplitConfig:
             checks.non_negative(f"data.split.{name}", getattr(self, name))
         checks.positive("data.split.train", self.train)
         total = self.train + self.valid + self.test + self.public
-        if not math.isclose(total, 1.0, abs_tol=1e-9):
-            raise InputError(f"data.split must sum to 1, found {total:g}")
+        if total > 1 + 1e-9:
+            raise InputError(f"data.split must sum to 1, or to less, found {total:g}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,13 @@ class DataConfig:
     """The private clients, and the public corpus that a language model's vocabulary comes from.
 
     Attributes:
-      public: None takes the vocabulary from `fred.candidates`, which are public, too.
+      clients: how many clients `source` has, for a dry run, which does not read them; a run counts
+        them itself. None: a dry run assumes a number, and says so.
+      public: None takes the vocabulary from `vocabulary`, or from `fred.candidates`, which are
+        public, too.
+      vocabulary: a PUBLIC list of words in place of those of `public`, see
+        `text.tokenisers.public_words`: a folder with tokens, a vocabulary file, or TensorFlow
+        Federated's word counts. Required where `source` holds tokens.
       remove: a regular expression. Its matches are deleted from each text of `source`, for
         example the masks that an anonymiser left.
       min_examples: clients with fewer examples keep their place but lose their examples, because
@@ -52,7 +58,9 @@ class DataConfig:
     """
 
     source: str
+    clients: int | None = None
     public: str | None = None
+    vocabulary: str | None = None
     remove: str | None = None
     min_examples: int = 1
     split: SplitConfig = SplitConfig()
@@ -60,6 +68,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         checks.positive_int("data.min_examples", self.min_examples)
+        if self.clients is not None:
+            checks.positive_int("data.clients", self.clients)
         try:
             re.compile(self.remove or "")
         except re.error as error:
@@ -215,14 +225,21 @@ class EvaluationConfig:
       declared_public: the user's statement that validation and test clients are public.
       max_examples: the most examples that are used of either.
       sentences: number generated at each evaluation of a language model.
+      source: a public source to evaluate on, such as a data set's own test part, in place of
+        validation and test clients; `data.split.valid` and `data.split.test` must then be 0.
     """
 
     every: int = 10
     declared_public: bool = False
     max_examples: int = 2_000
     sentences: int = 5
+    source: str | None = None
 
     def __post_init__(self) -> None:
+        if self.source is not None and not self.declared_public:
+            raise InputError(
+                "evaluation.source must be public: state so by evaluation.declared_public: true"
+            )
         checks.non_negative_int("evaluation.every", self.every)
         checks.positive_int("evaluation.max_examples", self.max_examples)
         checks.non_negative_int("evaluation.sentences", self.sentences)
@@ -230,6 +247,14 @@ class EvaluationConfig:
             raise InputError(
                 "evaluation.every is set, and validation clients are as private as the others: set "
                 "evaluation.declared_public: true if they are public, or evaluation.every: 0"
+            )
+
+    def check_split(self, split: SplitConfig) -> None:
+        """Refuses held-out clients in a split where `source` names others."""
+        if self.source is not None and (split.valid or split.test):
+            raise InputError(
+                "data.split.valid and data.split.test must be 0 where evaluation.source names what "
+                f"models are evaluated on, found {split.valid:g} and {split.test:g}"
             )
 
 

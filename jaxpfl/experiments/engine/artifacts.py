@@ -57,7 +57,7 @@ class Manifest:
     Attributes:
       what: its name, which is also its folder's.
       run: the run that made it.
-      made_from: the inputs that it was made from besides the run, as JSON.
+      made_from: the inputs that it was made from, other than the run, as JSON.
       version: of jaxpfl.
       private: false if the run is not private.
       ledger_head: head of the ledger when the artifact was stored; None without a ledger.

@@ -15,6 +15,12 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.baselines import (
+    BaselineModelConfig,
+    CharacterModelConfig,
+    ResNetConfig,
+    TagModelConfig,
+)
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
     DataConfig,
@@ -27,12 +33,20 @@ from jaxpfl.experiments.config.sections import (
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution
-from jaxpfl.models import CIFGLanguageModel, classifier_cnn, emnist_cnn
+from jaxpfl.models import (
+    CIFGLanguageModel,
+    LSTMLanguageModel,
+    ResNet,
+    TagPrediction,
+    classifier_cnn,
+    emnist_cnn,
+)
 from jaxpfl.models.base import Model
 from jaxpfl.privacy import participation
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.tokenisers import characters
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -90,7 +104,8 @@ def open_public(
 
 
 def build_model(
-    settings: LanguageModelConfig | ImageModelConfig, vocabulary: Vocabulary | None
+    settings: LanguageModelConfig | ImageModelConfig | BaselineModelConfig,
+    vocabulary: Vocabulary | None,
 ) -> Model:
     """Builds the network of a section `model`."""
     if isinstance(settings, LanguageModelConfig):
@@ -104,6 +119,23 @@ def build_model(
             projection=settings.projection,
             tied=settings.tied,
             output_bias_prior=prior,
+        )
+    if isinstance(settings, CharacterModelConfig):
+        return LSTMLanguageModel(
+            vocab_size=characters.VOCAB_SIZE,
+            embedding=settings.embedding,
+            hidden=settings.hidden,
+            layers=settings.layers,
+        )
+    if isinstance(settings, TagModelConfig):
+        return TagPrediction(settings.words, settings.tags)
+    if isinstance(settings, ResNetConfig):
+        return ResNet(
+            image_shape=settings.image_shape,
+            classes=settings.classes,
+            crop=settings.crop,
+            width=settings.width,
+            groups=settings.groups,
         )
     makers = {"classifier_cnn": classifier_cnn, "emnist_cnn": emnist_cnn}
     return makers[settings.name](settings.image_shape, settings.classes)

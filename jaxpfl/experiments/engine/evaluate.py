@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.data.columns import Column, is_numeric
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, summarise
@@ -58,12 +59,12 @@ class PendingSums:
         self._sums = sums
 
     def result(self) -> dict[str, float]:
-        """`loss` (nats), `perplexity` and `accuracy` per target, `count` of targets."""
+        """What `models.summarise` makes of the sums of all batches."""
         fetched = jax.device_get(self._sums)
         # Added on the host in float64, because a float32 count is exact only up to 2^24.
         totals: Any = {
             name: np.sum([np.float64(batch[name]) for batch in fetched], dtype=np.float64)
-            for name in ("loss_sum", "correct", "count")
+            for name in fetched[0]
         }
         return summarise(totals)
 
@@ -148,7 +149,6 @@ def _sums(
     return model.evaluate(params, batch, mask)
 
 
-def numeric_columns(population: Population) -> dict[str, np.ndarray]:
-    """The columns that a model can read: arrays, not text."""
-    columns = population.columns.items()
-    return {name: column for name, column in columns if isinstance(column, np.ndarray)}
+def numeric_columns(population: Population) -> dict[str, Column]:
+    """The columns that a model can read: numbers, not text."""
+    return {name: column for name, column in population.columns.items() if is_numeric(column)}

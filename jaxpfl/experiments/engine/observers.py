@@ -116,7 +116,7 @@ class Observers:
         if record.get("epsilon") is not None and round:
             self._shown["epsilon"] = f"{record['epsilon']:.4g} at round {round}"
         numbers = flat(record)
-        for name in ("perplexity", "accuracy"):
+        for name in ("perplexity", "accuracy", "recall_at_5"):
             if f"evaluation/{name}" in numbers:
                 self._shown[name] = f"{numbers[f'evaluation/{name}']:.4g}"
         self._bar.update(round, self._shown)

@@ -15,8 +15,9 @@ from functools import cache
 
 import numpy as np
 
-from jaxpfl.data.columns import take
+from jaxpfl.data.columns import part, take
 from jaxpfl.data.population import Population
+from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 
 _RUN = 5
@@ -50,6 +51,9 @@ class PrivateContent:
         """
         column = _compared(corpus, self._clients)
         if column is None:
+            # Tokens and the text that they were made of have no column in common.
+            if corpus.fingerprint == self._clients.fingerprint:
+                raise _refused(what)
             return
         private, public = self._content(column), content(corpus, column)
         shared = len(np.intersect1d(private, public, assume_unique=True))
@@ -82,6 +86,9 @@ def content(population: Population, column: str) -> np.ndarray:
         return np.zeros(0, np.int64)
     if len(values) > _MOST:
         values = take(values, np.linspace(0, len(values) - 1, _MOST).astype(np.int64))
+    if isinstance(values, Padded | Sequences):
+        rows = (hash(row.tobytes()) for row in _ids_of(values).to_list())
+        return np.unique(np.fromiter(rows, np.int64, len(values)))
     if isinstance(values, np.ndarray):
         rows = (hash(row.tobytes()) for row in values)
         return np.unique(np.fromiter(rows, np.int64, len(values)))
@@ -95,11 +102,17 @@ def by_client(population: Population, column: str) -> set[int]:
     found = set()
     for start, size in zip(population.offsets[:-1], population.sizes(), strict=True):
         if size:
-            held = values[int(start) : int(start + size)]
+            held = part(values, slice(int(start), int(start + size)))
+            if isinstance(held, Padded | Sequences):
+                held = _ids_of(held).compact().values
             found.add(
                 hash(held.tobytes() if isinstance(held, np.ndarray) else tuple(held.to_pylist()))
             )
     return found
+
+
+def _ids_of(column: Padded | Sequences) -> Sequences:
+    return column.sequences if isinstance(column, Padded) else column
 
 
 def _runs(texts: list[str]) -> np.ndarray:

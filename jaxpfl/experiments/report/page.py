@@ -52,6 +52,23 @@ class Table:
     style: str = ""
 
 
+def text_lines(table: Table) -> list[str]:
+    """The headings and rows of a table as aligned text, for a terminal."""
+    rows = [table.columns, *([_text(cell) for cell in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i in table.numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _text(cell: Any) -> str:
+    return " ".join([cell.text, *cell.stamps]) if isinstance(cell, Cell) else str(cell)
+
+
 @dataclass(frozen=True)
 class Section:
     """A text, then pictures, then a table.
@@ -81,6 +98,7 @@ class Page:
       privacy: the statement on all releases of one world; "" for a page that no statement covers,
         which shows `warning` instead.
       privacy_notes: sentences below the statement.
+      cautions: warnings of what the results may be mistaken for, below the statement.
       facts: (value, what it is).
       runs: names of the runs in `runs/`, each with its own report.
       simulation: whether the results are those of a simulation, not of a deployment.
@@ -98,6 +116,7 @@ class Page:
     privacy_notes: Sequence[str]
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
+    cautions: Sequence[str] = ()
     runs: Sequence[str] = ()
     simulation: bool = False
     warning: str = ""

@@ -87,7 +87,7 @@ def _scatter(
     plots.subtitle(axes, title, f"{metric} on {of}")
     for stage in stages:
         found = [
-            (row["distance"], row[stage][metric], row["candidate"])
+            (row["corrected"], row[stage][metric], row["candidate"])
             for row in rows
             if row[stage] is not None and row[stage].get(metric) is not None
         ]
@@ -111,7 +111,7 @@ def _scatter(
         plots.logarithmic(axes)
     axes.margins(x=0.12, y=0.24)
     axes.legend(frameon=False, fontsize=8.5)
-    return plots.labelled(axes, "FreD", metric)
+    return plots.labelled(axes, "FreD without the bias of the noise", metric)
 
 
 def _levels(places: Sequence[float]) -> list[int]:

@@ -14,6 +14,7 @@ from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.tracking import flat, read_lines
 from jaxpfl.experiments.report import plots
+from jaxpfl.experiments.report.cautions import of_rounds
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -22,6 +23,7 @@ _EVALUATED = (
     ("perplexity", "Perplexity", "perplexity", "evaluation/perplexity", True),
     ("loss", "Loss", "nats per target", "evaluation/loss", False),
     ("accuracy", "Accuracy", "top-1 accuracy", "evaluation/accuracy", False),
+    ("recall_at_5", "Recall@5", "tags found in five", "evaluation/recall_at_5", False),
 )
 _RELEASED = (
     ("epsilon", "Privacy spent by this run", "epsilon", "epsilon", False),
@@ -82,6 +84,18 @@ class RunFiles:
         return "perplexity" if self.language else "loss"
 
 
+def share_of(scores: Mapping[str, Any], language: bool) -> tuple[str, str]:
+    """The key, in a model's scores, and the title of the share of targets that it predicts."""
+    if "recall_at_5" in scores:
+        return "recall_at_5", "recall@5"
+    return "accuracy", "next-token accuracy" if language else "accuracy"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; "" for a share of nothing."""
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
 def write_run_page(directory: Path) -> Path:
     """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
 
@@ -96,12 +110,14 @@ def run_page(
     *,
     about: Sequence[tuple[Any, ...]] = (),
     compared: Sequence[Section] = (),
+    cautions: Sequence[str] = (),
 ) -> Page:
     """Builds the page of one run.
 
     Args:
       about: further rows for the table that describes the figures.
       compared: sections before those of the rounds.
+      cautions: further warnings, see `report.cautions`.
     """
     run, records = found.run, found.records
     stamps = [found.mark] if found.mark else []
@@ -138,6 +154,7 @@ def run_page(
         privacy_notes=[statement if run["stamp"] else f"A client here: {run['unit']}. {_COVERED}"],
         facts=_facts(found),
         sections=sections,
+        cautions=[*cautions, *of_rounds(records, found.evaluated_on)],
         simulation=bool(run.get("note")) and not run["stamp"],
         warning=run.get("note") or "",
         details=_details(run),

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.report.page import Page, Section, Table, write_page
+from jaxpfl.experiments.report.page import Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
 
@@ -42,6 +42,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         privacy=record["note"],
         privacy_notes=[record["note"]] if stamped else [],
         facts=_facts(sweep, rows),
+        cautions=record["cautions"],
         sections=[
             Section("Figure", figures=[("sweep", "", figure)], wide=True),
             Section("Table", _gap_text(sweep, rows), table=_table(sweep, rows)),
@@ -55,16 +56,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
 
 def table_lines(sweep: Sweep, rows: list[dict[str, Any]]) -> list[str]:
     """The table as text."""
-    table = _table(sweep, rows)
-    cells = [table.columns, *table.rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in table.numbers else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return text_lines(_table(sweep, rows))
 
 
 def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:

@@ -27,6 +27,7 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.report.cautions import of_points
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
 from jaxpfl.experiments.systems.base import CONFIG, RESULT
 from jaxpfl.progress import Progress
@@ -44,11 +45,13 @@ class SweepOutcome:
 
     Each combination of values has a row over all its repetitions: the values, "mean", "error"
     (standard error of the mean; None for a single run), "runs", and in a sweep with a gap "gap" and
-    "gap_error" in per cent, which are None where there is no gap.
+    "gap_error" in per cent, which are None where there is no gap. `cautions` are warnings such as
+    that all points end worse than word frequencies.
     """
 
     out: Path
     rows: list[dict[str, Any]]
+    cautions: list[str]
 
 
 def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
@@ -60,7 +63,6 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     directory = Path(out)
-    directory.mkdir(parents=True, exist_ok=True)
     with files.exclusive(directory):
         _require_same(directory / "sweep.yaml", sweep)
         results = []
@@ -74,7 +76,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         values = [value_of(result, sweep.metric) for result in results]
         rows = summary(sweep, values, [is_private(result) for result in results])
         _write(directory, sweep, results, rows)
-    return SweepOutcome(directory, rows)
+    return SweepOutcome(directory, rows, of_points(results))
 
 
 def _carried_out(point: Point, folder: Path, memory: dict[Any, Any]) -> dict[str, Any]:
@@ -215,6 +217,7 @@ def _write(
         **({"gap": dict(zip(("from", "to"), sweep.gap, strict=True))} if sweep.gap else {}),
         "rows": rows,
         "points": points,
+        "cautions": of_points(results),
     }
     files.write_json(directory / "sweep.json", record)
     buffer = io.StringIO()

@@ -17,6 +17,7 @@ from jaxpfl.experiments.report.page import Page
 
 if TYPE_CHECKING:
     from jaxpfl.experiments.engine.artifacts import Artifacts
+    from jaxpfl.experiments.engine.outline import Outline
     from jaxpfl.privacy.ledger import Ledger
     from jaxpfl.privacy.plan import Plan
 
@@ -118,6 +119,19 @@ class System(Protocol):
 
 
 @runtime_checkable
+class Outliner(Protocol):
+    """A system whose configs can be checked without their clients, by `jaxpfl run --dry-run`."""
+
+    def outline(self, config: Any) -> "Outline":
+        """What the config describes; no client is read, and nothing charged, fetched or written.
+
+        Raises:
+          InputError: the parts of the config do not fit together.
+        """
+        ...
+
+
+@runtime_checkable
 class Synthesizer(Protocol):
     """A system whose runs write a corpus of synthetic texts."""
 
@@ -207,8 +221,8 @@ class LazySystem:
 
     Attributes:
       name, Config: see `System`.
-      package: contains the modules `study`, with `prepare`, and `page`, with `page` and `lines`.
-        An `ExportingSystem`'s also contains `export`, with `made`.
+      package: contains the modules `study`, with `prepare`, `outline`, with `outline`, and `page`,
+        with `page` and `lines`. An `ExportingSystem`'s also contains `export`, with `made`.
     """
 
     name: str
@@ -217,6 +231,9 @@ class LazySystem:
 
     def prepare(self, config: Any) -> Prepared:
         return importlib.import_module(f"{self.package}.study").prepare(config)
+
+    def outline(self, config: Any) -> "Outline":
+        return importlib.import_module(f"{self.package}.outline").outline(config)
 
     def page(self, directory: Path, record: Mapping[str, Any]) -> Page:
         return importlib.import_module(f"{self.package}.page").page(directory, record)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import InputError
+from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
 from jaxpfl.models.checkpoints.model_files import read_object
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
@@ -98,15 +99,20 @@ def modules(model: Decoder) -> dict[str, tuple[str, ...]]:
 
 
 def described(model: Decoder, targets: tuple[str, ...], base: str | None) -> dict[str, Any]:
-    """The content of adapter_config.json for a model's adapters of these projections."""
+    """The content of adapter_config.json for a model's adapters of these projections.
+
+    `base` is a folder, or a name on the hub, whose commit PEFT has in a field of its own.
+    """
     assert model.lora is not None
     rank, alpha = model.lora.rank, model.lora.alpha
     named = [name for name, own in modules(model).items() if set(own) & set(targets)]
     tripled = FUSED in named
+    name, revision = (None, None) if base is None else hub.with_commit(base)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": name,
+        "revision": revision,
         "r": rank,
         "lora_alpha": alpha,
         "rank_pattern": {FUSED: 3 * rank} if tripled else {},

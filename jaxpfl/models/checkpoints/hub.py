@@ -1,6 +1,7 @@
 """Published models: finding one on disk, in a package or on the Hugging Face hub; uploading one."""
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def resolve(name: str | Path) -> Path:
 
     It is searched for in this order: a local folder of that name; the installed package of MiniLM,
     for "minilm" and its other names; the Hugging Face hub, NAME or NAME@REVISION, from which only
-    JSON, text and safetensors files are fetched. MiniLM's weights must have the published SHA-256,
-    wherever they come from.
+    JSON, text, template and safetensors files are fetched. MiniLM's weights must have the published
+    SHA-256, wherever they come from.
 
     Raises:
       InputError: none of the three has it; the message says what would help.
@@ -56,6 +57,32 @@ def resolve(name: str | Path) -> Path:
     return folder
 
 
+def at_hand(name: str) -> Path | None:
+    """The folder of a published model if `resolve` would download nothing, else None.
+
+    Its files are not checked; of a model on the hub, the small ones are enough.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name in MINILM_NAMES:
+        packaged = _packaged()
+        if packaged is not None:
+            return packaged
+        name = f"{MINILM}@{MINILM_REVISION}"
+    repository, at, revision = name.partition("@")
+    try:
+        import huggingface_hub
+
+        found = huggingface_hub.try_to_load_from_cache(
+            repository, "config.json", revision=revision if at else None
+        )
+    # Not installed, or a name that is none of the hub's.
+    except (ImportError, ValueError):
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def pinned(name: str) -> str:
     """NAME@COMMIT for a model that is found on the Hugging Face hub; another name as it is.
 
@@ -76,6 +103,22 @@ def pinned(name: str) -> str:
             f"{repository}@COMMIT"
         )
     return f"{repository}@{commit}"
+
+
+def with_commit(name: str) -> tuple[str, str | None]:
+    """NAME and COMMIT of NAME@COMMIT; the whole name and None if it ends with no commit."""
+    repository, _, revision = name.rpartition("@")
+    return (repository, revision) if _COMMIT.fullmatch(revision) else (name, None)
+
+
+def public_name(name: str) -> str:
+    """What to call a model elsewhere: NAME@COMMIT of the hub stays, a folder loses its path.
+
+    The path says nothing to others, and may say something of this machine or its user.
+    """
+    if name in MINILM_NAMES or with_commit(name)[1] is not None:
+        return name
+    return os.path.basename(os.path.abspath(Path(name).expanduser()))
 
 
 def upload(folder: Path, repository: str, *, kind: str = "model", without: str = "") -> str:
@@ -134,7 +177,7 @@ def _from_hub(name: str) -> tuple[Path | None, str]:
             repository,
             revision=revision if at else None,
             # Subfolders may hold settings of sentence-transformers, or weights in other formats.
-            allow_patterns=["*.json", "*.txt", WEIGHTS, "model-*-of-*.safetensors"],
+            allow_patterns=["*.json", "*.txt", "*.jinja", WEIGHTS, "model-*-of-*.safetensors"],
             ignore_patterns=["onnx/*", "openvino/*", "original/*"],
         )
     # Whatever a network, a proxy or a hub raises, the model is not available there.

@@ -75,22 +75,26 @@ class Naming:
 
 
 _ENCODER_IGNORED = (
-    r"(pooler|cls\.seq_relationship|sop_classifier|classifier|qa_outputs)\."
+    r"(pooler|cls\.seq_relationship|sop_classifier|(pre_)?classifier|qa_outputs)\."
     r"|embeddings\.(position_ids|token_type_ids)$"
 )
 _WORDS = "embeddings.word_embeddings.weight"
+_ROBERTA_TIED = {"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"}
+_LLAMA = Naming(
+    prefix="model.",
+    outside="lm_head.",
+    ignored=r".*\.rotary_emb\.inv_freq$",
+    tied={"lm_head.weight": "embed_tokens.weight"},
+)
 NAMINGS = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
     "gpt2": Naming(
         prefix="transformer.",
         outside="lm_head.",
         ignored=r"h\.\d+\.attn\.(masked_)?bias$",
         tied={"lm_head.weight": "wte.weight"},
-    ),
-    "llama": Naming(
-        prefix="model.",
-        outside="lm_head.",
-        ignored=r".*\.rotary_emb\.inv_freq$",
-        tied={"lm_head.weight": "embed_tokens.weight"},
     ),
     "bert": Naming(
         prefix="bert.",
@@ -116,8 +120,22 @@ NAMINGS = {
         prefix="roberta.",
         outside="lm_head.",
         ignored=_ENCODER_IGNORED,
-        tied={"lm_head.decoder.weight": _WORDS, "lm_head.decoder.bias": "lm_head.bias"},
+        tied=_ROBERTA_TIED,
         head="lm_head.dense.weight",
+    ),
+    "mpnet": Naming(
+        prefix="mpnet.",
+        outside="lm_head.",
+        ignored=_ENCODER_IGNORED,
+        tied=_ROBERTA_TIED,
+        head="lm_head.dense.weight",
+    ),
+    "distilbert": Naming(
+        prefix="distilbert.",
+        outside="vocab_",
+        ignored=_ENCODER_IGNORED,
+        tied={"vocab_projector.weight": _WORDS},
+        head="vocab_transform.weight",
     ),
 }
 
@@ -156,8 +174,10 @@ def _llama(model: Decoder) -> Iterator[Block]:
             before + "post_attention_layernorm.weight", ("layers", "mlp_norm", "scale"), layer
         )
         for ours, theirs in LLAMA_PROJECTIONS.items():
-            tensor = f"{before}{theirs}.weight"
-            yield Block(tensor, ("layers", ours, "kernel"), layer, transposed=True)
+            tensor = f"{before}{theirs}"
+            yield Block(f"{tensor}.weight", ("layers", ours, "kernel"), layer, transposed=True)
+            if model.config.biased(ours):
+                yield Block(f"{tensor}.bias", ("layers", ours, "bias"), layer)
     yield Block("norm.weight", ("norm", "scale"))
     if not model.config.tied:
         yield Block("lm_head.weight", ("head", "kernel"), transposed=True)
@@ -175,17 +195,53 @@ LLAMA_PROJECTIONS = {
     "down": "mlp.down_proj",
 }
 
-# The tensors of an encoder's layer: query, key and value; the other linear maps; the norms.
-_BERT_LAYER = (
+
+@dataclass(frozen=True)
+class _EncoderLayer:
+    """The names of the tensors of an encoder's layer.
+
+    Attributes:
+      before: precedes them all; `{}` is the layer's number, or that of its group.
+      attention: the linear maps to queries, keys and values.
+      linear: from our linear maps to the others.
+      norms: from our norms to theirs.
+    """
+
+    before: str
+    attention: tuple[str, str, str]
+    linear: dict[str, str]
+    norms: dict[str, str]
+
+
+_BERT_LAYER = _EncoderLayer(
+    "encoder.layer.{}.",
     ("attention.self.query", "attention.self.key", "attention.self.value"),
     {"attention": "attention.output.dense", "up": "intermediate.dense", "down": "output.dense"},
     {"attention_norm": "attention.output.LayerNorm", "output_norm": "output.LayerNorm"},
 )
-_ALBERT_LAYER = (
-    ("attention.query", "attention.key", "attention.value"),
-    {"attention": "attention.dense", "up": "ffn", "down": "ffn_output"},
-    {"attention_norm": "attention.LayerNorm", "output_norm": "full_layer_layer_norm"},
-)
+_LAYERS = {
+    "bert": _BERT_LAYER,
+    "roberta": _BERT_LAYER,
+    "albert": _EncoderLayer(
+        "encoder.albert_layer_groups.{}.albert_layers.0.",
+        ("attention.query", "attention.key", "attention.value"),
+        {"attention": "attention.dense", "up": "ffn", "down": "ffn_output"},
+        {"attention_norm": "attention.LayerNorm", "output_norm": "full_layer_layer_norm"},
+    ),
+    "distilbert": _EncoderLayer(
+        "transformer.layer.{}.",
+        ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        {"attention": "attention.out_lin", "up": "ffn.lin1", "down": "ffn.lin2"},
+        {"attention_norm": "sa_layer_norm", "output_norm": "output_layer_norm"},
+    ),
+    "mpnet": _EncoderLayer(
+        "encoder.layer.{}.",
+        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        {"attention": "attention.attn.o", "up": "intermediate.dense", "down": "output.dense"},
+        {"attention_norm": "attention.LayerNorm", "output_norm": "output.LayerNorm"},
+    ),
+}
+_LM_HEAD = ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 _HEADS = {
     "bert": (
         "cls.predictions.transform.dense",
@@ -193,30 +249,33 @@ _HEADS = {
         "cls.predictions.bias",
     ),
     "albert": ("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
-    "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+    "roberta": _LM_HEAD,
+    "mpnet": _LM_HEAD,
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
 }
 
 
 def _encoder(model: Encoder) -> Iterator[Block]:
     config = model.config
     assert config.groups is not None
-    albert = config.model_type == "albert"
-    for ours, theirs in (("word", "word"), ("position", "position"), ("segment", "token_type")):
+    embedded = {"word": "word", "position": "position"}
+    if config.segments:
+        embedded["segment"] = "token_type"
+    for ours, theirs in embedded.items():
         yield Block(f"embeddings.{theirs}_embeddings.weight", ("embeddings", ours))
     yield from _norm("embeddings.LayerNorm", ("embeddings", "norm"))
-    if albert:
+    if config.model_type == "albert":
         yield from _linear("encoder.embedding_hidden_mapping_in", ("widen",))
-    attention, linear, norms = _ALBERT_LAYER if albert else _BERT_LAYER
+    if config.model_type == "mpnet":
+        yield Block("encoder.relative_attention_bias.weight", ("relative", "table"))
+    names = _LAYERS[config.model_type]
     for i in range(config.groups):
-        layer = f"layer_{i}"
-        before = (
-            f"encoder.albert_layer_groups.{i}.albert_layers.0." if albert else f"encoder.layer.{i}."
-        )
-        for part, theirs in enumerate(attention):
+        layer, before = f"layer_{i}", names.before.format(i)
+        for part, theirs in enumerate(names.attention):
             yield from _linear(before + theirs, (layer, "qkv"), part=part, parts=3)
-        for ours, theirs in linear.items():
+        for ours, theirs in names.linear.items():
             yield from _linear(before + theirs, (layer, ours))
-        for ours, theirs in norms.items():
+        for ours, theirs in names.norms.items():
             yield from _norm(before + theirs, (layer, ours))
     if model.head:
         dense, norm, bias = _HEADS[config.model_type]

@@ -22,8 +22,14 @@ from jaxpfl.models.checkpoints.model_files import finite, read_object
 from jaxpfl.models.checkpoints.safetensors_files import Described, open_tensors, write_folder
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN
+from jaxpfl.models.lstm import LSTMLanguageModel
+from jaxpfl.models.resnet import ResNet
+from jaxpfl.models.tag_prediction import TagPrediction
 
-_ARCHITECTURES: dict[str, Any] = {each.__name__: each for each in (CIFGLanguageModel, CNN)}
+_ARCHITECTURES: dict[str, Any] = {
+    each.__name__: each
+    for each in (CIFGLanguageModel, CNN, LSTMLanguageModel, ResNet, TagPrediction)
+}
 # Settings of the initial parameters, which trained ones do not need.
 _INITIAL = {"output_bias_prior"}
 _LIBRARY = "jaxpfl"

@@ -42,6 +42,14 @@ from jaxpfl.models.encoder.network import Encoder
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
 
+# How transformers spells the architectures in the names of its classes.
+_CLASSES = {
+    "bert": "Bert",
+    "albert": "Albert",
+    "roberta": "Roberta",
+    "distilbert": "DistilBert",
+    "mpnet": "MPNet",
+}
 # Rows of a tensor that are read at a time: few in transposed tensors, so that they fit in a cache.
 _ROWS, _ROWS_TRANSPOSED = 4_096, 64
 # Far above any published model's: a config.json must not make us build a network without end.
@@ -330,5 +338,5 @@ def _config(model: Encoder | Decoder) -> dict[str, Any]:
     kind = "Model" if not model.head else "ForMaskedLM"
     if model.causal and model.head:
         kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
-    architecture = model.name.capitalize() + kind
-    return values | {"architectures": [architecture], "is_decoder": model.causal}
+    values["architectures"] = [_CLASSES[model.name] + kind]
+    return values | ({"is_decoder": True} if model.causal else {})

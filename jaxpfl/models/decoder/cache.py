@@ -68,10 +68,15 @@ class Cache(NamedTuple):
             ),
         )
 
-    def barrier(self) -> Array:
-        """Float32 [S, C], added to attention scores: 0 at tokens, `MASKED` elsewhere."""
+    def barrier(self, window: int | None = None) -> Array:
+        """Float32 [S, C], added to attention scores: 0 at tokens, `MASKED` elsewhere.
+
+        With a window, the next token sees only itself and the `window - 1` tokens before it.
+        """
         places_C = jnp.arange(self.keys.shape[-1], dtype=jnp.int32)
         seen_SxC = places_C[None] < self.place_S[:, None]
+        if window is not None:
+            seen_SxC &= places_C[None] > self.place_S[:, None] - window
         return jnp.where(seen_SxC, jnp.float32(0), jnp.float32(MASKED))
 
 

@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from jaxpfl.checks import one_of, positive, positive_int
+from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
 from jaxpfl.errors import InputError
 
-MODEL_TYPES = ("gpt2", "llama")
+MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2")
 ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
-"""The linear maps of a layer, in attention and in the feed-forward block ("gate" in Llama only)."""
+"""The linear maps of a layer, in attention and in the feed-forward block (no "gate" in GPT-2)."""
 
 _GPT2_NAMES = {
     "vocab_size": "vocab_size",
@@ -38,19 +38,39 @@ _LLAMA_NAMES = {
     "initializer_range": "initializer_range",
     "tie_word_embeddings": "tied",
 }
+_ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+# The values that transformers gives to fields which a config.json leaves out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "llama": {"norm_epsilon": 1e-6, "positions": 2_048},
+    "mistral": {"norm_epsilon": 1e-6, "positions": 131_072, "kv_heads": 8},
+    "qwen2": {"norm_epsilon": 1e-6, "positions": 32_768, "kv_heads": 32},
+}
 _SCALING_NAMES = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
     "original_max_position_embeddings": "original_positions",
 }
+_QKV = ("q", "k", "v")
+_WINDOWED = ("mistral", "qwen2")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 # Variants that these networks do not compute: each field with the only value that is supported.
-_GPT2_FIXED = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
+_FIXED: dict[str, dict[str, bool]] = {
+    "gpt2": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "llama": {"attention_bias": False, "mlp_bias": False},
+    "mistral": {},
+    "qwen2": {},
 }
-_LLAMA_FIXED = {"attention_bias": False, "mlp_bias": False}
 
 
 @dataclass(frozen=True)
@@ -110,8 +130,9 @@ class DecoderConfig:
     """The architecture and the sizes of a decoder.
 
     Attributes:
-      model_type: "gpt2" (layer norms, learned positions, biases, one up and one down projection)
-        or "llama" (RMS norms, rotary positions, no biases, a gated up projection).
+      model_type: "gpt2" (layer norms, learned positions, biases, one up and one down projection),
+        "llama" (RMS norms, rotary positions, no biases, a gated up projection), "mistral" (llama
+        with a sliding window) or "qwen2" (llama with biases of the queries, keys and values).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       kv_heads: heads of keys and values, each shared by `heads / kv_heads` heads of queries;
@@ -120,9 +141,12 @@ class DecoderConfig:
       inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       positions: the number of tokens of the longest sequence.
       norm_epsilon: added to the variance in the norms.
-      activation: of the feed-forward block; "" means "gelu_new" (gpt2) or "silu" (llama).
+      activation: of the feed-forward block; "" means "gelu_new" (gpt2) or "silu".
       tied: whether the output layer is the token embedding; None means True for gpt2 only.
-      rope_theta, rope_scaling: settings of the rotary positions ("llama" only).
+      rope_theta, rope_scaling: settings of the rotary positions (not in "gpt2").
+      window: a token sees itself and the `window - 1` tokens before it ("mistral" and "qwen2");
+        None for all earlier tokens.
+      full_layers: how many of the first layers have no window ("qwen2" only).
       initializer_range: standard deviation of random weights.
 
     Raises:
@@ -143,6 +167,8 @@ class DecoderConfig:
     tied: bool | None = None
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    window: int | None = None
+    full_layers: int = 0
     initializer_range: float = 0.02
 
     def __post_init__(self):
@@ -185,11 +211,33 @@ class DecoderConfig:
                 )
             if self.rope_scaling is not None:
                 raise InputError("rope_scaling must be none in gpt2, which has learned positions")
+        self._check_window()
+
+    def _check_window(self) -> None:
+        if self.window is not None:
+            positive_int("window", self.window)
+            one_of("the model_type of a decoder with a window", self.model_type, _WINDOWED)
+        non_negative_int("full_layers", self.full_layers)
+        most = self.layers - 1 if self.model_type == "qwen2" and self.window is not None else 0
+        if self.full_layers > most:
+            raise InputError(
+                f"full_layers must be at most {most} for this {self.model_type}, found "
+                f"{self.full_layers}"
+            )
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward block has a gate."""
+        return self.model_type != "gpt2"
 
     @property
     def rotary(self) -> bool:
         """Whether positions turn queries and keys, instead of being embedded."""
-        return self.model_type == "llama"
+        return self.model_type != "gpt2"
+
+    def biased(self, projection: str) -> bool:
+        """Whether a linear map has biases."""
+        return self.model_type == "gpt2" or (self.model_type == "qwen2" and projection in _QKV)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -199,17 +247,19 @@ class DecoderConfig:
           InputError: another architecture, or a variant that these networks do not compute.
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        gpt2 = model_type == "gpt2"
-        names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
-        for field, only in (_GPT2_FIXED if gpt2 else _LLAMA_FIXED).items():
+        names = _GPT2_NAMES if model_type == "gpt2" else _LLAMA_NAMES
+        for field, only in _FIXED[model_type].items():
             if values.get(field, only) is not only:
                 raise InputError(f"{field} must be {str(only).lower()}, found {values[field]!r}")
         given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
         for name, ours in names.items():
             if ours in ("vocab_size", "hidden_size", "layers", "heads") and ours not in given:
                 raise InputError(f"the field {name!r} is missing")
-        if model_type == "llama":
-            given = {"norm_epsilon": 1e-6, "positions": 2_048} | given | _rope(values)
+        given = _DEFAULTS[model_type] | given
+        if model_type != "gpt2":
+            given |= _rope(values)
+        if model_type in _WINDOWED:
+            given |= _window(model_type, values, given["layers"])
         return cls(model_type=model_type, **given)
 
     def to_dict(self) -> dict[str, Any]:
@@ -218,17 +268,28 @@ class DecoderConfig:
         names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
         values: dict[str, Any] = {
             "model_type": self.model_type,
-            "architectures": ["GPT2LMHeadModel" if gpt2 else "LlamaForCausalLM"],
+            "architectures": [_ARCHITECTURES[self.model_type]],
             **{theirs: getattr(self, ours) for theirs, ours in names.items()},
+            # The tokeniser's files name them. transformers would give absent ones ids of its own.
+            "bos_token_id": None,
+            "eos_token_id": None,
         }
         if gpt2:
             values |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
             return values
-        values |= _LLAMA_FIXED | {"rope_theta": self.rope_theta}
+        values |= _FIXED[self.model_type] | {"rope_theta": self.rope_theta}
         if self.rope_scaling is not None:
             scaling = asdict(self.rope_scaling)
             values["rope_scaling"] = {"rope_type": "llama3"} | {
                 theirs: scaling[ours] for theirs, ours in _SCALING_NAMES.items()
+            }
+        if self.model_type in _WINDOWED:
+            values["sliding_window"] = self.window
+        if self.model_type == "qwen2":
+            windowed = self.window is not None
+            values |= {
+                "use_sliding_window": windowed,
+                "max_window_layers": self.full_layers if windowed else self.layers,
             }
         return values
 
@@ -257,6 +318,30 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
             **{ours: scaling[theirs] for theirs, ours in _SCALING_NAMES.items()}
         )
     return found
+
+
+def _window(model_type: str, values: dict[str, Any], layers: Any) -> dict[str, Any]:
+    """The sliding window, and how many of the first layers have none, as transformers reads them.
+
+    A Mistral without the field has one; a Qwen2 has one only if it says so.
+    """
+    positive_int("layers", layers)
+    window = values.get("sliding_window", 4_096)
+    if model_type == "qwen2" and not values.get("use_sliding_window", False):
+        window = None
+    kinds = values.get("layer_types")
+    if window is None or kinds is None:
+        first = values.get("max_window_layers", 28) if model_type == "qwen2" else 0
+    else:
+        first = kinds.count(_FULL) if isinstance(kinds, list) and model_type == "qwen2" else 0
+        if kinds != [_FULL] * first + [_SLIDING] * (layers - first):
+            wanted = f"'{_SLIDING}' for all layers"
+            if model_type == "qwen2":
+                wanted = f"'{_FULL}' for the first layers and '{_SLIDING}' for all others"
+            raise InputError(f"layer_types must be {wanted}, found {kinds!r}")
+    if window is None or (type(first) is int and first >= layers):
+        return {}
+    return {"window": window, "full_layers": first}
 
 
 def distilgpt2() -> DecoderConfig:

@@ -1,21 +1,25 @@
-"""Decoder language models: GPT-2 (Radford et al. 2019) and Llama 3 (Grattafiori et al. 2024).
+"""Decoder language models: GPT-2 (Radford et al. 2019) and those in the form of Llama.
+
+These are Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023) and Qwen2 (Yang et al.
+2024).
 
 With x = [B, L, H] the tokens of B sequences and Norm before every block:
 
-    x  = E_token[t]                (+ E_position[l] in gpt2; in llama, positions turn q and k)
+    x  = E_token[t]                (+ E_position[l] in gpt2; elsewhere positions turn q and k)
     x <- x + W_o Attention(W_q n, W_k n, W_v n)      with n = Norm(x), in every layer
     x <- x + W_down act(W_up n)                      gpt2
-    x <- x + W_down (act(W_gate n) * W_up n)         llama
+    x <- x + W_down (act(W_gate n) * W_up n)         all others
     logits = Norm(x) W_head,    W_head = E_token^T if tied
 
-Attention is causal. The parameters of all layers are stacked, [layers, ...], and a scan goes over
-them, so that a model compiles in the time of one layer. Dropout is left out. Rows are padded with
-`PAD` on the right; padding is never a target, and no real token sees it.
+Attention is causal, and where there is a window (`DecoderConfig.window`) to the last tokens alone.
+The parameters of all layers are stacked, [layers, ...], and a scan goes over them, so that a model
+compiles in the time of one layer. Dropout is left out. Rows are padded with `PAD` on the right;
+padding is never a target, and no real token sees it.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +47,6 @@ class Layer(nnx.Module):
 
     def __init__(self, model: "Decoder", key: Array):
         config, lora = model.config, model.lora
-        gated = config.model_type == "llama"
         hidden, inner = config.hidden_size, config.inner_size
         queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
         # GPT-2 (section 2.3) scales the weights whose outputs are summed over the layers.
@@ -55,7 +58,7 @@ class Layer(nnx.Module):
                 outputs,
                 jax.random.fold_in(key, PROJECTIONS.index(name)),
                 deviation=config.initializer_range * factor,
-                bias=not gated,
+                bias=config.biased(name),
                 int8=model.int8,
                 lora=lora if lora is not None and name in lora.targets else None,
             )
@@ -68,7 +71,7 @@ class Layer(nnx.Module):
         self.v = linear("v", hidden, keys)
         self.o = linear("o", queries, hidden, residual)
         self.mlp_norm = Norm(config)
-        self.gate = linear("gate", hidden, inner) if gated else None
+        self.gate = linear("gate", hidden, inner) if config.gated else None
         self.up = linear("up", hidden, inner)
         self.down = linear("down", inner, hidden, residual)
 
@@ -90,6 +93,19 @@ class Layer(nnx.Module):
         if self.gate is None:
             return x + self.down(activation(self.up(n)))
         return x + self.down(activation(self.gate(n)) * self.up(n))
+
+
+class _Masks(NamedTuple):
+    """What a token sees of all tokens, and of those in the window; None without a window."""
+
+    whole: Array
+    window: Array | None
+
+    def of(self, windowed: Array | None) -> Array:
+        """What it sees in a layer, which has the window or not."""
+        if windowed is None or self.window is None:
+            return self.whole
+        return jnp.where(windowed, self.window, self.whole)
 
 
 @dataclass(frozen=True)
@@ -140,6 +156,13 @@ class Decoder:
     @cached_property
     def _norm(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Norm(self.config)))[0]
+
+    @property
+    def _windowed(self) -> Array | None:
+        """Bool [layers], whether a layer has the window; None if there is none."""
+        if self.config.window is None:
+            return None
+        return jnp.arange(self.config.layers) >= self.config.full_layers
 
     def init(self, key: Array, dtype: Any = jnp.float32) -> Params:
         """Random parameters of `dtype`, float32 or bfloat16.
@@ -194,18 +217,18 @@ class Decoder:
           branch_BxL: int32. A token sees only earlier tokens of branch 0 and of its own branch, so
             that one row can hold several continuations of one prompt (branch 0).
         """
-        x, seen, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
+        x, masks, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
 
-        def layer(x: Array, slices: Params) -> tuple[Array, None]:
-            network = nnx.merge(self._layer, slices)
+        def layer(x: Array, slices: tuple[Params, Array | None]) -> tuple[Array, None]:
+            network = nnx.merge(self._layer, slices[0])
             q, k, v = network.project(x, angles)
-            return network.finish(x, attend(q, k, v, seen)), None
+            return network.finish(x, attend(q, k, v, masks.of(slices[1]))), None
 
         kept = jax.checkpoint_policies
         policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(body, x, params["layers"])
+        x, _ = jax.lax.scan(body, x, (params["layers"], self._windowed))
         return nnx.merge(self._norm, params["norm"])(x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
@@ -230,14 +253,16 @@ class Decoder:
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
-        x, seen, angles = self._start(params, tokens_PxL, None, None)
+        x, masks, angles = self._start(params, tokens_PxL, None, None)
 
-        def layer(x: Array, slices: Params) -> tuple[Array, tuple[Array, Array]]:
-            network = nnx.merge(self._layer, slices)
+        def layer(
+            x: Array, slices: tuple[Params, Array | None]
+        ) -> tuple[Array, tuple[Array, Array]]:
+            network = nnx.merge(self._layer, slices[0])
             q, k, v = network.project(x, angles)
-            return network.finish(x, attend(q, k, v, seen)), (k, v)
+            return network.finish(x, attend(q, k, v, masks.of(slices[1]))), (k, v)
 
-        _, (k, v) = jax.lax.scan(layer, x, params["layers"])
+        _, (k, v) = jax.lax.scan(layer, x, (params["layers"], self._windowed))
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
         values = jnp.pad(v.transpose(0, 1, 3, 2, 4), ((0, 0),) * 3 + ((0, room), (0, 0)))
         return Cache(keys, values, jnp.sum(tokens_PxL != PAD, axis=1, dtype=jnp.int32))
@@ -247,18 +272,20 @@ class Decoder:
 
         A sequence whose cache is full overwrites its last token.
         """
-        barrier_SxC = cache.barrier()
+        window = self.config.window
+        barriers = _Masks(cache.barrier(), None if window is None else cache.barrier(window))
         x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None], None)
 
-        def layer(x: Array, slices: tuple[Params, Array, Array]):
+        def layer(x: Array, slices: tuple[Params, Array | None, Array, Array]):
             network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            attended_SxE = attend_to_cache(q, k, v, *slices[1:], barrier_SxC)
+            attended_SxE = attend_to_cache(q, k, v, *slices[2:], barriers.of(slices[1]))
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
 
-        x, (k, v) = jax.lax.scan(layer, x, (params["layers"], cache.keys, cache.values))
+        slices = (params["layers"], self._windowed, cache.keys, cache.values)
+        x, (k, v) = jax.lax.scan(layer, x, slices)
         hidden_SxH = nnx.merge(self._norm, params["norm"])(x)[:, 0]
         return self.logits(params, hidden_SxH), cache.write(k, v)
 
@@ -268,8 +295,8 @@ class Decoder:
         tokens_BxL: Array,
         positions_BxL: Array | None,
         branch_BxL: Array | None,
-    ) -> tuple[Array, Array, Array | None]:
-        """Embedded tokens [B, L, H], the attention mask [B, L, L] and rotary angles [B, L, D/2]."""
+    ) -> tuple[Array, "_Masks", Array | None]:
+        """Embedded tokens [B, L, H], attention masks [B, L, L] and rotary angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
             raise InputError(
@@ -282,13 +309,17 @@ class Decoder:
             seen_BxLxL &= own_BxLxL | (branch_BxL == 0)[:, None]
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
+        masks = _Masks(seen_BxLxL, None)
+        if self.config.window is not None:
+            apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
+            masks = _Masks(seen_BxLxL, seen_BxLxL & (apart_BxLxL < self.config.window))
         embed = params["embed"]
         x = embed["token"][jnp.maximum(tokens_BxL, 0)]
         if not self.config.rotary:
-            return (x + embed["position"][positions_BxL]).astype(self.compute), seen_BxLxL, None
+            return (x + embed["position"][positions_BxL]).astype(self.compute), masks, None
         frequencies_E = jnp.asarray(rotary_frequencies(self.config))
         angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
-        return x.astype(self.compute), seen_BxLxL, angles
+        return x.astype(self.compute), masks, angles
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
         """The sharding of parameters on a mesh: a tree like `params` of `NamedSharding`.

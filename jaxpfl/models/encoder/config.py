@@ -7,7 +7,12 @@ from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder.config import ACTIVATION_NAMES, check_multiple
 
-MODEL_TYPES = ("bert", "albert", "roberta")
+MODEL_TYPES = ("bert", "albert", "roberta", "distilbert", "mpnet")
+CAUSAL_TYPES = ("bert", "roberta")
+"""Those that transformers, too, can make causal."""
+
+RELATIVE_POSITIONS = 32
+"""The rows of MPNet's relative attention bias."""
 
 _NAMES = {
     "vocab_size": "vocab_size",
@@ -19,6 +24,17 @@ _NAMES = {
     "max_position_embeddings": "positions",
     "type_vocab_size": "segments",
     "layer_norm_eps": "norm_epsilon",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad",
+}
+_DISTILBERT_NAMES = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "n_layers": "layers",
+    "n_heads": "heads",
+    "hidden_dim": "inner_size",
+    "activation": "activation",
+    "max_position_embeddings": "positions",
     "initializer_range": "initializer_range",
     "pad_token_id": "pad",
 }
@@ -36,12 +52,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "groups": 1,
     },
     "roberta": {"vocab_size": 50_265, "pad": 1},
+    "distilbert": {"layers": 6},
+    "mpnet": {"vocab_size": 30_527, "pad": 1},
 }
+_AFTER_PAD = ("roberta", "mpnet")
+_SEGMENTED = ("bert", "albert", "roberta")
 # Variants that these networks do not compute: each field with the only value that is supported.
 _FIXED: dict[str, Any] = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
     "inner_group_num": 1,
+    "relative_attention_num_buckets": RELATIVE_POSITIONS,
 }
 
 
@@ -51,19 +72,21 @@ class EncoderConfig:
 
     Attributes:
       model_type: "bert" (MiniLM too), "albert" (factorised embeddings, layers shared within
-        groups) or "roberta" (the first real token has position `pad + 1`).
+        groups), "roberta" (the first real token has position `pad + 1`), "distilbert" (no segments)
+        or "mpnet" (no segments, positions as in RoBERTa and relative ones in attention).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
       inner_size: features inside the feed-forward block; None means four times `hidden_size`.
       activation: of the feed-forward block, by the name that Hugging Face gives it.
       positions: the number of tokens of the longest sequence.
-      segments: rows of the segment embedding; every token is in segment 0.
+      segments: rows of the segment embedding; every token is in segment 0. None means 2, and 0 for
+        a model that has no segments.
       norm_epsilon: added to the variance in the norms.
       initializer_range: standard deviation of random weights.
       embedding_size: features of an embedding ("albert" only); None means `hidden_size`.
       groups: into how many groups the layers are divided, all layers of a group having the same
         parameters ("albert" only); None means one group per layer.
-      pad: id of the padding token; only RoBERTa's positions depend on it.
+      pad: id of the padding token; only the positions of RoBERTa and MPNet depend on it.
 
     Raises:
       InputError: a size is not a positive whole number, sizes do not fit together, or the
@@ -78,7 +101,7 @@ class EncoderConfig:
     inner_size: int | None = None
     activation: str = "gelu"
     positions: int = 512
-    segments: int = 2
+    segments: int | None = None
     norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
     embedding_size: int | None = None
@@ -87,8 +110,9 @@ class EncoderConfig:
 
     def __post_init__(self):
         one_of("model_type", self.model_type, MODEL_TYPES)
-        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions", "segments"):
+        for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
             positive_int(field, getattr(self, field))
+        self._check_segments()
         for field, default in (
             ("inner_size", 4 * self.hidden_size),
             ("embedding_size", self.hidden_size),
@@ -112,10 +136,19 @@ class EncoderConfig:
                         f"{field} must be {only} in {self.model_type}, found {getattr(self, field)}"
                     )
 
+    def _check_segments(self) -> None:
+        segmented = self.model_type in _SEGMENTED
+        if self.segments is None:
+            object.__setattr__(self, "segments", 2 if segmented else 0)
+        if segmented:
+            positive_int("segments", self.segments)
+        elif self.segments != 0:
+            raise InputError(f"segments must be 0 in {self.model_type}, found {self.segments}")
+
     @property
     def first_position(self) -> int:
         """The row of the position embedding that belongs to a text's first token."""
-        return self.pad + 1 if self.model_type == "roberta" else 0
+        return self.pad + 1 if self.model_type in _AFTER_PAD else 0
 
     def group(self, layer: int) -> int:
         """The group to which a layer belongs."""
@@ -130,14 +163,17 @@ class EncoderConfig:
           InputError: another architecture, or a variant that these networks do not compute.
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
+        names = _names(model_type)
         for field, only in _FIXED.items():
             found = values.get(field)
             if found is not None and found != only:
                 raise InputError(f"{field} must be {only!r}, found {found!r}")
         given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
         given = _DEFAULTS[model_type] | given
-        if model_type == "roberta":
+        if model_type == "mpnet" and given["pad"] != 1:
+            # The published network has positions from 2 on, whatever its config.json says.
+            raise InputError(f"pad_token_id must be 1 in mpnet, found {given['pad']!r}")
+        if model_type in _AFTER_PAD:
             # The field counts the table's rows; those up to the padding token's are never used.
             pad = non_negative_int("pad_token_id", given["pad"])
             rows = positive_int("max_position_embeddings", given.get("positions", 512))
@@ -151,8 +187,24 @@ class EncoderConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields of a config.json, as transformers reads them; the inverse of `from_dict`."""
-        names = _NAMES | (_ALBERT_NAMES if self.model_type == "albert" else {})
+        names = _names(self.model_type)
         values = {theirs: getattr(self, ours) for theirs, ours in names.items()}
         values["max_position_embeddings"] = self.positions + self.first_position
-        dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        return {"model_type": self.model_type, **values, **dropout, "tie_word_embeddings": True}
+        dropout = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+        if self.model_type == "distilbert":
+            dropout = ("dropout", "attention_dropout")
+            values["sinusoidal_pos_embds"] = False
+        if self.model_type == "mpnet":
+            values["relative_attention_num_buckets"] = RELATIVE_POSITIONS
+        values |= dict.fromkeys(dropout, 0.0)
+        return {"model_type": self.model_type, **values, "tie_word_embeddings": True}
+
+
+def _names(model_type: str) -> dict[str, str]:
+    """From the fields of a config.json to ours."""
+    if model_type == "distilbert":
+        return _DISTILBERT_NAMES
+    names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
+    if model_type not in _SEGMENTED:
+        names = {theirs: ours for theirs, ours in names.items() if ours != "segments"}
+    return names

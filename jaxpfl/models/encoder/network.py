@@ -1,8 +1,8 @@
 """Encoders of the BERT family: the post-layer-norm Transformer over word pieces.
 
-BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020) and RoBERTa (Liu et
-al. 2019). For token ids t at positions 0..L-1, all in one segment, with x = [N, H] the N = B L
-tokens:
+BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), ALBERT (Lan et al. 2020), RoBERTa (Liu et al.
+2019), DistilBERT (Sanh et al. 2019) and MPNet (Song et al. 2020). For token ids t at positions
+0..L-1, all in one segment, with x = [N, H] the N = B L tokens:
 
     x  = Norm(E_word[t] + E_position[l] + E_segment[0])        (ALBERT: x W_widen + b_widen)
     x <- Norm(x + W_O Attention(W_Q x, W_K x, W_V x) + b_O)      in every layer
@@ -10,8 +10,10 @@ tokens:
 
 Attention is softmax(q k^T / sqrt(D)) v per head of D = H / heads features, over the real tokens of
 the same row, and in a causal model over those up to the token itself. W_Q, W_K and W_V are one
-matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly a single one. The
-optional language-model head is E_word Norm(act(W x + b)) + c. Dropout is left out.
+matrix [H, 3H]. ALBERT's layers share their parameters within few groups, mostly a single one.
+DistilBERT and MPNet have no E_segment; MPNet adds to q k^T / sqrt(D) a bias for every head and
+distance, the same in all layers. The optional language-model head is E_word Norm(act(W x + b)) + c.
+Dropout is left out.
 """
 
 import math
@@ -20,14 +22,16 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
 from jaxpfl.models.decoder.layers import ACTIVATIONS
-from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.config import CAUSAL_TYPES, RELATIVE_POSITIONS, EncoderConfig
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
 
@@ -69,20 +73,23 @@ class Embeddings(nnx.Module):
         rows = self.first + config.positions
         self.word = nnx.Param(normal(keys[0], (config.vocab_size, size), jnp.float32))
         self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
-        self.segment = nnx.Param(normal(keys[2], (config.segments, size), jnp.float32))
+        segment = normal(keys[2], (config.segments or 0, size), jnp.float32)
+        self.segment = nnx.Param(segment) if config.segments else None
         self.norm = Norm(size, config.norm_epsilon)
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
         """Float32 [B * L, embedding_size]."""
         batch, length = tokens_BxL.shape
-        position, segment = self.position[...], self.segment[...][:1]
+        position = self.position[...]
         if self.first:
-            # RoBERTa's positions count real tokens only, wherever the padding is.
+            # These positions count real tokens only, wherever the padding is.
             order_BxL = jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32)
             order_BxL = jnp.where(mask_BxL, order_BxL, 0)
-            places_BxLxE = position[order_BxL + (self.first - 1)] + segment[None]
+            places_BxLxE = position[order_BxL + (self.first - 1)]
         else:
-            places_BxLxE = (position[:length] + segment)[None]
+            places_BxLxE = position[None, :length]
+        if self.segment is not None:
+            places_BxLxE = places_BxLxE + self.segment[...][None, :1]
         # At PAD, -1, the table would give its last row.
         x_BxLxE = self.word[...][jnp.maximum(tokens_BxL, 0)] + places_BxLxE
         return self.norm(x_BxLxE.reshape(batch * length, -1))
@@ -104,14 +111,24 @@ class Layer(nnx.Module):
         self.down = Linear(inner, hidden, config, keys[3])
         self.output_norm = Norm(hidden, config.norm_epsilon)
 
-    def __call__(self, x_NxH: Array, mask_BxL: Array, causal: bool) -> Array:
-        attended_NxH = attend(self.qkv(x_NxH), mask_BxL, self.heads, causal=causal)
+    def __call__(
+        self, x_NxH: Array, mask_BxL: Array, causal: bool, bias_KxLxL: Array | None
+    ) -> Array:
+        qkv_Nx3H = self.qkv(x_NxH)
+        attended_NxH = attend(qkv_Nx3H, mask_BxL, self.heads, causal=causal, bias_KxLxL=bias_KxLxL)
         x_NxH = self.attention_norm(x_NxH + self.attention(attended_NxH))
         inner_NxI = ACTIVATIONS[self.activation](self.up(x_NxH))
         return self.output_norm(x_NxH + self.down(inner_NxI))
 
 
-def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False) -> Array:
+def attend(
+    qkv_Nx3H: Array,
+    mask_BxL: Array,
+    heads: int,
+    *,
+    causal: bool = False,
+    bias_KxLxL: Array | None = None,
+) -> Array:
     """Attention to the real tokens of the same row, float32 [N, H]; see the head of this file.
 
     Args:
@@ -119,6 +136,7 @@ def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False
       mask_BxL: True for a real token. The result of a token that sees no real one is finite and
         arbitrary.
       causal: whether a token sees only those up to itself.
+      bias_KxLxL: is added to the scores of each head before the softmax; None adds nothing.
     """
     batch, length = mask_BxL.shape
     features = qkv_Nx3H.shape[1] // (3 * heads)
@@ -128,6 +146,8 @@ def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False
     )
     q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
     scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
+    if bias_KxLxL is not None:
+        scores_BxKxLxL = scores_BxKxLxL + bias_KxLxL[None]
     seen_BxMxL = mask_BxL[:, None, :]
     if causal:
         place_L = jnp.arange(length, dtype=jnp.int32)
@@ -139,13 +159,45 @@ def attend(qkv_Nx3H: Array, mask_BxL: Array, heads: int, *, causal: bool = False
     return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
 
 
+class RelativePositions(nnx.Module):
+    """The biases that MPNet's attention adds for the distance of two tokens, in all layers."""
+
+    def __init__(self, config: EncoderConfig, key: Array):
+        normal = jax.nn.initializers.normal(config.initializer_range)
+        self.table = nnx.Param(normal(key, (RELATIVE_POSITIONS, config.heads), jnp.float32))
+
+    def __call__(self, length: int) -> Array:
+        """Float32 [K, L, L] of query and key."""
+        return jnp.transpose(self.table[...][distance_buckets(length)], (2, 0, 1))
+
+
+def distance_buckets(length: int) -> np.ndarray:
+    """The bucket of every query and key, int32 [L, L] (Raffel et al. 2020, as in T5).
+
+    The buckets below 16 are for the query's own place and those before it, the others for those
+    after it. The first 8 of each hold one distance; then they grow, up to a distance of 128.
+    """
+    half, exact = RELATIVE_POSITIONS // 2, RELATIVE_POSITIONS // 4
+    places_L = np.arange(length)
+    ahead_LxL = places_L[None, :] - places_L[:, None]
+    apart_LxL = np.abs(ahead_LxL)
+    with np.errstate(divide="ignore"):
+        # In float32, as published networks were trained.
+        grown_LxL = np.log(apart_LxL.astype(np.float32) / exact)
+    grown_LxL = grown_LxL / np.float32(math.log(128 / exact)) * np.float32(half - exact)
+    far_LxL = np.where(apart_LxL < exact, 0, np.minimum(exact + grown_LxL, half - 1))
+    buckets_LxL = np.where(apart_LxL < exact, apart_LxL, far_LxL.astype(np.int32))
+    return (buckets_LxL + half * (ahead_LxL > 0)).astype(np.int32)
+
+
 class Head(nnx.Module):
     """The language-model head: the features and the biases of the tied output layer."""
 
     def __init__(self, config: EncoderConfig, key: Array):
         assert config.embedding_size is not None
-        # RoBERTa's head uses the exact GELU, whatever its layers use.
-        self.activation = "gelu" if config.model_type == "roberta" else config.activation
+        # The heads of these use the exact GELU, whatever their layers use.
+        exact = config.model_type in ("roberta", "mpnet")
+        self.activation = "gelu" if exact else config.activation
         self.dense = Linear(config.hidden_size, config.embedding_size, config, key)
         self.norm = Norm(config.embedding_size, config.norm_epsilon)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
@@ -160,22 +212,25 @@ class Network(nnx.Module):
     def __init__(self, model: "Encoder", key: Array):
         config = model.config
         assert config.groups is not None and config.embedding_size is not None
-        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 3)]
+        keys = [jax.random.fold_in(key, i) for i in range(config.groups + 4)]
         self.causal = model.causal
         self.turns = tuple(config.group(i) for i in range(config.layers))
         self.embeddings = Embeddings(config, keys[0])
         for i in range(config.groups):
             setattr(self, f"layer_{i}", Layer(config, keys[i + 1]))
         albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
-        self.widen = Linear(*sizes, config, keys[-2]) if albert else None
-        self.head = Head(config, keys[-1]) if model.head else None
+        self.widen = Linear(*sizes, config, keys[-3]) if albert else None
+        self.head = Head(config, keys[-2]) if model.head else None
+        relative = config.model_type == "mpnet"
+        self.relative = RelativePositions(config, keys[-1]) if relative else None
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
         x_NxH = self.embeddings(tokens_BxL, mask_BxL)
         if self.widen is not None:
             x_NxH = self.widen(x_NxH)
+        bias_KxLxL = None if self.relative is None else self.relative(tokens_BxL.shape[1])
         for group in self.turns:
-            x_NxH = getattr(self, f"layer_{group}")(x_NxH, mask_BxL, self.causal)
+            x_NxH = getattr(self, f"layer_{group}")(x_NxH, mask_BxL, self.causal, bias_KxLxL)
         return x_NxH.reshape(*tokens_BxL.shape, -1)
 
     def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:
@@ -192,8 +247,9 @@ class Encoder:
       causal: whether a token sees only those up to itself, as with `is_decoder` in transformers.
       head: whether there is a language-model head, for masked tokens or (causal) the next token.
 
-    A causal encoder with a head is a `jaxpfl.models.base.Model`: a batch holds "tokens" int32
-    [B, L], padded with -1 at the end of a row, and every token predicts the next.
+    A causal encoder ("bert" or "roberta") with a head is a `jaxpfl.models.base.Model`: a batch
+    holds "tokens" int32 [B, L], padded with -1 at the end of a row, and every token predicts the
+    next.
     """
 
     config: EncoderConfig
@@ -201,6 +257,10 @@ class Encoder:
     head: bool = False
 
     columns = ("tokens",)
+
+    def __post_init__(self) -> None:
+        if self.causal:
+            one_of("the model_type of a causal encoder", self.name, CAUSAL_TYPES)
 
     @property
     def name(self) -> str:

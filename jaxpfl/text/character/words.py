@@ -133,7 +133,7 @@ def oov_words(
     index: dict[str, int] = {}
     order = []
     oov_after = np.zeros(population.num_examples + 1, np.int64)
-    for example, words in enumerate(word_lists(population)):
+    for example, words in enumerate(word_lists(population, vocabulary.split)):
         for word in words:
             if word not in vocabulary:
                 order.append(index.setdefault(word, len(index)))

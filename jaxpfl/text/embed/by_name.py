@@ -18,7 +18,7 @@ def embedder(name: str) -> Embedder:
 
         hashed, hashed:DIMENSION       hashed n-grams; needs no weights (`embed.hashed`)
         minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
-        encoder:FOLDER-OR-HUB-NAME     a BERT, ALBERT or RoBERTa and tokenizer (`embed.encoder`)
+        encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
         sentence-transformers:NAME     through that library, if installed
         doodlenet:FOLDER               drawings of 28 x 28 pixels (`embed.images`)
 

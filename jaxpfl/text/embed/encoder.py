@@ -1,4 +1,4 @@
-"""Sentence encoders: BERT, ALBERT or RoBERTa, pooled over the tokens of a text.
+"""Sentence encoders: BERT and its kin (`models.encoder`), pooled over the tokens of a text.
 
 A folder in the format of sentence-transformers (Reimers and Gurevych 2019) has the tokenizer, the
 encoder, the pooling (the mean over a text's tokens, or its first token) and optionally the scaling

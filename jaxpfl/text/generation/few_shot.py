@@ -26,6 +26,9 @@ class FewShot:
       heading: precedes each text; `{number}` counts from 1.
       after: follows each text.
       stop: a response ends where this begins; "" means only at end-of-text.
+      flatten: whether every run of white space in a text, newlines among it, becomes one space: in
+        the samples of prompts, and in responses, after they were cut at `stop`. The released code
+        does so.
     """
 
     shots: int = 3
@@ -33,6 +36,7 @@ class FewShot:
     heading: str = "Original Text Sample {number}\n"
     after: str = "\n\n"
     stop: str = "Original Text Sample"
+    flatten: bool = True
 
     def __post_init__(self) -> None:
         positive_int("shots", self.shots)
@@ -46,7 +50,7 @@ class FewShot:
     def prompt(self, texts: Sequence[str]) -> str:
         """The prompt that consists of these texts and the heading of the next."""
         parts = [
-            self.heading.format(number=number) + text.strip() + self.after
+            self.heading.format(number=number) + self._clean(text) + self.after
             for number, text in enumerate(texts, 1)
         ]
         return self.head + "".join(parts) + self.heading.format(number=len(texts) + 1).rstrip(" ")
@@ -73,8 +77,10 @@ class FewShot:
 
     def response(self, generated: str) -> str:
         """A response as a text: what precedes the stop string, without surrounding white space."""
-        text = generated.partition(self.stop)[0] if self.stop else generated
-        return text.strip()
+        return self._clean(generated.partition(self.stop)[0] if self.stop else generated)
+
+    def _clean(self, text: str) -> str:
+        return " ".join(text.split()) if self.flatten else text.strip()
 
 
 POPRI = FewShot()

@@ -146,19 +146,22 @@ class LanguageModel:
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
+    def without_chat(self) -> Self:
+        """The same, which reads prompts as they are, see `Tokeniser.without_chat`."""
+        return dataclasses.replace(self, tokeniser=self.tokeniser.without_chat())
+
     def replaced(self, model: Decoder, params: Params) -> Self:
         """A copy with another network and its parameters, and the same tokeniser and devices."""
         return dataclasses.replace(self, model=model, params=params)
 
 
 def prompt_ids(tokeniser: Tokeniser, prompts: Sequence[str]) -> list[np.ndarray]:
-    """The ids that a model reads for each prompt: the start token, if there is one, then its own.
+    """The ids that a model reads for each prompt, see `Tokeniser.prompts`.
 
     Raises:
       InputError: a prompt is empty, and the tokeniser has neither a start nor an end-of-text token.
     """
-    start = [] if tokeniser.start is None else [tokeniser.start]
-    ids = [np.array([*start, *row], np.int32) for row in tokeniser.encode(prompts)]
+    ids = tokeniser.prompts(prompts)
     for i, row in enumerate(ids):
         if not len(row):
             if tokeniser.end_of_text is None:

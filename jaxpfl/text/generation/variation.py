@@ -9,7 +9,7 @@ a decoder that follows no instructions: it keeps a text's beginning and writes a
     others = vary(texts, jax.random.key(0))
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,12 +42,14 @@ class Continue:
       kept: the share of a text's tokens that stay, rounded down.
       tokens: the largest number of tokens of a variation.
       decoding: settings of the new tokens; its `max_new_tokens` is ignored.
+      clean: applied to each variation before it is cut to `tokens`, such as `FewShot.response`.
     """
 
     writer: LanguageModel
     kept: float = 0.5
     tokens: int = 64
     decoding: Decoding = field(default_factory=Decoding)
+    clean: Callable[[str], str] = str.strip
 
     def __post_init__(self) -> None:
         open_fraction("kept", self.kept)
@@ -61,8 +63,9 @@ class Continue:
             tokeniser.decode(row[: int(self.kept * len(row))]).rstrip("\ufffd") for row in rows
         ]
         decoding = replace(self.decoding, max_new_tokens=self.tokens)
-        written = self.writer.write(starts, key, decoding=decoding)
-        joined = [(start + end).strip() for start, (end,) in zip(starts, written, strict=True)]
+        # A beginning is continued, also by a model that answers messages.
+        written = self.writer.without_chat().write(starts, key, decoding=decoding)
+        joined = [self.clean(start + end) for start, (end,) in zip(starts, written, strict=True)]
         cut = self.writer.shortened(joined, self.tokens)
         return [new or old for new, old in zip(cut, texts, strict=True)]
 

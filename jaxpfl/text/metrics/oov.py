@@ -103,4 +103,4 @@ def oov_rates_of(population: Population) -> OOVRates:
     if "tokens" not in population.columns:
         found = ", ".join(sorted(population.columns)) or "none"
         raise InputError(f'population {population.name} needs a column "tokens", found {found}')
-    return oov_rates(population.columns["tokens"])
+    return oov_rates(np.asarray(population.columns["tokens"]))

@@ -15,9 +15,9 @@ are computed once.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +102,10 @@ class PreferenceSettings:
         compute = model.compute if self.dtype is None else self.dtype
         return dataclasses.replace(model, compute=compute, remat=model.remat or self.remat)
 
+    def steps(self, pairs: int) -> int:
+        """The number of optimiser steps of a tuning on this many pairs."""
+        return self.epochs * -(-pairs // self.batch_size)
+
     def optimizer(self, steps: int) -> optax.GradientTransformation:
         """AdamW for `steps` steps, after clipping."""
         schedule = optax.cosine_decay_schedule(
@@ -131,6 +135,18 @@ def ipo(policy: LogProbabilities, reference: LogProbabilities, tau: float) -> Ar
 _LOSSES = {"dpo": dpo, "ipo": ipo}
 
 
+class Carried(NamedTuple):
+    """An optimiser that several tunings share.
+
+    Attributes:
+      state: what the tuning before left, `Tuned.optimizer`; or `optimizer(steps).init(adapters)`.
+      steps: the steps of the schedule, of all tunings together.
+    """
+
+    state: Any
+    steps: int
+
+
 @dataclass(frozen=True)
 class Tuned:
     """Tuned parameters and a record of the tuning.
@@ -141,10 +157,12 @@ class Tuned:
         DPO's implicit rewards) and "accuracy" (share of pairs with h > 0), all before the step;
         "padding", the share of places without a token; "shapes", the number of compiled programs;
         and "steps".
+      optimizer: the optimiser's state after the last step.
     """
 
     params: Params
     record: dict[str, Any]
+    optimizer: Any = field(repr=False)
 
 
 def tune(
@@ -155,19 +173,22 @@ def tune(
     *,
     seed: int,
     reference: LogProbabilities | None = None,
+    carried: Carried | None = None,
     mesh: Mesh | None = None,
     progress: bool = False,
 ) -> Tuned:
     """Tunes the adapters of `model` on preference pairs; the base does not change.
 
-    The optimiser's state is new in each call and covers the adapters only. A batch is drawn from
-    all pairs; its microbatches are formed by length, so that little of them is padding.
+    The optimiser's state covers the adapters only, and is new in each call unless it is `carried`.
+    A batch is drawn from all pairs; its microbatches are formed by length, so that little of them
+    is padding.
 
     Args:
       params: with adapters (`lora.attach`); they are not changed.
       seed: for the order of the pairs; the same seed gives the same parameters on the same
         hardware.
       reference: log-probabilities by the model without adapters; None computes them.
+      carried: the optimiser of an earlier tuning, which goes on; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.
 
@@ -201,9 +222,12 @@ def tune(
     adapters, base = lora.split(params)
     # A copy, because the arguments of a step are donated.
     adapters = jax.tree.map(jnp.copy, adapters)
-    steps = settings.epochs * -(-len(pairs) // settings.batch_size)
-    optimizer = settings.optimizer(steps)
-    state = jax.jit(optimizer.init)(adapters)
+    steps = settings.steps(len(pairs))
+    scheduled = steps if carried is None else carried.steps
+    if carried is None:
+        state = jax.jit(settings.optimizer(steps).init)(adapters)
+    else:
+        state = jax.tree.map(jnp.copy, carried.state)
     state = jax.device_put(state, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
     width_N, response = padded_lengths(pairs, settings.multiple)
     tokens_N = np.sum(lengths(pairs), axis=1)
@@ -229,14 +253,14 @@ def tune(
             total = found if total is None else _sum(total, found)
         assert total is not None
         (loss, metrics), gradients = total
-        adapters, state = _apply(settings, steps, adapters, state, gradients)
+        adapters, state = _apply(settings, scheduled, adapters, state, gradients)
         history.append({"loss": loss, **metrics})
 
     record: dict[str, Any] = {
         name: [float(entry[name]) for entry in jax.device_get(history)] for name in history[0]
     }
     record |= {"padding": 1 - tokens / places, "shapes": len(shapes), "steps": steps}
-    return Tuned(lora.join(adapters, base), record)
+    return Tuned(lora.join(adapters, base), record, state)
 
 
 @partial(jax.jit, static_argnames=("model", "loss", "tau"))

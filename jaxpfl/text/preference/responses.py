@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxpfl.errors import InputError
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import prompt_ids
 from jaxpfl.text.preference.pairs import Pairs, pairs_of
@@ -13,21 +14,42 @@ Responses = tuple[Sequence[str], Sequence[bool]]
 """A response to each prompt, and whether it ended by itself and was not cut."""
 
 
-def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
-    """The prompts cut to their last `tokens` tokens, as counted by tokenising the result."""
-    room = tokens - (tokeniser.start is not None)
+def prompt_room(tokeniser: Tokeniser, tokens: int) -> int:
+    """How many of a prompt's tokens are its text's, the others being those put around it.
 
-    def fitting(prompt: str, row: np.ndarray) -> str:
+    Raises:
+      InputError: these are more than `tokens`.
+    """
+    (around,) = map(len, tokeniser.prompts([""]))
+    if around > tokens:
+        raise InputError(
+            f"a prompt must have at least the {around} tokens that the tokeniser {tokeniser.name} "
+            f"puts around its text, found room for {tokens}"
+        )
+    return tokens - around
+
+
+def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> list[str]:
+    """The prompts cut to their last `tokens` tokens, as counted by tokenising the result.
+
+    What `Tokeniser.prompts` puts around a prompt counts.
+
+    Raises:
+      InputError: that alone is more.
+    """
+    room = prompt_room(tokeniser, tokens)
+
+    def fitting(prompt: str, row: np.ndarray, whole: np.ndarray) -> str:
         kept = room
         # The rest of a divided word or character may have more tokens than before.
-        while len(row) > room:
+        while len(whole) > tokens:
             prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
-            (row,) = tokeniser.encode([prompt])
+            (row,), (whole,) = tokeniser.encode([prompt]), tokeniser.prompts([prompt])
             kept = min(kept, len(row)) - 1
         return prompt
 
-    rows = tokeniser.encode(prompts)
-    return [fitting(prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+    rows, wholes = tokeniser.encode(prompts), tokeniser.prompts(prompts)
+    return [fitting(*each) for each in zip(prompts, rows, wholes, strict=True)]
 
 
 def pairs_of_texts(

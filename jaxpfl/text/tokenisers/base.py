@@ -17,7 +17,7 @@ import numpy as np
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary, words
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -42,6 +42,15 @@ class Tokeniser:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text, int32, without special tokens."""
         raise NotImplementedError
+
+    def prompts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of every text as a prompt, int32: after the start token, if there is one."""
+        start = [] if self.start is None else [self.start]
+        return [np.array([*start, *row], np.int32) for row in self.encode(texts)]
+
+    def without_chat(self) -> "Tokeniser":
+        """The same tokeniser, which puts prompts into no message."""
+        return self
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of one sequence; special tokens and padding are left out.
@@ -165,7 +174,8 @@ class Words(Tokeniser):
         self._ids = {word: i for i, word in enumerate(vocabulary.tokens) if i > OOV}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        rows = [[self._ids.get(word, OOV) for word in words(text)] for text in clean(texts)]
+        split = self._vocabulary.split
+        rows = [[self._ids.get(word, OOV) for word in split(text)] for text in clean(texts)]
         return [np.array(row, np.int32) for row in rows]
 
     def decode(self, ids: Iterable[int]) -> str:

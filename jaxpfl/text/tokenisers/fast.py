@@ -4,6 +4,7 @@ They are read from what Hugging Face's libraries write (tokenizer.json and JSON 
 GPT-2's original two files. Nothing else is read, so no file can run code.
 """
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -19,13 +20,21 @@ from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
 from jaxpfl.models.checkpoints.model_files import expect_file, read_object, read_tokenizer, require
 from jaxpfl.text.tokenisers.base import Tokeniser, clean
+from jaxpfl.text.tokenisers.chat import FILE as CHAT_FILE
+from jaxpfl.text.tokenisers.chat import ChatTemplate
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _GPT2_END = "<|endoftext|>"
 
 
 class FastTokeniser(Tokeniser):
-    """A `tokenizers.Tokenizer`; see `hugging_face` and `gpt2`."""
+    """A `tokenizers.Tokenizer`; see `hugging_face` and `gpt2`.
+
+    Attributes:
+      chat: how prompts become messages; None leaves them as they are.
+    """
+
+    chat: ChatTemplate | None = None
 
     def __init__(
         self,
@@ -60,11 +69,49 @@ class FastTokeniser(Tokeniser):
         encodings = self._tokenizer.encode_batch_fast(clean(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
+    def prompts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of every text as a prompt, int32; with `chat`, as the message of a user.
+
+        A special token that a text spells is then left out of it.
+        """
+        if self.chat is None:
+            return super().prompts(texts)
+        rendered = [self.chat.render(self._without_special(text)) for text in clean(texts)]
+        encodings = self._parsing.encode_batch_fast(rendered, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def without_chat(self) -> "FastTokeniser":
+        """See `Tokeniser.without_chat`."""
+        found = copy.copy(self)
+        found.chat = None
+        return found
+
+    @cached_property
+    def _special(self) -> list[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
+
+    @cached_property
+    def _parsing(self) -> Any:
+        """The same tokenizer, which finds special tokens."""
+        tokenizers = require("tokenizers", "text")
+        found = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        found.encode_special_tokens = False
+        return found
+
+    def _without_special(self, text: str) -> str:
+        # Again and again, because what is left may join to another one.
+        while any(token in text for token in self._special):
+            for token in self._special:
+                text = text.replace(token, "")
+        return text
+
     def save(self, folder: str | Path) -> None:
         """Writes the files of a Hugging Face folder from which `hugging_face` reads it again.
 
         These are tokenizer.json, tokenizer_config.json with the names of the end-of-text and the
-        start token, and generation_config.json with their ids.
+        start token, generation_config.json with their ids, and chat_template.jinja, if there is
+        one.
         """
         pieces = {token: piece for piece, token in self._ids.items()}
         named = {"eos_token": self.end_of_text, "bos_token": self.start}
@@ -83,6 +130,8 @@ class FastTokeniser(Tokeniser):
             },
         )
         files.write_json(folder / "generation_config.json", ids)
+        if self.chat is not None:
+            files.write_atomically(folder / CHAT_FILE, self.chat.source)
 
     def decode(self, ids: Iterable[int]) -> str:
         if self._style == "word":

@@ -37,8 +37,9 @@ def spans(tokeniser: Tokeniser, texts: Sequence[str], tokens: int = 64) -> list[
 def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> Population:
     """The same clients, whose examples are the spans of their texts; no other column.
 
-    A client's texts are first joined by newlines, in their order. The fingerprint does not change,
-    because the spans are as private as the text.
+    A client's texts are first joined in their order, and every run of white space in them, newlines
+    among it, becomes one space. The fingerprint does not change, because the spans are as private
+    as the text.
 
     Raises:
       InputError: the population has no column "text".
@@ -51,7 +52,7 @@ def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> 
     for first in range(0, len(population), _BLOCK):
         bounds = offsets[first : first + _BLOCK + 1]
         joined = [
-            "\n".join(column.slice(int(start), int(stop - start)).to_pylist())
+            " ".join(" ".join(column.slice(int(start), int(stop - start)).to_pylist()).split())
             for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
         ]
         for cut in spans(tokeniser, joined, tokens):

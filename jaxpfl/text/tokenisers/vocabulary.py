@@ -1,15 +1,7 @@
 """Word vocabularies made from PUBLIC text, and the conversion of text to their ids.
 
-Normalisation is the same on every platform and Python version (the character tables are those of
-Unicode 3.2, which Python includes unchanged; later characters count as symbols):
-
- 1. Text is a sequence of code points; a lone surrogate becomes U+FFFD. Readers have decoded bytes
-    as UTF-8 with U+FFFD for invalid ones.
- 2. NFC, then lower case of the characters that are upper-case letters.
- 3. White space and control characters (NUL too) separate tokens. Format characters (zero-width
-    joiner, byte order mark, bidirectional marks) and variation selectors are removed.
- 4. A token is a run of letters, marks and digits, with single apostrophes allowed inside, or one
-    other character: punctuation, a symbol, an emoji (a joined emoji gives one token per part).
+How texts are split into words belongs to the vocabulary, see `tokenisers.splitting`: texts are
+split as those were whose words it counts.
 
 Ids are 0 unused, 1 beginning of sentence, 2 end of sentence, 3 out of vocabulary, then words by
 falling count, ties by code point. In published vocabularies of this form id 0 is padding. Here rows
@@ -17,67 +9,32 @@ are padded with `jaxpfl.models.PAD`, and id 0 only keeps the numbers of ids and 
 to those of the papers: no text is encoded as 0, and it is never drawn.
 """
 
+import hashlib
 import json
 import math
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.checks import positive_int
+from jaxpfl.checks import one_of, positive_int
 from jaxpfl.data.columns import WORD_SEPARATOR, text_array
 from jaxpfl.data.population import Population
+from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
+from jaxpfl.text.tokenisers.splitting import SPLITTINGS, Split, words
 
 UNUSED, BOS, EOS, OOV = 0, 1, 2, 3
 SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
 
-_FORMAT = "jaxpfl vocabulary 1"
-_UNICODE = unicodedata.ucd_3_2_0
-_ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]+)*|[!-/:-@\[-`{-~]")
-_CLASSED_TOKEN = re.compile(r"w+(?:'w+)*|['s]")
-_LINE_CHARACTERS = 65_536
-
-
-@lru_cache(maxsize=65_536)
-def _classify(character: str) -> tuple[str, str]:
-    """The lower-case form, and its class: w word, s symbol, ' apostrophe, space, or "" removed."""
-    if character == "'":
-        return character, "'"
-    if "\ufe00" <= character <= "\ufe0f":
-        return "", ""
-    category = _UNICODE.category(character)
-    if category == "Cf":
-        return "", ""
-    if category == "Cc" or category[0] == "Z":
-        return " ", " "
-    if category == "Lu":
-        lower = character.lower()
-        return (lower, "w") if len(lower) == 1 else (character, "w")
-    return character, "w" if category[0] in "LMN" else "s"
-
-
-def words(text: str) -> Iterator[str]:
-    """Yields the normalised tokens of a text, which is cut after 65,536 code points."""
-    text = text[:_LINE_CHARACTERS]
-    if text.isascii():
-        for match in _ASCII_TOKEN.finditer(text.lower()):
-            yield match.group()
-        return
-    text = "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
-    pairs = [_classify(c) for c in _UNICODE.normalize("NFC", text)]
-    characters = "".join(pair[0] for pair in pairs)
-    classes = "".join(pair[1] for pair in pairs)
-    for match in _CLASSED_TOKEN.finditer(classes):
-        yield characters[match.start() : match.end()]
+_FORMAT = "jaxpfl vocabulary 2"
 
 
 @dataclass(frozen=True)
@@ -89,13 +46,16 @@ class Vocabulary:
       counts: how often each was a target in the public text: 0 for the unused id and beginning of
         sentence; the number of sentences for end of sentence.
       source: the public text from which it was made.
+      splitting: how texts are split into its words, see `tokenisers.splitting`.
     """
 
     tokens: tuple[str, ...]
     counts: tuple[int, ...]
     source: str
+    splitting: str = "words"
 
     def __post_init__(self):
+        one_of("splitting", self.splitting, tuple(SPLITTINGS))
         if self.tokens[: len(SPECIALS)] != SPECIALS:
             raise InputError(f"tokens must begin with {', '.join(SPECIALS)}")
         if len(set(self.tokens)) != len(self.tokens):
@@ -107,26 +67,48 @@ class Vocabulary:
             )
 
     @classmethod
-    def from_texts(cls, texts: Iterable[str], size: int, *, source: str) -> "Vocabulary":
+    def from_texts(
+        cls, texts: Iterable[str], size: int, *, source: str, splitting: str = "words"
+    ) -> "Vocabulary":
         """The `size - 4` most frequent words of public texts, and the four special tokens.
 
         The vocabulary is smaller than `size` where the texts have fewer distinct words.
         """
-        positive_int("size", size)
-        if size <= len(SPECIALS):
-            raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
+        split = SPLITTINGS[one_of("splitting", splitting, tuple(SPLITTINGS))]
         counter: Counter[str] = Counter()
         sentences = 0
         for text in texts:
-            counter.update(words(text))
+            counter.update(split(text))
             sentences += 1
         ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+        return cls.from_ranked(ranked, size, sentences, source=source, splitting=splitting)
+
+    @classmethod
+    def from_ranked(
+        cls,
+        ranked: Sequence[tuple[str, int]],
+        size: int,
+        sentences: int,
+        *,
+        source: str,
+        splitting: str,
+    ) -> "Vocabulary":
+        """The first `size - 4` of public words with their counts, and the four special tokens.
+
+        Args:
+          ranked: by falling count.
+          sentences: how many were counted; 0 where it is not known.
+        """
+        positive_int("size", size)
+        if size <= len(SPECIALS):
+            raise InputError(f"size must exceed the {len(SPECIALS)} special tokens, found {size}")
         kept = ranked[: size - len(SPECIALS)]
         oov = sum(count for _, count in ranked[len(kept) :])
         return cls(
             tokens=SPECIALS + tuple(word for word, _ in kept),
             counts=(0, 0, sentences, oov) + tuple(count for _, count in kept),
             source=source,
+            splitting=splitting,
         )
 
     @classmethod
@@ -138,7 +120,19 @@ class Vocabulary:
         import jaxpfl.data
 
         population = jaxpfl.data.open(source)
-        return cls.from_texts(_texts(population), size, source=population.name)
+        described = {"source": population.name, "splitting": population.splitting}
+        return cls.from_texts(_texts(population), size, **described)
+
+    @cached_property
+    def split(self) -> Split:
+        """Splits a text into words."""
+        return SPLITTINGS[self.splitting]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of what ids stand for: the words in their order, and how texts are split into them."""
+        content = json.dumps([self.splitting, self.tokens], ensure_ascii=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -154,15 +148,47 @@ class Vocabulary:
         a longer text is cut and has no eos.
         """
         rows = list(texts)
-        return self._encode(map(words, rows), len(rows), sequence_length)
+        return self._encode(map(self.split, rows), len(rows), sequence_length)
 
     def encode(self, population: Population, sequence_length: int = 20) -> Population:
         """The population with "tokens" int32 [examples, L + 1] as its only column.
 
-        These encode the column "words" where there is one (`with_words`), else "text".
+        These encode the column "words" where there is one (`with_words`), else "text". Clients that
+        were tokenised on the disk (`jaxpfl convert --vocabulary`) already have the ids: of these, a
+        row is made when it is read.
+
+        Raises:
+          InputError: there is no such column, or the ids on the disk are of another vocabulary.
         """
-        tokens = self._encode(word_lists(population), population.num_examples, sequence_length)
+        held = population.columns.get("tokens")
+        if isinstance(held, Sequences):
+            self._check_encoded(population.name, held)
+            positive_int("sequence_length", sequence_length)
+            return population.with_columns({"tokens": Padded(held, sequence_length + 1)})
+        rows = word_lists(population, self.split)
+        tokens = self._encode(rows, population.num_examples, sequence_length)
         return population.with_columns({"tokens": tokens})
+
+    @property
+    def encoding(self) -> dict[str, Any]:
+        """What ids on the disk stand for, as a manifest says it; public."""
+        return {
+            "vocabulary": self.source,
+            "vocabulary_size": len(self),
+            "vocabulary_sha256": self.sha256,
+            "splitting": self.splitting,
+        }
+
+    def _check_encoded(self, name: str, held: Sequences) -> None:
+        found = held.encoding
+        if found.get("vocabulary_sha256") != self.sha256:
+            raise InputError(
+                f"{name} was tokenised with the {found.get('vocabulary_size')} words of "
+                f"{found.get('vocabulary')}, split as {found.get('splitting')!r}, but the model's "
+                f"vocabulary is the {len(self)} words of {self.source}, split as "
+                f"{self.splitting!r}: set data.vocabulary to the folder with the tokens, or "
+                "convert the texts again"
+            )
 
     def _encode(
         self, rows: Iterable[Iterable[str]], number: int, sequence_length: int
@@ -201,7 +227,15 @@ class Vocabulary:
         """Log frequencies of the tokens as targets, add-one smoothed, for `output_bias_prior`.
 
         The result is as long as the vocabulary, or has `size` entries; the additional ids count 0.
+
+        Raises:
+          InputError: the number of sentences is not known.
         """
+        if not self.counts[EOS]:
+            raise InputError(
+                f"{self.source} does not say how many sentences were counted, so that the "
+                "frequency of the end of a sentence is unknown: set unigram_prior: false"
+            )
         counts = list(self.counts) + [0] * ((size or len(self)) - len(self))
         total = sum(counts) + len(counts)
         return tuple(math.log((count + 1) / total) for count in counts)
@@ -211,6 +245,7 @@ class Vocabulary:
         record = {
             "format": _FORMAT,
             "source": self.source,
+            "splitting": self.splitting,
             "tokens": self.tokens[len(SPECIALS) :],
             "counts": self.counts,
         }
@@ -226,22 +261,24 @@ class Vocabulary:
         try:
             record = json.loads(Path(path).read_text(encoding="ascii"))
             tokens, counts, source = record["tokens"], record["counts"], record["source"]
+            splitting = record["splitting"]
             if not (
                 record["format"] == _FORMAT
                 and isinstance(source, str)
+                and splitting in SPLITTINGS
                 and all(isinstance(token, str) for token in tokens)
                 and all(type(count) is int and count >= 0 for count in counts)
             ):
                 raise ValueError
-            return cls(SPECIALS + tuple(tokens), tuple(counts), source)
+            return cls(SPECIALS + tuple(tokens), tuple(counts), source, splitting)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT})") from error
 
 
-def with_words(population: Population) -> Population:
-    """The same clients with a column "words": the normalised tokens of the column "text".
+def with_words(population: Population, split: Split = words) -> Population:
+    """The same clients with a column "words": the words of the column "text".
 
-    The tokens of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, a control character and
+    The words of a text are joined by `jaxpfl.data.columns.WORD_SEPARATOR`, a control character and
     therefore in none of them. Other columns and the fingerprint do not change. An existing column
     "words" does not change either, because its words may have been altered on purpose.
 
@@ -250,18 +287,21 @@ def with_words(population: Population) -> Population:
     """
     if "words" in population.columns:
         return population
-    joined = text_array([WORD_SEPARATOR.join(words(text)) for text in _texts(population)])
+    joined = text_array([WORD_SEPARATOR.join(split(text)) for text in _texts(population)])
     return population.with_columns({**population.columns, "words": joined})
 
 
-def word_lists(population: Population) -> Iterator[Iterable[str]]:
+def word_lists(population: Population, split: Split = words) -> Iterator[Iterable[str]]:
     """The words of each example, from the column "words" (without empty ones), else from "text".
+
+    Args:
+      split: how texts are split, as a vocabulary's `split`.
 
     Raises:
       InputError: there is neither column, or it does not hold text.
     """
     if "words" not in population.columns:
-        return map(words, _texts(population))
+        return map(split, _texts(population))
     rows = _texts(population, "words")
     return ([word for word in row.split(WORD_SEPARATOR) if word] for row in rows)
 

@@ -9,15 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel
-from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
+from tests.published_models import write_decoder, write_encoder, write_tokeniser
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformers"
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama_scaled", "llama_untied", "bert_causal"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama_untied", "qwen2", "roberta_causal"])
 def test_a_section_gives_the_logits_of_transformers(kind, tmp_path):
     folder = Path(shutil.copytree(GOLDEN / kind, tmp_path / kind))
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -36,3 +38,53 @@ def test_a_section_gives_the_logits_of_transformers(kind, tmp_path):
 
     difference = np.abs(np.asarray(logits(found.params)) - expected)[real]
     assert difference.max() < 2e-5
+
+
+def test_a_section_makes_a_masked_language_model_causal(tmp_path):
+    masked = write_encoder(tmp_path / "masked", "roberta", causal=False)
+    causal = Path(shutil.copytree(masked, tmp_path / "causal"))
+    settings = json.loads((causal / "config.json").read_text())
+    (causal / "config.json").write_text(json.dumps(settings | {"is_decoder": True}))
+    with pytest.raises(InputError, match="or is_decoder: true in section downstream"):
+        PublishedModel.found(PublishedModelConfig(str(masked)), "downstream")
+    section = PublishedModelConfig(str(masked), is_decoder=True)
+    found = PublishedModel.found(section, "downstream").loaded(trained=True)
+    expected = PublishedModel.found(PublishedModelConfig(str(causal)), "x").loaded()
+    assert found.model == expected.model
+    jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("gpt2", "downstream.is_decoder must be absent for a gpt2, found true: it is one already"),
+        ("albert", "downstream.is_decoder: .* must be one of 'bert', 'roberta', found 'albert'"),
+        ("distilbert", "downstream.is_decoder: .* found 'distilbert'"),
+    ],
+)
+def test_what_cannot_be_made_causal_is_refused(kind, message, tmp_path):
+    if kind == "gpt2":
+        write_decoder(tmp_path, kind)
+    else:
+        write_encoder(tmp_path, kind, causal=False)
+    with pytest.raises(InputError, match=message):
+        PublishedModel.found(PublishedModelConfig(str(tmp_path), is_decoder=True), "downstream")
+
+
+def test_a_generator_uses_the_chat_template_of_its_folder(tmp_path):
+    folder = write_decoder(tmp_path, "llama")
+
+    def tokeniser(section=PublishedGeneratorConfig, **chat):
+        return PublishedModel.found(section(str(folder), **chat), "generator").tokeniser
+
+    plain = tokeniser()
+    assert plain.chat is None
+    with pytest.raises(InputError, match="generator.chat must be .* has no chat template"):
+        tokeniser(chat=True)
+    write_tokeniser(folder, start=True, chat=True)
+    found = tokeniser()
+    assert found.chat is not None and len(found.prompts(["ab"])[0]) > len(plain.prompts(["ab"])[0])
+    # A name follows from all that the token ids follow from.
+    assert tokeniser(chat=True).name == found.name != plain.name
+    for other in (tokeniser(chat=False), tokeniser(PublishedModelConfig)):
+        assert other.chat is None and other.name == plain.name

@@ -7,7 +7,13 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
+from jaxpfl.experiments.config.sections import (
+    DataConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
+    SplitConfig,
+)
+from jaxpfl.experiments.engine.build import read_clients, split_clients
 from jaxpfl.experiments.systems.federated_training.config import Config
 
 TEXT = """\
@@ -162,6 +168,13 @@ def test_a_missing_config_is_refused_by_name(tmp_path):
         registry.load(tmp_path / "absent.yaml")
 
 
+def test_all_missing_settings_are_said_at_once():
+    with pytest.raises(InputError) as refused:
+        registry.from_mapping({"privacy": {"epsilon": 1.0}}, "empty.yaml")
+    for key in ("data", "model", "training"):
+        assert key in str(refused.value)
+
+
 def test_overrides_reach_every_section_and_keep_their_types(tmp_path):
     config = _load(
         tmp_path, TEXT, "--training.rounds", "7", "--model.hidden=9",
@@ -193,3 +206,18 @@ def test_the_kind_of_model_is_chosen_by_its_name(tmp_path):
 def test_a_language_model_needs_a_public_corpus(tmp_path):
     """TRUST 8: the vocabulary is declared public."""
     assert "data.public" in _refused(tmp_path, TEXT.replace(', public: "docstrings:numpy"', ""))
+
+
+def _jsonl(path: Path, clients: range) -> str:
+    rows = [f'{{"client": "c{i}", "text": "words of client {i} alone {i}"}}' for i in clients]
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+def test_fractions_below_one_leave_clients_out_and_above_one_are_refused(tmp_path):
+    source = _jsonl(tmp_path / "a.jsonl", range(200))
+    data = DataConfig(source, split=SplitConfig(0.25, 0.0, 0.25))
+    parts = split_clients(read_clients(data), data)
+    assert 60 < sum(len(part) for part in parts.values()) < 140
+    with pytest.raises(InputError, match="sum to 1"):
+        SplitConfig(0.8, 0.2, 0.1)

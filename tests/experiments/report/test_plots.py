@@ -53,7 +53,11 @@ def test_a_grid_shows_each_image_in_its_place():
 @pytest.mark.parametrize("stamp", ["", "SIMULATION"])
 def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
     rows = [
-        {"candidate": name, "distance": distance, "before": {"perplexity": 10 * distance}}
+        {
+            "candidate": name,
+            **dict.fromkeys(("distance", "corrected", "low", "high"), distance),
+            "before": {"perplexity": 10 * distance},
+        }
         for name, distance in [("near", 1.0), ("middle", 2.0), ("far", 3.0)]
     ]
     figures = ranking_figures({"candidates": rows}, "perplexity", "test clients", stamp)

@@ -61,6 +61,19 @@ def test_adapters_go_beside_an_int8_base_too(tmp_path):
     _equal(lora.split(found)[0], lora.split(params)[0])
 
 
+def test_a_base_on_the_hub_is_named_with_its_commit_as_peft_does(tmp_path):
+    _, adapted = _adapted("llama_untied")
+    commit = "0123456789" * 4
+    for base, expected in (
+        (f"someone/model@{commit}", ("someone/model", commit)),
+        ("a@folder", ("a@folder", None)),
+        (None, (None, None)),
+    ):
+        adapter_files.save(tmp_path, *adapted, base=base)
+        settings = json.loads((tmp_path / adapter_files.CONFIG).read_text())
+        assert (settings["base_model_name_or_path"], settings["revision"]) == expected
+
+
 def test_the_default_targets_are_those_that_a_model_has(tmp_path):
     base, (model, params) = _adapted("gpt2", LoRA())
     adapter_files.save(tmp_path, model, params)
@@ -183,12 +196,17 @@ def test_adapters_of_ours_that_peft_trained_further_are_read_at_the_higher_rank(
 
 
 LIVE = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
-THEIRS = {"gpt2": "GPT2LMHeadModel", "llama_untied": "LlamaForCausalLM"}
+THEIRS = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama_untied": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 
 
 @LIVE
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", ["gpt2", "llama_untied"])
+@pytest.mark.parametrize("kind", THEIRS)
 def test_live_peft_reads_our_adapters(kind, tmp_path):
     import peft
     import torch
@@ -208,7 +226,7 @@ def test_live_peft_reads_our_adapters(kind, tmp_path):
 @LIVE
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("stabilised", [False, True])
-@pytest.mark.parametrize("kind", ["gpt2", "llama_untied"])
+@pytest.mark.parametrize("kind", THEIRS)
 def test_live_adapters_that_peft_wrote_are_read(kind, stabilised, tmp_path):
     import peft
     import torch

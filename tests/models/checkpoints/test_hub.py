@@ -83,3 +83,13 @@ def test_other_weights_under_minilms_name_are_refused(monkeypatch, folder):
             hub.resolve(name)
     monkeypatch.setattr(hub, "MINILM_SHA256", found)
     assert hub.resolve("minilm") == folder
+
+
+def test_a_models_public_name_has_no_path(tmp_path, monkeypatch):
+    commit = "0123456789" * 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    for name in (f"{tmp_path}/own", "own", "./own/", "other/../own"):
+        assert hub.public_name(name) == "own"
+    assert hub.public_name(f"someone/model@{commit}") == f"someone/model@{commit}"
+    assert hub.public_name("minilm") == "minilm"

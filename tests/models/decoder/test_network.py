@@ -35,10 +35,27 @@ LLAMA = DecoderConfig(
     rope_theta=100.0,
     rope_scaling=RopeScaling(4.0, 1.0, 3.0, 16),
 )
-BOTH = pytest.mark.parametrize(
-    "config",
-    [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")],
+# The first layer sees all earlier tokens.
+QWEN2 = DecoderConfig(
+    "qwen2",
+    vocab_size=23,
+    hidden_size=12,
+    layers=2,
+    heads=2,
+    positions=40,
+    window=3,
+    full_layers=1,
 )
+_KINDS = [pytest.param(GPT2, id="gpt2", marks=pytest.mark.long), pytest.param(LLAMA, id="llama")]
+BOTH = pytest.mark.parametrize("config", _KINDS)
+ALL = pytest.mark.parametrize("config", [*_KINDS, pytest.param(QWEN2, id="qwen2")])
+QWEN2_SMALL = DecoderConfig(
+    "qwen2", 151_936, hidden_size=896, layers=24, heads=14, kv_heads=2, inner_size=4_864, tied=True
+)
+MISTRAL_7B = DecoderConfig(
+    "mistral", 32_000, hidden_size=4_096, layers=32, heads=32, kv_heads=8, inner_size=14_336,
+    window=4_096,
+)  # fmt: skip
 TOKENS = np.array(
     [[3, 0, 22, 7, 7, 1, 9, 4], [5, 6, 2, 0, PAD, PAD, PAD, PAD], [8, 1, 1, 1, 1, 1, 22, PAD]],
     np.int32,
@@ -171,7 +188,7 @@ def test_masked_examples_do_not_count(config):
     check_parameters_kept(model, {"tokens": TOKENS})
 
 
-@BOTH
+@ALL
 def test_cached_steps_give_the_logits_of_the_whole_row(config):
     """Rows of different lengths, one step at a time, against a single pass."""
     model = Decoder(config)
@@ -189,7 +206,7 @@ def test_cached_steps_give_the_logits_of_the_whole_row(config):
         np.testing.assert_allclose(logits[1], whole[1, 3 + i], rtol=1e-5, atol=1e-5)
 
 
-@BOTH
+@ALL
 def test_branches_share_a_prompt_and_do_not_see_each_other(config):
     model = Decoder(config)
     params = drawn(model)
@@ -296,6 +313,8 @@ def test_initial_parameters():
         (distilgpt2(), 81_912_576),
         (dataclasses.replace(distilgpt2(), layers=12), 124_439_808),
         (llama3_8b(), 8_030_261_248),
+        (QWEN2_SMALL, 494_032_768),
+        (MISTRAL_7B, 7_241_732_096),
     ],
 )
 def test_published_shapes(config, parameters):
@@ -304,9 +323,55 @@ def test_published_shapes(config, parameters):
     assert count_parameters(shapes) == parameters
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA, distilgpt2(), llama3_8b()])
+@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN2, QWEN2_SMALL, MISTRAL_7B, llama3_8b()])
 def test_config_survives_its_file_form(config):
     assert DecoderConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_token_sees_a_window_of_tokens_in_each_layer_that_has_one():
+    model = Decoder(dataclasses.replace(QWEN2, layers=1, full_layers=0))
+    params = drawn(model)
+    before = np.asarray(model.hidden(params, TOKENS[:1]))[0]
+    for changed, reaches in ((1, 4), (2, 5)):
+        other = TOKENS[:1].copy()
+        other[0, changed] = 17
+        differs = np.any(before != np.asarray(model.hidden(params, other))[0], axis=-1)
+        assert differs.tolist() == [changed <= place < reaches for place in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "window", "full_layers"),
+    [
+        ("mistral", {"sliding_window": 5}, 5, 0),
+        ("mistral", {"sliding_window": None}, None, 0),
+        ("mistral", {}, 4_096, 0),
+        ("qwen2", {"sliding_window": 5}, None, 0),
+        ("qwen2", {"sliding_window": 5, "use_sliding_window": True}, None, 0),
+        (
+            "qwen2",
+            {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+            5,
+            1,
+        ),
+    ],
+)
+def test_a_window_is_read_as_transformers_does(model_type, fields, window, full_layers):
+    values = QWEN2.to_dict() | {"model_type": model_type}
+    for field in ("sliding_window", "use_sliding_window", "max_window_layers"):
+        del values[field]
+    found = DecoderConfig.from_dict(values | fields)
+    assert (found.window, found.full_layers) == (window, full_layers)
+
+
+def test_layers_whose_windows_alternate_are_refused():
+    values = QWEN2.to_dict() | {"layer_types": ["sliding_attention", "full_attention"]}
+    with pytest.raises(InputError, match="layer_types must be .* found"):
+        DecoderConfig.from_dict(values)
+    values = QWEN2.to_dict() | {"layer_types": [], "num_hidden_layers": "2"}
+    with pytest.raises(InputError, match="layers must be a whole number, found '2'"):
+        DecoderConfig.from_dict(values)
+    with pytest.raises(InputError, match="window must be one of"):
+        dataclasses.replace(LLAMA, window=3)
 
 
 def test_config_of_transformers_5_and_4():
@@ -323,7 +388,7 @@ def test_config_of_transformers_5_and_4():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "mamba"}, "model_type must be one of 'gpt2', 'llama', found 'mamba'"),
+        ({"model_type": "mamba"}, "model_type must be one of 'gpt2', .*, found 'mamba'"),
         ({"n_head": 5}, "hidden_size must be a multiple of heads = 5, found 12"),
         ({"n_embd": None}, "the field 'n_embd' is missing"),
         ({"n_layer": 2.0}, "layers must be a whole number, found 2.0"),

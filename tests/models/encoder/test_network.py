@@ -26,6 +26,8 @@ SIZES = dict(
 BERT = EncoderConfig(**SIZES | {"layers": 2}, norm_epsilon=1e-3)
 ALBERT = EncoderConfig("albert", **SIZES, activation="gelu_new", embedding_size=5, groups=2)
 ROBERTA = EncoderConfig("roberta", **SIZES, activation="gelu_new", segments=1, pad=1)
+DISTILBERT = EncoderConfig("distilbert", **SIZES)
+MPNET = EncoderConfig("mpnet", **SIZES, pad=1)
 MODELS = {
     "bert": Encoder(BERT),
     "albert": Encoder(ALBERT),
@@ -182,7 +184,10 @@ def test_a_row_without_real_tokens_is_finite_and_so_is_the_gradient(kind):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("kind", ["bert", "albert", "roberta", "bert with a head", "bert-small"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bert", "albert", "roberta", "bert with a head", "bert-small", "distilbert", "mpnet"],
+)
 def test_init_has_the_published_number_of_parameters(kind):
     # Base models without the pooler; the heads without the tied output layer.
     published = {
@@ -191,6 +196,8 @@ def test_init_has_the_published_number_of_parameters(kind):
         "roberta": 124_055_040,
         "bert with a head": 109_514_298,
         "bert-small": 28_500_992,
+        "distilbert": 66_362_880,
+        "mpnet": 108_895_872,
     }
     model = {
         "bert": Encoder(EncoderConfig()),
@@ -215,6 +222,10 @@ def test_init_has_the_published_number_of_parameters(kind):
         ),
         "bert with a head": Encoder(EncoderConfig(), head=True),
         "bert-small": Encoder(EncoderConfig(hidden_size=512, layers=4, heads=8)),
+        "distilbert": Encoder(EncoderConfig.from_dict({"model_type": "distilbert"})),
+        "mpnet": Encoder(
+            EncoderConfig.from_dict({"model_type": "mpnet", "max_position_embeddings": 514})
+        ),
     }[kind]
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == published[kind]
@@ -243,6 +254,7 @@ def test_next_token_loss_and_accuracy_equal_the_float64_reference():
         assert (found["count"], found["correct"]) == (len(nll), hits)
 
 
+@pytest.mark.long
 def test_a_causal_encoder_with_a_head_is_a_model_like_any_other():
     tokens_BxL, mask_BxL = _batch()
     batch = {"tokens": np.where(mask_BxL, tokens_BxL, -1)}
@@ -295,6 +307,8 @@ def test_gelu_by_erf_and_by_tanh_differ_as_published():
         ({"add_cross_attention": True}, "add_cross_attention must be False, found True"),
         ({"hidden_size": 13}, "hidden_size must be a multiple of heads = 3"),
         ({"hidden_size": "12"}, "hidden_size must be a whole number"),
+        ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id must be 1 in mpnet, found 0"),
+        ({"relative_attention_num_buckets": 16}, "must be 32, found 16"),
         ({"num_hidden_layers": 0}, "layers must be at least 1"),
         ({"layer_norm_eps": math.nan}, "norm_epsilon must be a finite number"),
         (
@@ -309,9 +323,15 @@ def test_a_configuration_that_is_not_computed_is_refused(changed, message):
         EncoderConfig.from_dict({**values, **changed})
 
 
-@pytest.mark.parametrize("config", [BERT, ALBERT, ROBERTA, EncoderConfig()])
+@pytest.mark.parametrize("config", [BERT, ALBERT, ROBERTA, DISTILBERT, MPNET])
 def test_a_configuration_survives_its_dictionary(config):
     assert EncoderConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("config", [ALBERT, DISTILBERT, MPNET])
+def test_only_what_transformers_makes_causal_can_be(config):
+    with pytest.raises(InputError, match="must be one of 'bert', 'roberta', found"):
+        Encoder(config, causal=True)
 
 
 def test_robertas_positions_are_those_that_tokens_can_have():

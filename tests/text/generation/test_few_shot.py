@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import numpy as np
@@ -25,7 +26,14 @@ def test_responses_end_before_the_next_heading():
     assert POPRI.response("all of it") == "all of it"
     assert POPRI.response("Original Text Sample 5") == ""
     assert DOCUMENTS.response("a line\nanother") == "a line"
-    assert FewShot(stop="").response(" a\nb ") == "a\nb"
+    assert FewShot(stop="", flatten=False).response(" a\nb ") == "a\nb"
+
+
+def test_a_text_is_one_line():
+    lines = FewShot(shots=1, head="", heading="", after="\n", stop="END")
+    assert lines.response(" a\n\nb\tc END\n d") == "a b c"
+    assert lines.prompt(["a\nb "]) == "a b\n"
+    assert dataclasses.replace(lines, flatten=False).prompt(["a\nb "]) == "a\nb\n"
 
 
 def test_draws_are_without_replacement_and_new_in_every_round():

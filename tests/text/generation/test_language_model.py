@@ -15,6 +15,7 @@ from jaxpfl.text import Decoding, Vocabulary, sample
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.generation.stop import cut
 from jaxpfl.text.tokenisers import open as tokenise
+from jaxpfl.text.tokenisers.base import Tokeniser
 
 BYTES = tokenise.utf8_bytes()
 MODEL = Decoder(
@@ -23,7 +24,7 @@ MODEL = Decoder(
 PROMPTS = ["", "a", "bcb"]
 
 
-class Few:
+class Few(Tokeniser):
     """Seven pieces, so that stop strings occur, across pieces and inside them."""
 
     name = "few"

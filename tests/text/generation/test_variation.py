@@ -201,6 +201,9 @@ def test_a_variation_that_would_be_empty_is_the_text_itself():
     class Silent:
         tokeniser = utf8_bytes()
 
+        def without_chat(self):
+            return self
+
         def write(self, prompts, key, *, decoding):
             self.prompts, self.decoding = list(prompts), decoding
             return [[""] for _ in prompts]

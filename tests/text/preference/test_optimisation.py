@@ -17,6 +17,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.preference import log_probabilities as module
 from jaxpfl.text.preference import optimisation as preference
 from jaxpfl.text.preference.optimisation import (
+    Carried,
     Pairs,
     PreferenceSettings,
     dpo,
@@ -224,7 +225,8 @@ def evaluate(policy, reference, settings):
     }
 
 
-@pytest.mark.parametrize("loss", ["dpo", pytest.param("ipo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["dpo", "ipo"])
 def test_tuning_raises_the_margin_of_held_out_pairs(loss):
     plain = Decoder(CONFIGS["gpt2"])
     start = plain.init(jax.random.key(3))
@@ -290,6 +292,28 @@ def test_microbatches_and_devices_change_nothing_but_rounding():
             np.testing.assert_allclose(ours, theirs, atol=2e-3 * moved)
     other = tune(model, params, pairs, one_width, seed=1)
     assert other.record["loss"] != whole.record["loss"]
+
+
+def test_a_carried_optimiser_goes_on_where_it_was():
+    """Two tunings of one step each are one of two steps; with a fresh optimiser they are not."""
+    model, params = _model()
+    # One batch and one width, so that the order of the pairs changes nothing but rounding.
+    pairs, all_of_them = _pairs(), dataclasses.replace(SETTINGS, batch_size=7, multiple=24)
+    whole = tune(model, params, pairs, all_of_them, seed=0)
+    once = dataclasses.replace(all_of_them, epochs=1)
+    fresh = once.optimizer(2).init(lora.split(params)[0])
+    first = tune(model, params, pairs, once, seed=0, carried=Carried(fresh, 2))
+    second = tune(model, first.params, pairs, once, seed=0, carried=Carried(first.optimizer, 2))
+    # What was given can be given again.
+    tune(model, first.params, pairs, once, seed=0, carried=Carried(first.optimizer, 2))
+    alone = tune(model, first.params, pairs, once, seed=0)
+
+    def difference(found):
+        leaves = (jax.tree.leaves(lora.split(each.params)[0]) for each in (found, whole))
+        return max(float(jnp.max(jnp.abs(a - b))) for a, b in zip(*leaves, strict=True))
+
+    assert difference(second) < 1e-5
+    assert difference(alone) > 1e-3
 
 
 @pytest.mark.long

@@ -34,17 +34,22 @@ def test_a_population_keeps_its_clients_and_its_fingerprint():
     )
     found = in_spans(clients, BYTES, 4)
     assert found.client_ids.to_pylist() == ["a", "b", "c"]
-    # "abcdef", a newline, "xy"; nothing; an empty line, "pqrst".
+    # "abcdef", a space, "xy"; nothing; "pqrst" alone.
     assert found.sizes().tolist() == [3, 0, 2]
-    assert found.columns["text"].to_pylist() == ["abcd", "ef\nx", "y", "pqr", "st"]
+    assert found.columns["text"].to_pylist() == ["abcd", "ef x", "y", "pqrs", "t"]
     assert found.fingerprint == clients.fingerprint
+
+
+def test_spans_contain_no_newline():
+    clients = from_clients({"a": {"text": [" ab\n\ncd\te", "f\n"]}})
+    assert in_spans(clients, BYTES, 4).columns["text"].to_pylist() == ["ab c", "d e", "f"]
 
 
 def test_more_texts_than_a_block(monkeypatch):
     monkeypatch.setattr("jaxpfl.text.tokenisers.spans._BLOCK", 3)
     clients = from_clients({str(k): {"text": [f"{k}abc"] * (k % 3)} for k in range(9)})
     found = in_spans(clients, BYTES, 2)
-    # "8abc", a newline and "8abc" are nine bytes.
+    # "8abc", a space and "8abc" are nine bytes.
     assert found.sizes().tolist() == [[0, 2, 5][k % 3] for k in range(9)]
     assert found.examples(8)["text"].to_pylist() == ["8a", "bc", "8", "ab", "c"]
 

@@ -12,9 +12,16 @@ from typing import Any, Self
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.algorithms.stored_rounds import PublicDraws
+from jaxpfl.data import open as open_population
+from jaxpfl.data.open import expanded
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel
+from jaxpfl.experiments.config.baselines import (
+    CharacterModelConfig,
+    ResNetConfig,
+    TagModelConfig,
+)
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
@@ -34,11 +41,17 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.models.base import Model
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tags import TagEncoder, most_frequent
+from jaxpfl.text.tokenisers import characters
+from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 VOCABULARY = "vocabulary.json"
 """The words of a language model, in the run's directory."""
+
+TAGS = "tag_vocabulary.json"
+"""The words and tags of a model that predicts tags, in the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Experiment:
       published: the published model, without adapters, or None.
       start: the PUBLIC parameters that training starts from; None draws them.
       frozen: the base of the adapters that are trained, or None.
+      tags: the vocabularies of a model that predicts tags, or None.
     """
 
     config: Config
@@ -70,6 +84,7 @@ class Experiment:
     published: LanguageModel | None = field(default=None, repr=False)
     start: Any = field(default=None, repr=False)
     frozen: Any = field(default=None, repr=False)
+    tags: TagEncoder | None = field(default=None, repr=False)
 
     @property
     def encoder(self) -> Vocabulary | TextEncoder | None:
@@ -107,9 +122,12 @@ def build(config: Config) -> Experiment:
       InputError: a source cannot be read, or its parts do not fit together.
     """
     clients = read_clients(config.data)
-    if isinstance(config.model, ImageModelConfig):
-        check_images(clients, config.model.image_shape, config.model.classes)
     parts = split_clients(clients, config.data)
+    if config.evaluation.source is not None:
+        parts["valid"] = open_population(config.evaluation.source)
+    if isinstance(config.model, ImageModelConfig | ResNetConfig):
+        for part in (clients, parts["valid"]):
+            check_images(part, config.model.image_shape, config.model.classes)
     sources, public = parts["train"], parts["public"]
     private = PrivateContent(sources)
     candidates = None
@@ -118,7 +136,7 @@ def build(config: Config) -> Experiment:
         for source in candidates.sources:
             # Refuses a source that cannot be read or is private, before anything is written.
             candidates.population(source)
-    vocabulary = published = start = frozen = None
+    vocabulary = published = start = frozen = tags = None
     if isinstance(config.model, PublishedDecoderConfig):
         published, length = published_model(config, config.model), config.model.sequence_length
         encoder = TextEncoder(published.tokeniser)
@@ -129,7 +147,15 @@ def build(config: Config) -> Experiment:
             vocabulary = _vocabulary(config, candidates, public, private)
             length = config.model.sequence_length
             parts = {name: vocabulary.encode(part, length) for name, part in parts.items()}
+        if isinstance(config.model, CharacterModelConfig):
+            length = config.model.sequence_length
+            parts = {name: characters.encode(part, length) for name, part in parts.items()}
+        if isinstance(config.model, TagModelConfig):
+            tags = tag_encoder(config.model)
+            parts = {name: tags.encode(part) for name, part in parts.items()}
         model = build_model(config.model, vocabulary)
+    if config.evaluation.source is not None:
+        parts["test"] = parts["valid"]
     fred = build_fred_plan(config)
     released = fred.event() if fred is not None and fred.private else None
     plan = build_plan(config.privacy, config.training, len(sources), prior_releases=released)
@@ -147,6 +173,17 @@ def build(config: Config) -> Experiment:
         published=published,
         start=start,
         frozen=frozen,
+        tags=tags,
+    )
+
+
+def tag_encoder(settings: TagModelConfig) -> TagEncoder:
+    """The encoder of a section `model`, with its vocabularies of public counts."""
+    return TagEncoder(
+        words=most_frequent(expanded(settings.word_counts), settings.words, "model.words"),
+        tags=most_frequent(expanded(settings.tag_counts), settings.tags, "model.tags"),
+        max_words=settings.max_words,
+        max_tags=settings.max_tags,
     )
 
 
@@ -184,9 +221,11 @@ def trained_parts(
 def _vocabulary(
     config: Config, candidates: Candidates | None, public: Population, private: PrivateContent
 ) -> Vocabulary:
-    """The vocabulary of `data.public`, or, if that is None, of all candidates, which are public."""
+    """The vocabulary of `data.vocabulary`, `data.public` or all candidates, which are public."""
     assert isinstance(config.model, LanguageModelConfig)
     size = config.model.vocab_size
+    if config.data.vocabulary is not None:
+        return public_words(config.data.vocabulary, size)
     if config.data.public is not None:
         corpus = open_public(config.data.public, public, private, "data.public")
         return exactly(Vocabulary.from_public(corpus, size), size)

@@ -7,6 +7,11 @@ from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.baselines import (
+    BaselineModelConfig,
+    CharacterModelConfig,
+    TagModelConfig,
+)
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import (
     PUBLIC_PART,
@@ -95,7 +100,7 @@ class Config:
 
     system: Literal["federated_training"] = field(default="federated_training", kw_only=True)
     data: DataConfig
-    model: LanguageModelConfig | ImageModelConfig | PublishedDecoderConfig
+    model: LanguageModelConfig | ImageModelConfig | BaselineModelConfig | PublishedDecoderConfig
     privacy: PrivacyConfig
     training: TrainingConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -105,10 +110,16 @@ class Config:
 
     def __post_init__(self) -> None:
         language = isinstance(self.model, LanguageModelConfig)
-        if language and self.data.public is None and self.fred is None:
+        words = (self.data.vocabulary, self.data.public, self.fred)
+        if language and words == (None, None, None):
             raise InputError(
-                "data.public is required by a language model, found none: its vocabulary must "
-                "come from a public corpus"
+                "data.public or data.vocabulary is required by a language model, found neither: "
+                "its words must be public"
+            )
+        if self.data.vocabulary is not None and not language:
+            raise InputError(
+                "data.vocabulary is for a language model of words, and must be absent for "
+                f"model.name = {self.model.name!r}"
             )
         if self.run.also_without_privacy and not self.privacy.private:
             raise InputError(
@@ -117,6 +128,7 @@ class Config:
         self._check_stages()
         if isinstance(self.model, PublishedDecoderConfig):
             self._check_published(self.model)
+        self.evaluation.check_split(self.data.split)
         public = [self.data.public, *(self.fred.sources.values() if self.fred else ())]
         if PUBLIC_PART in public and not self.data.split.public:
             raise InputError(
@@ -139,6 +151,12 @@ class Config:
         """Refuses combinations of `fred` and `prefinetune` that have no meaning."""
         fred, prefinetune = self.fred, self.prefinetune
         others = prefinetune is not None and prefinetune.other_candidates
+        other = CharacterModelConfig | TagModelConfig
+        if prefinetune is not None and isinstance(self.model, other):
+            raise InputError(
+                f"prefinetune must be absent with model.name: {self.model.name}, found one: it "
+                "is for models of words and images"
+            )
         if prefinetune is not None and fred is None and self.data.public is None:
             raise InputError("prefinetune needs a fred section or data.public, found neither")
         if others and fred is None:

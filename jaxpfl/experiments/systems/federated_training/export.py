@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
@@ -20,6 +21,7 @@ from jaxpfl.experiments.systems.federated_training.build import (
 )
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.models.base import Model, Params
+from jaxpfl.models.checkpoints import hub
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -58,7 +60,7 @@ def made(
             name: value
             for row in scores
             for name, value in row.items()
-            if name in ("loss", "perplexity", "accuracy") and value is not None
+            if name in ("loss", "perplexity", "accuracy", "recall_at_5") and value is not None
         },
         tested_on=record["tested_on"] and record["tested_on"].replace(source, last_part(source)),
     )
@@ -78,8 +80,11 @@ def _models(
     if config.model.lora is None:
         return (TrainedModel("", model, params, published.tokeniser),)
     if config.model.adapters is None:
-        return (TrainedModel("", model, params, published.tokeniser, config.model.path),)
-    base = TrainedModel("base", published.model, published.params, published.tokeniser)
+        # It is where it was, so only its name is needed.
+        base = hub.public_name(config.model.path)
+        return (TrainedModel("", model, params, published.tokeniser, base),)
+    plain = PublishedModel.found(config.model, "model").to_export()
+    base = TrainedModel("base", plain.model, plain.params, plain.tokeniser)
     return (TrainedModel("", model, params, published.tokeniser, "base"), base)
 
 
@@ -118,7 +123,8 @@ def _trained_on(
             vocabulary.source if named else last_part(str(public))
         )
     if isinstance(config.model, PublishedDecoderConfig):
-        found["before the rounds"] = f"the published model {last_part(config.model.path)}"
+        digest = record["published_model"]["sha256"]
+        found["before the rounds"] = config.model.described(digest)
     before = [row["model"] for row in record["table"] if row["model"].startswith("prefinetuned")]
     if before:
         found["before the rounds"] = f"{before[0]}, which is public text"

@@ -8,9 +8,10 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.engine.artifacts import RECORD
+from jaxpfl.experiments.report.cautions import OURS, of_table
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
-from jaxpfl.experiments.report.run_page import RunFiles, run_page
+from jaxpfl.experiments.report.run_page import RunFiles, percent, run_page, share_of
 from jaxpfl.experiments.systems.base import ARTIFACTS
 from jaxpfl.experiments.systems.federated_training import simulation, stages
 from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
@@ -39,12 +40,14 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         about.append(("simulations", Cell("a page of their own", link=simulated.name, note=note)))
     if fred is not None:
         compared += _ranked(fred, tested_on, found)
-    made = run_page(found, about=about, compared=compared)
+    warned = of_table(record.get("table") or (), tested_on)
+    made = run_page(found, about=about, compared=compared, cautions=warned)
     return made if simulated is None else dataclasses.replace(made, further=[simulated])
 
 
 def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
     metric = "perplexity" if language else "loss"
+    share, title = share_of(table[0], language)
     rows = []
     for row in table:
         note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
@@ -54,11 +57,11 @@ def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
             (
                 Cell(row["model"], note=note, stamps=[] if row["private"] else [_NOT_PRIVATE]),
                 "" if value is None else f"{value:.{digits}f}",
-                f"{100 * row['accuracy']:.2f} %",
+                percent(row[share]),
             )
         )
-    columns = ("model", metric, "next-token accuracy" if language else "accuracy")
-    ours = [row["model"] for row in table].index("this run")
+    columns = ("model", metric, title)
+    ours = [row["model"] for row in table].index(OURS)
     return Section(f"Compared on {tested_on}", table=Table(columns, rows, (1, 2), ours))
 
 
@@ -113,11 +116,13 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
 
 def lines(record: Mapping[str, Any]) -> list[str]:
     """The outcome for a terminal: models compared, candidates, the statement, simulations."""
-    language, found = _is_language(record), []
+    language, found = record["language"], []
     if record["table"]:
         found += [*_compared_lines(record["table"], record["tested_on"], language), ""]
     if record.get("fred"):
         found += [*_candidate_lines(record["fred"], ("before",)), ""]
+    warned = of_table(record["table"], record["tested_on"] or "")
+    found += [*(f"caution: {each}" for each in warned), *([""] if warned else [])]
     found.append(record["privacy"])
     simulated = record.get("simulation")
     if simulated:
@@ -130,22 +135,18 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _is_language(record: Mapping[str, Any]) -> bool:
-    words = any(row["model"] == "unigram" for row in record["table"])
-    return words or record.get("published_model") is not None
-
-
 def _compared_lines(
     table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
 ) -> list[str]:
     """The scores of the models, under a line that names the data."""
-    first, second = ("perplexity", "next-token accuracy") if language else ("loss", "accuracy")
+    first = "perplexity" if language else "loss"
+    share, second = share_of(table[0], language)
     lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
     for row in table:
         name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
         value = row.get(first)
         written = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
-        lines.append(f"{name:44}{written:>12}{100 * row['accuracy']:>20.2f} %")
+        lines.append(f"{name:44}{written:>12}{percent(row[share]):>22}")
     frequencies = [row["frequencies"] for row in table if "frequencies" in row]
     return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
 
@@ -154,11 +155,11 @@ def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str
     """The candidates by FreD, and the perplexity of their models if there are any."""
     stamp = "" if fred.get("private", True) else " (NOT PRIVATE)"
     titles = {"before": "perplexity before", "after": "after the rounds"}
-    heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}"
+    heading = f"{f'public corpus, by FreD{stamp}':38}{'FreD':>12}{'corrected':>12}"
     lines = [heading + "".join(f"{titles[stage]:>20}" for stage in stages)]
     for row in fred["candidates"]:
         name = f"{row['rank']}. {row['candidate']}"
-        line = f"{name:38}{row['distance']:>12.5g}"
+        line = f"{name:38}{row['distance']:>12.5g}{row['corrected']:>12.5g}"
         for stage in stages:
             value = None if row[stage] is None else row[stage]["perplexity"]
             line += f"{'' if value is None else f'{value:.4g}':>20}"

@@ -20,8 +20,9 @@ def ranking(
 
     Returns:
       "candidates": the rank, the score's entries, and the metrics or None for each stage.
-      "spearman": for each stage, Spearman's rank correlation of FreD with the loss, which has the
-        order of perplexity; None with fewer than three models, or if one of the two is constant.
+      "spearman": for each stage, Spearman's rank correlation of the corrected FreD with the loss,
+        which has the order of perplexity; None with fewer than three models, or if one of the two
+        is constant.
     """
     rows = [
         {
@@ -37,7 +38,7 @@ def ranking(
 def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     from scipy.stats import spearmanr
 
-    pairs = [(row["distance"], row[stage]["loss"]) for row in rows if row[stage] is not None]
+    pairs = [(row["corrected"], row[stage]["loss"]) for row in rows if row[stage] is not None]
     pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
     distances, losses = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     # A constant has no ranks to correlate.

@@ -14,7 +14,7 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
-from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures
+from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures, percent, share_of
 from jaxpfl.experiments.systems.base import SIMULATION
 from jaxpfl.experiments.systems.federated_training.ranking import score_text
 
@@ -107,22 +107,22 @@ def _linked(folder: str, name: str, private: bool) -> Cell:
 
 
 def _compared(table: list[dict[str, Any]], tested_on: str, found: RunFiles) -> Section:
-    language = found.language
+    share, title = share_of(table[0], found.language)
     rows = []
     for row in table:
-        value, accuracy = row.get(found.metric), row.get("accuracy")
+        value = row.get(found.metric)
         rows.append(
             (
                 _linked(row["folder"], row["model"], row["private"]),
                 "" if value is None else f"{value:.4g}",
-                "" if accuracy is None else f"{100 * accuracy:.2f} %",
+                percent(row.get(share)),
                 row["privacy"],
             )
         )
     columns = (
         "model",
         found.metric,
-        "next-token accuracy" if language else "accuracy",
+        title,
         "what this run alone costs",
     )
     return Section(f"Compared on {tested_on}", table=Table(columns, rows, (1, 2), 0))

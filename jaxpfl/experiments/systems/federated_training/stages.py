@@ -27,6 +27,7 @@ from jaxpfl.algorithms.fred import (
     private_moments,
     public_moments,
     score,
+    used_examples,
 )
 from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
@@ -164,7 +165,8 @@ class _Stages:
         algorithm = fred(plan, units=len(clients), dimension=function.dimension)
         # Embedding takes long, so a release that does not fit is refused before it.
         require_affordable(algorithm, ledger, run)
-        embedded = embed(clients, function, progress=self.workspace.progress)
+        used = used_examples(clients, plan, self.config.data.split_seed)
+        embedded = embed(used, function, progress=self.workspace.progress)
         found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
         return Artifact(arrays=found.arrays())
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import BudgetExhausted
@@ -25,11 +27,12 @@ from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of, written_by
+from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.build import VOCABULARY, Experiment, build
+from jaxpfl.experiments.systems.federated_training.build import TAGS, VOCABULARY, Experiment, build
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.page import page
 from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
@@ -65,6 +68,9 @@ class _Progress:
         self.untrained = experiment.algorithm
         if experiment.vocabulary is not None:
             experiment.vocabulary.save(self.directory / VOCABULARY)
+        if experiment.tags is not None:
+            held = {"words": experiment.tags.words, "tags": experiment.tags.tags}
+            files.write_json(self.directory / TAGS, held)
         if self.config.prefinetune is not None:
             budget = study_runs.budget_of(self.config.privacy)
             self.stages = pipeline.carry_out(experiment, workspace, self.ledger, budget)
@@ -205,6 +211,7 @@ class _Progress:
             "table": [] if evaluator is None else self._table(result, evaluator, private),
             "fred": fred,
             "published_model": self.experiment.published_as,
+            "language": self.experiment.model.columns == ("tokens",),
             "vocabulary_sha256": self._vocabulary_sha256(),
         }
 
@@ -232,7 +239,7 @@ class _Progress:
         if experiment.vocabulary is not None and experiment.valid.num_examples:
             valid = self._declared("validation")
             unigram = unigram_baseline(
-                numeric_columns(valid.population)["tokens"],
+                np.asarray(numeric_columns(valid.population)["tokens"]),
                 evaluator.columns["tokens"],
                 vocab_size=len(experiment.vocabulary),
             )
@@ -244,7 +251,7 @@ class _Progress:
             chosen = private or stages.scores is None
             name = f"prefinetuned on {stages.winner}"
             table.append({"model": name, "private": chosen, **scores})
-        table.append({"model": "this run", "private": private, **evaluator(result.params).result()})
+        table.append({"model": OURS, "private": private, **evaluator(result.params).result()})
         return table
 
     def _write_simulations(self, results: Mapping[str, Result]) -> None:
@@ -289,7 +296,8 @@ class _Progress:
     def _declared(self, part: str) -> DeclaredPublic:
         """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
         population = self.experiment.valid if part == "validation" else self.experiment.test
-        return DeclaredPublic(population, f"{part} clients of {self.config.data.source}")
+        held_out = f"{part} clients of {self.config.data.source}"
+        return DeclaredPublic(population, self.config.evaluation.source or held_out)
 
 
 def _without_privacy(config: Config) -> Config:

@@ -28,8 +28,6 @@ import jax
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan, release
 from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
@@ -38,9 +36,6 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.artifacts import Artifact
 from jaxpfl.experiments.engine.build import (
-    build_cohort,
-    build_optimizer,
-    build_plan,
     check_images,
     read_clients,
     split_clients,
@@ -48,6 +43,7 @@ from jaxpfl.experiments.engine.build import (
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.systems.base import Workspace
+from jaxpfl.experiments.systems.gan_inversion import plans
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig, SelectionConfig
 from jaxpfl.experiments.systems.gan_inversion.evaluator import (
     ImageEvaluator,
@@ -55,7 +51,6 @@ from jaxpfl.experiments.systems.gan_inversion.evaluator import (
     inverted,
 )
 from jaxpfl.federated.evaluation import correct_examples
-from jaxpfl.federated.query import Execution
 from jaxpfl.models.gan import GAN, sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger
@@ -66,9 +61,6 @@ PHASES = ("bug", "fixed")
 SIDES = ("low", "high")
 
 _PAGE_IMAGES = 64
-# The histogram's share of the squared norm of a client's contribution; the rest is the mean's.
-_HISTOGRAM_SHARE = 0.8
-_LEAST_SHARE = 0.05
 # The histograms that the GANs of a phase depend on; the last one gives the matching share.
 _HISTOGRAMS = {"bug": ("before", "bug"), "fixed": ("before",)}
 
@@ -110,7 +102,7 @@ def prepare(config: GanInversionConfig) -> "InversionStudy":
         )
     study = InversionStudy(config, parts["train"], parts["public"])
     if config.scaled_up is not None:
-        for share in (1.0, _LEAST_SHARE):
+        for share in (1.0, plans.LEAST_SHARE):
             study_runs.at_scale(config.scaled_up, {"": study.plan(share)})
     return study
 
@@ -128,47 +120,13 @@ class InversionStudy:
         return _Progress(self, workspace).public_record()
 
     def plan(self, share: float) -> Plan:
-        """Returns a plan whose rounds expect `training.clients_per_round` matching clients.
-
-        Args:
-          share: the share of clients that match; PUBLIC, because it comes from a release.
-        """
-        training = self.config.training
-        sampled = min(len(self.private), round(training.clients_per_round / share))
-        training = dataclasses.replace(training, clients_per_round=sampled)
-        return build_plan(self.config.privacy, training, len(self.private))
-
-    def algorithm(self, share: float) -> Algorithm:
-        """Returns the training of a GAN on a selection that this share of the clients matches."""
-        settings, training = self.config.gan, self.config.training
-        # The sum is divided by the number of sampled clients; this makes it the mean of the
-        # matching ones.
-        server = dataclasses.replace(
-            training.server, learning_rate=training.server.learning_rate / share
-        )
-        return fed_avg_gan(
-            settings.model,
-            client=build_optimizer(training.client),
-            generator=build_optimizer(settings.generator_optimizer),
-            server=build_optimizer(server),
-            plan=self.plan(share),
-            cohort=build_cohort(training),
-            generator_training=settings.generator,
-            execution=Execution(chunk=training.chunk),
-        )
+        """The plan of a GAN's rounds, see `plans.gan_plan`."""
+        return plans.gan_plan(self.config, len(self.private), share)
 
     @cached_property
     def accuracy_plan(self) -> MetricsPlan:
         """What a release of users' accuracy contains and costs."""
-        privacy, settings = self.config.privacy, self.config.selection
-        shared: dict[str, Any] = {
-            "population": len(self.private),
-            "edges": settings.edges,
-            "histogram_share": _HISTOGRAM_SHARE,
-        }
-        if settings.epsilon is None or privacy.delta is None:
-            return MetricsPlan.without_privacy(**shared)
-        return MetricsPlan.calibrated(epsilon=settings.epsilon, delta=privacy.delta, **shared)
+        return plans.accuracy_plan(self.config, len(self.private))
 
 
 class _Progress:
@@ -207,7 +165,7 @@ class _Progress:
                 )
                 runs[name] = self._train(name, selected, shares[name], prior[name])
         scores = self._draw_images(runs)
-        plans = {name: self.study.plan(share) for name, share in shares.items()}
+        run_plans = {name: self.study.plan(share) for name, share in shares.items()}
         return {
             "population": self.study.private.name,
             "unit": self.study.private.unit,
@@ -221,7 +179,7 @@ class _Progress:
                     **scores[name],
                     "share": shares[name],
                     "epsilon": result.metrics["epsilon"],
-                    "plan": plans[name].to_dict(),
+                    "plan": run_plans[name].to_dict(),
                     "privacy": study_runs.restate(result.out, self.ledger, prior[name]),
                 }
                 for name, result in runs.items()
@@ -231,7 +189,9 @@ class _Progress:
                 [self.ledger], config.privacy.delta, self.workspace.stamp
             ),
             "at_scale": study_runs.at_scale(
-                config.scaled_up, plans, {name: self._prior_multipliers(name) for name in plans}
+                config.scaled_up,
+                run_plans,
+                {name: self._prior_multipliers(name) for name in run_plans},
             ),
         }
 
@@ -282,9 +242,10 @@ class _Progress:
         self, name: str, selected: Population, share: float, prior: tuple[str, ...]
     ) -> Result:
         config, preview = self.config, self.config.preview
+        algorithm = plans.gan(config, self.study.plan(share), share)
         return study_runs.train(
             config,
-            self.study.algorithm(share)._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
+            algorithm._replace(name=f"GAN {name.replace('_', ', ')} accuracy"),
             selected.with_columns({"image": selected.columns["image"]}),
             name=name,
             directory=self.workspace.directory,
@@ -369,11 +330,11 @@ def matching_share(released: dict[str, Any], side: str, thresholds: Thresholds) 
         return 1.0
     counts = np.maximum(np.asarray(released["histogram"]), 0.0)
     if not counts.sum() > 0:
-        return _LEAST_SHARE
+        return plans.LEAST_SHARE
     cumulative = np.concatenate([np.zeros(1), np.cumsum(counts)])
     edges = released["plan"]["edges"]
     below = float(np.interp(thresholds[side], edges, cumulative)) / cumulative[-1]
-    return float(np.clip(below if side == "low" else 1.0 - below, _LEAST_SHARE, 1.0))
+    return float(np.clip(below if side == "low" else 1.0 - below, plans.LEAST_SHARE, 1.0))
 
 
 def _as_bytes(images: np.ndarray) -> np.ndarray:

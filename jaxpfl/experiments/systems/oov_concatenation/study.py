@@ -56,6 +56,7 @@ from jaxpfl.text.character.top_words import top_words
 from jaxpfl.text.character.words import char_lm, log_prior, oov_words
 from jaxpfl.text.generation.sentences import Recurrent, sample_tokens
 from jaxpfl.text.metrics.oov import oov_rates
+from jaxpfl.text.tokenisers.public_words import public_words
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary, with_words
 
 _PREFINETUNE_BATCH = 128
@@ -74,8 +75,12 @@ def prepare(config: OovConcatenationConfig) -> "ConcatenationStudy":
     private = PrivateContent(parts["train"])
     public = open_public(config.data.public, parts["public"], private, "data.public")
     size = config.words.model.vocab_size
-    vocabulary = exactly(Vocabulary.from_public(public, size), size)
-    study = ConcatenationStudy(config, with_words(parts["train"]), public, vocabulary)
+    if config.data.vocabulary is None:
+        vocabulary = exactly(Vocabulary.from_public(public, size), size)
+    else:
+        vocabulary = public_words(config.data.vocabulary, size)
+    train = with_words(parts["train"], vocabulary.split)
+    study = ConcatenationStudy(config, train, public, vocabulary)
     if config.scaled_up:
         study_runs.at_scale(config.scaled_up, study.plans)
     return study
@@ -138,7 +143,9 @@ class ConcatenationStudy:
     @cached_property
     def _public_words(self) -> Population:
         max_bytes = self.config.characters.model.max_bytes
-        found = oov_words(with_words(self.public), self.vocabulary, max_bytes)
+        found = oov_words(
+            with_words(self.public, self.vocabulary.split), self.vocabulary, max_bytes
+        )
         if not found.num_examples:
             raise InputError(
                 "data.public must contain words out of the vocabulary, found none: lower "

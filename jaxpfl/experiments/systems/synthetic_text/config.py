@@ -3,7 +3,7 @@
 Every field is PUBLIC, as in all configs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxpfl import checks
@@ -14,7 +14,7 @@ from jaxpfl.data.open import place
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
-from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.published import PublishedGeneratorConfig, PublishedModelConfig
 from jaxpfl.experiments.config.sections import (
     DataConfig,
     EvaluationConfig,
@@ -39,9 +39,10 @@ class CorpusConfig:
       texts: the number of texts that the generator is asked for; empty ones are left out.
       tokens: the downstream model reads at most this many tokens of a text, in training and in
         evaluation.
-      spans: whether a client's texts, joined by newlines, are first cut into successive spans of
-        `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans contain
-        newlines and synthetic texts must, too, so `popri.format.stop` must not be a newline.
+      spans: whether a client's texts, joined and without newlines, are first cut into successive
+        spans of `tokens` tokens, each of which is then an example, as in LargeFedBench. Spans go
+        on over the ends of sentences and synthetic texts must, too, so `popri.format.stop` must
+        not be a newline.
       fine_tuning: the training of the downstream model on the synthetic corpus.
     """
 
@@ -63,11 +64,24 @@ class PopriConfig(PopriSettings):
 
     Attributes:
       score: see `algorithms.candidate_scores`.
-      samples: the names of the corpora that prompts are made of; None for all.
+      samples: the names of the corpora that prompts are made of; None for all. One corpus makes
+        prompts of one kind, as in the released code; FreD can choose it, which is a charged release
+        of its own (`privacy.ledger`).
+      checkpoint: which round's adapters write the corpus: the "last", or those whose texts are
+        "nearest" to the validation clients, which are declared public, by Frechet distance.
+      final_prompts: what the corpus's prompts are made of: the "samples", as published, or the
+        "best_responses" of the last round, one of each prompt, which is ours.
     """
 
     score: ScoreKind = "per_prompt"
     samples: tuple[str, ...] | None = None
+    checkpoint: Literal["last", "nearest"] = "last"
+    final_prompts: Literal["samples", "best_responses"] = "samples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.one_of("checkpoint", self.checkpoint, ("last", "nearest"))
+        checks.one_of("final_prompts", self.final_prompts, ("samples", "best_responses"))
 
 
 @dataclass(frozen=True)
@@ -129,6 +143,8 @@ class SyntheticTextConfig:
       vocab_size: size of the byte-level BPE that is learned from all corpora, for models that are
         pretrained on them.
       generator, downstream: each is pretrained on the corpora, or is a published model.
+      evaluation: with a `source`, one half of its clients serves as validation clients and the
+        other as test clients.
       training: rounds and cohorts of every method. A client's scores and votes use `max_examples`
         of its texts, the same in every round. The other fields are for method `fed_avg` only.
       cache: the folder of the public models, each named by a hash of everything that it depends on.
@@ -142,7 +158,9 @@ class SyntheticTextConfig:
     training: TrainingConfig
     corpus_texts: int = 60_000
     vocab_size: int = 2_048
-    generator: DecoderModelConfig | PublishedModelConfig = field(default_factory=DecoderModelConfig)
+    generator: DecoderModelConfig | PublishedGeneratorConfig = field(
+        default_factory=DecoderModelConfig
+    )
     downstream: DecoderModelConfig | PublishedModelConfig = field(
         default_factory=lambda: DecoderModelConfig(
             architecture="gpt2",
@@ -170,6 +188,7 @@ class SyntheticTextConfig:
                 "run.also_without_privacy must be false for system 'synthetic_text', found true: a "
                 "run without privacy is another run, with privacy.private: false"
             )
+        self.evaluation.check_split(self.data.split)
         if not self.evaluation.declared_public:
             raise InputError(
                 "evaluation.declared_public must be true, found false: methods are compared on "
@@ -178,7 +197,7 @@ class SyntheticTextConfig:
         self._check_corpora()
         needed = ("test", "valid") if self.method in WRITING else ("test",)
         for name in needed:
-            if not getattr(self.data.split, name):
+            if self.evaluation.source is None and not getattr(self.data.split, name):
                 raise InputError(
                     f"data.split.{name} must be positive, found 0: method {self.method!r} is "
                     "measured on these clients"
@@ -193,7 +212,7 @@ class SyntheticTextConfig:
         if self.method in WRITING and self.corpus.spans and stop and not stop.strip():
             raise InputError(
                 f"popri.format.stop must be '' where corpus.spans is true, found {stop!r}: spans "
-                "contain newlines, and synthetic texts would end at the first one"
+                "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
 
@@ -202,6 +221,22 @@ class SyntheticTextConfig:
         """The sections of the models that the method uses, by name."""
         found = {"downstream": self.downstream}
         return found | {"generator": self.generator} if self.method in WRITING else found
+
+    @property
+    def client_privacy(self) -> PrivacyConfig:
+        """The section `privacy`, with the clip norm of what clients send in the method."""
+        if self.method in EVOLVING:
+            # The L2 norm of a client's votes is largest if all votes are for one text.
+            return replace(self.privacy, clip_norm=float(self.evolution.max_texts))
+        return replace(self.privacy, clip_norm=1.0) if self.method == "popri" else self.privacy
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The tokens of the longest sequence that each of the `models` reads."""
+        # One more for the start token.
+        generated = self.popri.prompt_tokens + self.popri.new_tokens + 1
+        both = {"downstream": self.corpus.tokens, "generator": generated}
+        return {name: both[name] for name in self.models}
 
     def _check_corpora(self) -> None:
         corpora = self.corpora or {}

@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.popri import popri, synthesise, with_adapters
+from jaxpfl.algorithms.popri import synthesise
 from jaxpfl.algorithms.private_evolution import (
     Evolved,
     Vary,
@@ -31,9 +30,16 @@ from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.engine.releases import missing
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
+)
+from jaxpfl.experiments.systems.synthetic_text.popri_rounds import (
+    Ask,
+    Distance,
+    all_states,
+    tuned_by_scores,
 )
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
@@ -44,6 +50,7 @@ from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.fast import FastTokeniser
 from jaxpfl.text.tokenisers.rows import text_rows
 
@@ -94,18 +101,6 @@ class _LastCallCache:
             self._known = dict(zip(texts, vectors, strict=True))
             return vectors
         return np.stack([self._known[text] for text in texts])
-
-
-Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
-"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
-
-
-def _all_rounds(algorithm: Algorithm, ask: Ask) -> Any:
-    """The algorithm's state after its last round."""
-    state = algorithm.init(jax.random.key(0))
-    for round in range(1, algorithm.rounds + 1):
-        state, _ = ask(algorithm.step, state, round)
-    return state
 
 
 @dataclass(frozen=True)
@@ -161,7 +156,8 @@ class CorpusWriter:
         if name not in self._published:
             return digest
         found = self._published[name]
-        return {**digest, "path": found.settings.path, "tokeniser": found.tokeniser.name}
+        chat = {"chat": True} if found.tokeniser.chat is not None else {}
+        return {**digest, "path": found.settings.path, "tokeniser": found.tokeniser.name, **chat}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -177,7 +173,7 @@ class CorpusWriter:
         settings = self.config.models[name]
         if isinstance(settings, PublishedModelConfig):
             return self._published[name].loaded(trained=name == "downstream")
-        positions = max(settings.sequence_length, self._positions(name))
+        positions = max(settings.sequence_length, self.config.positions[name])
         return self.public.decoder(name, settings, positions)
 
     @cached_property
@@ -192,16 +188,13 @@ class CorpusWriter:
             if name == "generator":
                 found.require_decoder("which writes no texts")
                 used, start = "popri.prompt_tokens, popri.new_tokens and a start token", False
-            found.require_positions(self._positions(name) + start, used)
+                try:
+                    prompt_room(found.tokeniser, self.config.popri.prompt_tokens)
+                except InputError as error:
+                    raise InputError(f"popri.prompt_tokens: {error}") from None
+            found.require_positions(self.config.positions[name] + start, used)
             models[name] = found
         return models
-
-    def _positions(self, name: str) -> int:
-        """The number of tokens of the longest sequence that the model of this section reads."""
-        if name == "downstream":
-            return self.config.corpus.tokens
-        # One more for the start token.
-        return self.config.popri.prompt_tokens + self.config.popri.new_tokens + 1
 
     @cached_property
     def function(self) -> Embedder:
@@ -214,7 +207,8 @@ class CorpusWriter:
         evolution, tokens, popri = config.evolution, config.corpus.tokens, config.popri
         if evolution.fill_model is None:
             stop = (popri.format.stop,) if popri.format.stop else ()
-            return Continue(self.generator, evolution.kept, tokens, Decoding(stop=stop))
+            decoding, clean = Decoding(stop=stop), popri.format.response
+            return Continue(self.generator, evolution.kept, tokens, decoding, clean)
         fill = loaded_fill_model(evolution.fill_model, tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
@@ -240,6 +234,7 @@ class CorpusWriter:
         load_or_compute: LoadOrCompute,
         scorer: Scorer | None,
         ask: Ask,
+        distance: Distance = missing,
         on_round: Callable[[Any], None] = ignore,
     ) -> tuple[LanguageModel, list[str]]:
         """The generator as the method tuned it, and the texts that its prompts are made of.
@@ -249,6 +244,7 @@ class CorpusWriter:
           load_or_compute: finds what an earlier attempt at the run has stored.
           scorer: how clients score; None for a method that asks no client.
           ask: runs a step that asks clients.
+          distance: of texts to clients that are declared public; see `tuned_by_scores`.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
         config, method = self.config, self.config.method
@@ -258,19 +254,17 @@ class CorpusWriter:
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
         assert scorer is not None, "all other methods that write ask clients"
         if method == "popri":
-            algorithm = popri(
+            return tuned_by_scores(
                 self.generator,
                 samples,
                 scorer,
                 self.function,
                 config.popri,
                 seed=config.run.seed,
+                ask=ask,
+                distance=distance,
                 hooks=hooks,
             )
-            state = _all_rounds(algorithm, ask)
-            assert algorithm.params is not None
-            params = algorithm.params(state)
-            return with_adapters(self.generator, config.popri, params), samples
         texts = self._evolved(samples, scorer, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
@@ -350,7 +344,7 @@ class CorpusWriter:
             seed=config.run.seed,
             hooks=hooks,
         )
-        return selected_texts(_all_rounds(algorithm, ask))
+        return selected_texts(all_states(algorithm, ask)[-1])
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
         """The generator with adapters that are fine-tuned on texts."""

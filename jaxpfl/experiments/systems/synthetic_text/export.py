@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine import study_runs
@@ -34,6 +34,7 @@ from jaxpfl.experiments.systems.synthetic_text.synthesize import (
     verified_ledger,
 )
 from jaxpfl.models.base import Params
+from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan
 
@@ -64,7 +65,7 @@ def made(
         models=(TrainedModel("", start.model, params, start.tokeniser), *tuned),
         plan=Plan.from_dict(record["plan"]) if record["plan"] else None,
         stamp=record["stamp"],
-        trained_on=_trained_on(config, corpus),
+        trained_on=_trained_on(config, record, corpus),
         scores={name: metrics[name] for name in ("loss", "perplexity", "accuracy")},
         tested_on=record["tested_on"].replace(source, last_part(source)),
         corpus=corpus,
@@ -104,7 +105,10 @@ def _written(
     tuned = []
     if isinstance(settings, PublishedModelConfig) and settings.adapters is None:
         # It is where it was, so only its name is needed.
-        base = settings.path
+        base = hub.public_name(settings.path)
+    elif isinstance(settings, PublishedModelConfig):
+        plain = PublishedModel.found(settings, _GENERATOR).to_export()
+        tuned = [TrainedModel(_GENERATOR, plain.model, plain.params, plain.tokeniser)]
     else:
         plain = lora.detach(found.model, found.params)
         tuned = [TrainedModel(_GENERATOR, *plain, found.tokeniser)]
@@ -128,19 +132,22 @@ def _require_checkpoints(folder: Path, *, needed: bool = True) -> None:
         verified(path)
 
 
-def _trained_on(config: SyntheticTextConfig, corpus: list[str] | None) -> dict[str, str]:
-    def public(settings: DecoderModelConfig | PublishedModelConfig) -> str:
+def _trained_on(
+    config: SyntheticTextConfig, record: Mapping[str, Any], corpus: list[str] | None
+) -> dict[str, str]:
+    def public(name: str) -> str:
+        settings = config.models[name]
         if isinstance(settings, PublishedModelConfig):
-            return f"the published model {last_part(settings.path)}"
+            return settings.described(record["public_models"][name]["sha256"])
         corpora = config.corpora or {}
         names = corpora if settings.corpora is None else settings.corpora
         return "public text: " + ", ".join(last_part(corpora[name]) for name in names)
 
     clients = f"the training clients of {last_part(config.data.source)}"
-    found = {"method": config.method, "pretraining": public(config.downstream)}
+    found = {"method": config.method, "pretraining": public("downstream")}
     if corpus is not None:
         found["fine-tuning"] = f"{len(corpus)} synthetic texts, in corpus/"
-        found["generator of the texts"] = public(config.generator)
+        found["generator of the texts"] = public(_GENERATOR)
     if config.method in SCORING:
         found["private clients"] = f"{clients} scored synthetic texts"
     elif config.method == FED_AVG:

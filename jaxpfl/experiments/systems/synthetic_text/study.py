@@ -32,6 +32,7 @@ from jaxpfl.algorithms.frechet import distance
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.algorithms.popri import Written
 from jaxpfl.algorithms.private_evolution import Evolved
+from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
@@ -44,7 +45,7 @@ from jaxpfl.experiments.engine.build import (
     split_clients,
 )
 from jaxpfl.experiments.engine.cost import both_statements, stamped
-from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.synthetic_text.config import (
@@ -58,6 +59,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
     json_lines,
     loaded_embedder,
 )
+from jaxpfl.experiments.systems.synthetic_text.popri_rounds import DISTANCES
 from jaxpfl.models import count_parameters
 from jaxpfl.models.base import Params
 from jaxpfl.privacy.guarantee import Guarantee
@@ -92,8 +94,8 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
             f"data.source: {config.data.source!r} must have a column 'text', found "
             f"{', '.join(map(repr, clients.columns))}"
         )
-    parts = split_clients(clients, config.data)
-    plan = build_plan(_privacy(config), config.training, len(parts["train"]))
+    parts = split_clients(clients, config.data) | _held_out_elsewhere(config)
+    plan = build_plan(config.client_privacy, config.training, len(parts["train"]))
     held = parts["train"], parts["valid"], parts["test"]
     writer = CorpusWriter(config)
     writer.public.refuse_private(parts["train"])
@@ -104,15 +106,12 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
     return study
 
 
-def _privacy(config: SyntheticTextConfig) -> Any:
-    """The section `privacy`, with the clip norm of what clients send in the method."""
-    clip_norm = config.privacy.clip_norm
-    if config.method in EVOLVING:
-        # The L2 norm of a client's votes is largest if all votes are for one text.
-        clip_norm = float(config.evolution.max_texts)
-    elif config.method == "popri":
-        clip_norm = 1.0
-    return dataclasses.replace(config.privacy, clip_norm=clip_norm)
+def _held_out_elsewhere(config: SyntheticTextConfig) -> dict[str, Population]:
+    """The halves of `evaluation.source`, if there is one."""
+    if config.evaluation.source is None:
+        return {}
+    found = open_population(config.evaluation.source)
+    return found.split({"valid": 0.5, "test": 0.5}, seed=config.data.split_seed)
 
 
 def described_config(config: SyntheticTextConfig, identity: dict[str, Any]) -> str:
@@ -170,10 +169,11 @@ class SyntheticText:
         folder = files.private_directory(directory / "private")
         files.write_json(folder / "seconds.json", seconds, mode=0o600)
         guarantee = details.pop("guarantee", None) or self._guarantee(stamp)
+        held_out = self.config.evaluation.source or self.config.data.source
         return {
             "method": self.config.method,
-            "tested_on": f"test clients of {self.config.data.source} (declared public)",
-            "validated_on": f"validation clients of {self.config.data.source} (declared public)",
+            "tested_on": f"test clients of {held_out} (declared public)",
+            "validated_on": f"validation clients of {held_out} (declared public)",
             "date": datetime.now(UTC).date().isoformat(),
             "private": not stamp or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
@@ -285,18 +285,27 @@ class SyntheticText:
 
         with releases:
             writer, samples = models.tuned(
-                directory, releases.load_or_compute, scorer, releases.ask, on_round
+                directory, releases.load_or_compute, scorer, releases.ask, self._fid, on_round
             )
+            chosen = self._chosen(releases) if config.method == "popri" else {}
             texts = releases.load_or_compute("corpus", corpus)["texts"].tolist()
             releases.end()
         details: dict[str, Any] = {
             "history": history,
+            **chosen,
             "corpus_fid": self._fid(texts),
             "plane": self._plane(texts),
         }
         if releases.ledger is not None:
             details["guarantee"] = self._guarantee(workspace.stamp, releases.ledger, releases.run)
         return texts, details
+
+    def _chosen(self, releases: Releases) -> dict[str, Any]:
+        """The record of how the round was chosen whose adapters write the corpus."""
+        if self.config.popri.checkpoint == "last":
+            return {"checkpoint": {"round": self.plan.rounds}}
+        distances = releases.load_or_compute(DISTANCES, missing)["distances"]
+        return {"checkpoint": {"round": int(distances.argmin()), "distances": distances.tolist()}}
 
     def _releases(self, directory: Path, scorer: Scorer | None) -> Releases:
         """The store of the rounds' artifacts; with a `scorer` it can ask the clients."""

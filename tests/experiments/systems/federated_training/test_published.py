@@ -9,6 +9,8 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.central.published import PublishedModel
+from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
@@ -165,6 +167,11 @@ def test_fred_chooses_the_corpus_that_a_published_model_is_prefinetuned_on(
     assert after["perplexity"] < before["perplexity"]
 
 
+def _digest(path: str) -> str:
+    published = PublishedModel.found(PublishedModelConfig(path), "model")
+    return published.loaded().digest()
+
+
 def _wrong_tokeniser(folder: Path, size: int) -> str:
     wrong = folder / f"wrong_{size}"
     if not wrong.exists():
@@ -235,7 +242,8 @@ def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adap
     if adapted:
         model, params = adapters.load(out, *pretrained.load(path))
         settings = json.loads((out / "adapter_config.json").read_text())
-        assert settings["base_model_name_or_path"] == path
+        # Not its place on this machine.
+        assert settings["base_model_name_or_path"] == "gpt2"
         assert not (out / "model.safetensors").exists()
     else:
         model, params = pretrained.load(out)
@@ -244,4 +252,7 @@ def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adap
     scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=20)(params).result()
     row = run.record["table"][-1]
     assert (row["model"], row["perplexity"]) == ("this run", scored["perplexity"])
-    assert "NOT PRIVATE" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "NOT PRIVATE" in card
+    assert f"a folder gpt2; SHA-256 of the parameters, as loaded: {_digest(path)}" in card
+    assert str(folder) not in card

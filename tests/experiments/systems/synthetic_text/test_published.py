@@ -17,7 +17,6 @@ from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
-from jaxpfl.models.decoder.config import MODEL_TYPES
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
 from tests.experiments.ledgers import same_but_heads
@@ -30,7 +29,7 @@ pytest.importorskip("tokenizers", reason="needs jaxpfl[text]")
 def folders(tmp_path_factory) -> Path:
     """The models by name."""
     folder = tmp_path_factory.mktemp("published")
-    for number, name in enumerate(MODEL_TYPES):
+    for number, name in enumerate(("gpt2", "llama")):
         write_decoder(folder / name, name, seed=number)
     write_encoder(folder / "bert", "bert")
     write_encoder(folder / "masked", "bert", causal=False)
@@ -101,6 +100,22 @@ def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(
 
 
 @pytest.mark.long
+def test_a_generator_that_answers_messages_writes_for_popri(published, folders, tmp_path):
+    folder = write_decoder(tmp_path / "chat", "llama")
+    write_tokeniser(folder, start=True, chat=True)
+    mapping = to_mapping(published("popri", {"path": str(folder)}))
+    mapping["training"]["rounds"] = 1
+    with pytest.raises(InputError, match=r"popri.prompt_tokens: .* puts around its text, found"):
+        CorpusWriter(from_mapping(mapping, "here"))
+    mapping["popri"] |= {"prompt_tokens": 40, "new_tokens": 6}
+    record = carry_out.run(from_mapping(mapping, "here"), tmp_path / "run", progress=False).record
+    assert record["public_models"]["generator"]["chat"] is True
+    assert "chat" not in record["public_models"]["downstream"]
+    mapping["generator"]["chat"] = False
+    assert CorpusWriter(from_mapping(mapping, "here")).generator.tokeniser.chat is None  # pyright: ignore
+
+
+@pytest.mark.long
 def test_a_gpt2_in_bfloat16_writes_for_popri(published, folders, tmp_path):
     training = to_mapping(published("popri"))["training"] | {"rounds": 1}
     generator = {"path": str(folders / "gpt2"), "dtype": "bfloat16"}
@@ -153,6 +168,7 @@ def test_adapters_are_merged_and_weights_rounded_as_the_section_says(published, 
         ({}, {"int8": True}, "downstream.int8 must be false, found true"),
         ({"path": "bert"}, {}, "must hold a decoder, found a bert, which writes no texts"),
         ({}, {"path": "masked"}, "holds a bert encoder, expected a decoder"),
+        ({}, {"chat": True}, "downstream.chat"),
         ({}, {"path": "bert", "dtype": "bfloat16"}, "downstream.dtype must be absent for a bert"),
         ({"path": "nowhere"}, {}, "generator.path: model .*nowhere' was not found"),
         ({"path": "wrong"}, {}, r"generator: .* has 280 token ids, expected the 300"),

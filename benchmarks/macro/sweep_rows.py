@@ -1,0 +1,83 @@
+"""Appends the finished points of a sweep to benchmarks/results/NAME.jsonl, a row for each point.
+
+    python -m benchmarks.macro.sweep_rows runs/popri_table popri_table
+
+A row has what differs between the points and what came out, with device, versions and the date at
+which the point was finished. A sweep that was stopped gives the rows of the points it finished.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.harness import record, table
+from jaxpfl import files
+from jaxpfl.experiments.config.reader import read_mapping
+from jaxpfl.experiments.sweep.points import POINTS
+from jaxpfl.experiments.systems.base import CONFIG, RESULT
+
+_ALWAYS = ("data.source", "training.rounds")
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    """The rows of the finished points, in the order of their names."""
+    found = []
+    for finished in sorted((directory / POINTS).glob("*/point.json")):
+        folder = finished.parent
+        result = files.read_json(folder / RESULT)
+        kept = {name: result.get(name) for name in ("metrics", "corpus", "corpus_fid", "privacy")}
+        found.append(
+            {
+                "what": folder.name,
+                "finished": result["date"],
+                "config": read_mapping(folder / CONFIG),
+                **kept,
+                "checkpoint": result.get("checkpoint"),
+                "fid by round": [entry["fid"] for entry in result.get("history", [])],
+            }
+        )
+    return found
+
+
+def without_common(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with those fields of their configs that differ, and the source and the rounds."""
+    flat = [_flat(row["config"]) for row in rows]
+    names = {name for each in flat for name in each}
+    varied = [
+        name
+        for name in sorted(names)
+        if name in _ALWAYS or len({yaml.dump(each.get(name)) for each in flat}) > 1
+    ]
+    return [
+        {**row, "config": {name: each[name] for name in varied if name in each}}
+        for row, each in zip(rows, flat, strict=True)
+    ]
+
+
+def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for name, value in mapping.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Append the points of a sweep.")
+    parser.add_argument("sweep", type=Path, help="the directory of the sweep")
+    parser.add_argument("name", help="of the file in benchmarks/results, without its suffix")
+    arguments = parser.parse_args()
+    rows = without_common(rows_of(arguments.sweep))
+    table(
+        [{"what": row["what"], "accuracy": row["metrics"]["accuracy"]} for row in rows],
+        ["what", "accuracy"],
+    )
+    print(record(arguments.name, rows))
+
+
+if __name__ == "__main__":
+    main()

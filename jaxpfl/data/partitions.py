@@ -1,0 +1,310 @@
+"""Partitions: data that has no clients is dealt to made-up ones.
+
+    iid             every client has a random, equal share
+    dirichlet       each label is spread over the clients in random, uneven proportions
+    pathological    every client has examples of few labels only
+    sizes           random shares of uneven sizes, log-normal or Zipf
+    by_column       a client is a value of a column
+
+They are named as in Flower's `flwr_datasets.partitioner`. The examples are those of a source in
+which every example is a client of its own (`PATH?client=*`), or columns in memory:
+
+    reviews = jp.data.open("reviews.jsonl?client=*&columns=label")
+    clients = jp.data.partition(reviews, jp.data.Dirichlet(clients=100, by="label", alpha=0.3))
+
+or, wherever a source is named,
+`reviews.jsonl?client=*&columns=label&partition=dirichlet&clients=100&alpha=0.3`.
+`experiments.report.partition_plot` draws who got what.
+
+A made-up client is made of whole original clients, so what protects it protects each of them, too.
+The reverse is not true, so the population has a `fingerprint`, and with it a ledger, of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from jaxpfl import checks
+from jaxpfl.data.columns import Column
+from jaxpfl.data.population import Population, from_rows
+from jaxpfl.errors import InputError
+
+_TRIES = 1_000
+
+
+class Scheme(Protocol):
+    """A way to deal examples to clients; its fields are public."""
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        """The index of each example's client, int64 [examples], and the ids of the clients."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Every client has a random share; sizes differ by at most one.
+
+    Attributes:
+      clients: the number of clients.
+      seed: determines the partition.
+    """
+
+    clients: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        examples = _enough(population, self.clients, 1)
+        order_N = _generator(self).permutation(examples)
+        client_N = np.empty(examples, np.int64)
+        client_N[order_N] = np.arange(examples) % self.clients
+        return client_N, _ids(self.clients)
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each label is dealt in proportions over the clients that a symmetric Dirichlet draws.
+
+    Yurochkin et al. 2019, "Bayesian Nonparametric Federated Learning of Neural Networks", section
+    4, and the floor of Li et al. 2022, "Federated Learning on Non-IID Data Silos": everything is
+    drawn again until no client has fewer than `min_examples`.
+
+    Attributes:
+      clients: the number of clients.
+      by: the column of labels.
+      alpha: the concentration: 0.1 gives a client few labels, 100 nearly equal shares of all.
+      min_examples: the least number of examples of a client.
+      seed: determines the partition.
+    """
+
+    clients: int
+    by: str = "label"
+    alpha: float = 0.5
+    min_examples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        checks.positive("partition: alpha", self.alpha)
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        _enough(population, self.clients, self.min_examples)
+        labels, label_N = labels_of(population, self.by)
+        generator = _generator(self)
+        counts_L = np.bincount(label_N)
+        for _ in range(_TRIES):
+            share_LxC = generator.dirichlet(np.full(self.clients, self.alpha), len(labels))
+            # A tiny alpha may underflow to no proportions at all.
+            share_LxC[~np.isfinite(share_LxC).all(axis=1)] = 1.0 / self.clients
+            ends_LxC = np.round(np.cumsum(share_LxC, axis=1) * counts_L[:, None]).astype(np.int64)
+            sizes_LxC = np.diff(ends_LxC, axis=1, prepend=0)
+            if sizes_LxC.sum(axis=0).min() >= self.min_examples:
+                return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
+        raise InputError(
+            f"partition: none of {_TRIES} draws of Dirichlet(alpha = {self.alpha:g}) gave each of "
+            f"{self.clients} clients at least {self.min_examples} examples: raise "
+            " alpha, or lower clients or min_examples"
+        )
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Every client has examples of `labels` labels only, as in McMahan et al. 2017, section 3.
+
+    Labels are assigned in turn, so that each occurs at about as many clients; a label's examples
+    are dealt equally to the clients that have it.
+
+    Attributes:
+      clients: the number of clients.
+      by: the column of labels.
+      labels: the number of labels of a client.
+      seed: determines the partition.
+    """
+
+    clients: int
+    by: str = "label"
+    labels: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        checks.positive_int("partition: labels", self.labels)
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        _enough(population, self.clients, 1)
+        labels, label_N = labels_of(population, self.by)
+        found = len(labels)
+        if not self.labels <= found <= self.labels * self.clients:
+            raise InputError(
+                f"partition: {self.clients} clients with {self.labels} labels each cannot share "
+                f"column {self.by!r}, which has {found} labels: expected labels of a client <= "
+                "labels in all <= clients x labels of a client"
+            )
+        generator = _generator(self)
+        has_LxC = np.zeros((found, self.clients), np.int64)
+        for client in range(self.clients):
+            # The labels that the fewest clients have, ties at random.
+            rank_L = np.lexsort((generator.random(found), has_LxC.sum(axis=1)))
+            has_LxC[rank_L[: self.labels], client] = 1
+        counts_L = np.bincount(label_N)
+        holders_Lx1 = has_LxC.sum(axis=1, keepdims=True)
+        sizes_LxC = has_LxC * (counts_L[:, None] // holders_Lx1)
+        rest_Lx1 = (counts_L - sizes_LxC.sum(axis=1))[:, None]
+        sizes_LxC += has_LxC * (np.cumsum(has_LxC, axis=1) <= rest_Lx1)
+        return _by_label(label_N, sizes_LxC, generator), _ids(self.clients)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Random shares of uneven sizes: a client's share is proportional to a random weight.
+
+    Attributes:
+      clients: the number of clients.
+      law: "log_normal": the weight is exp(spread x a standard normal number); "zipf": the weight of
+        the client of rank r is r^-spread.
+      spread: 0 gives equal shares; real populations are near 1.
+      min_examples: the least number of examples of a client.
+      seed: determines the partition.
+    """
+
+    clients: int
+    law: Literal["log_normal", "zipf"] = "log_normal"
+    spread: float = 1.0
+    min_examples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        checks.one_of("partition: law", self.law, ("log_normal", "zipf"))
+        checks.non_negative("partition: spread", self.spread)
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        examples = _enough(population, self.clients, self.min_examples)
+        generator = _generator(self)
+        if self.law == "zipf":
+            log_weight_C = -self.spread * np.log(np.arange(1, self.clients + 1))
+        else:
+            log_weight_C = self.spread * generator.standard_normal(self.clients)
+        weight_C = np.exp(log_weight_C - log_weight_C.max())
+        free = examples - self.clients * self.min_examples
+        ends_C = np.round(np.cumsum(weight_C / weight_C.sum()) * free).astype(np.int64)
+        sizes_C = np.diff(ends_C, prepend=0) + self.min_examples
+        nothing_N = np.zeros(examples, np.int64)
+        return _by_label(nothing_N, sizes_C[None], generator), _ids(self.clients)
+
+
+@dataclass(frozen=True)
+class ByColumn:
+    """A client is a value of a column, such as a user's name.
+
+    Attributes:
+      by: the column.
+    """
+
+    by: str
+
+    def deal(self, population: Population) -> tuple[np.ndarray, list[str]]:
+        values, value_N = labels_of(population, self.by)
+        return value_N, [str(value) for value in values]
+
+
+SCHEMES: Mapping[str, type] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "pathological": Pathological,
+    "sizes": Sizes,
+    "by_column": ByColumn,
+}
+"""The schemes by the name that `partition=` has in a source."""
+
+
+def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Population:
+    """Deals examples to clients.
+
+    Args:
+      examples: a population whose clients hold one example each, or columns, name -> [examples,
+        ...], of data that never had clients.
+      scheme: how, for instance `Dirichlet(clients=100, by="label", alpha=0.3)`.
+
+    Raises:
+      InputError: a client of the population holds more than one example, a column is missing, or
+        there are too few examples.
+    """
+    if not isinstance(examples, Population):
+        length = len(next(iter(examples.values()), ()))
+        ids = [f"example {index}" for index in range(length)]
+        examples = from_rows(np.arange(length), ids, examples, name="in memory", unit="example")
+    client_N, ids = scheme.deal(examples)
+    name = f"{examples.name} [{scheme}]"
+    return examples.dealt(client_N, ids, name=name, unit=f"made-up client of {examples.unit}s")
+
+
+def _check(scheme: Any) -> None:
+    checks.positive_int("partition: clients", scheme.clients)
+    checks.non_negative_int("partition: seed", scheme.seed)
+    if hasattr(scheme, "min_examples"):
+        checks.non_negative_int("partition: min_examples", scheme.min_examples)
+
+
+def _generator(scheme: Any) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=scheme.seed))
+
+
+def _enough(population: Population, clients: int, least: int) -> int:
+    """The number of examples, which must give each client the least number."""
+    examples = population.num_examples
+    if examples < clients * max(least, 1):
+        # Without the number: how many examples a population has is private.
+        raise InputError(
+            f"partition: {clients} clients with at least {max(least, 1)} examples each need "
+            f"{clients * max(least, 1)} examples, and {population.name!r} has fewer"
+        )
+    return examples
+
+
+def labels_of(population: Population, by: str) -> tuple[Any, np.ndarray]:
+    """The different values of a column, and the index of each example's value, int64 [examples]."""
+    if by not in population.columns:
+        raise InputError(
+            f"partition: column {by!r} is missing, found {', '.join(population.columns)}"
+        )
+    column: Column = population.columns[by]
+    if isinstance(column, np.ndarray):
+        if column.ndim != 1:
+            raise InputError(
+                f"partition: column {by!r} must have one value for each example, found the shape "
+                f"{column.shape[1:]} of an example"
+            )
+        values, index_N = np.unique(column, return_inverse=True)
+        return values.tolist(), index_N.astype(np.int64)
+    encoded = column.dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    values = encoded.dictionary.to_pylist()
+    # In alphabetical order, whatever the order of the examples.
+    order = sorted(range(len(values)), key=values.__getitem__)
+    place = np.empty(len(values), np.int64)
+    place[order] = np.arange(len(values))
+    index_N = encoded.indices.to_numpy(zero_copy_only=False)
+    return [values[index] for index in order], place[index_N]
+
+
+def _by_label(
+    label_N: np.ndarray, sizes_LxC: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Deals the examples of each label at random, so many to each client: clients [examples]."""
+    client_N = np.empty(len(label_N), np.int64)
+    clients = np.arange(sizes_LxC.shape[1])
+    for label, sizes_C in enumerate(sizes_LxC):
+        rows = generator.permutation(np.flatnonzero(label_N == label))
+        client_N[rows] = np.repeat(clients, sizes_C)
+    return client_N
+
+
+def _ids(clients: int) -> list[str]:
+    return [f"client {index}" for index in range(clients)]

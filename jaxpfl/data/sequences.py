@@ -1,0 +1,188 @@
+"""Columns of token ids: a sequence per example, of any length, as they lie on the disk.
+
+`Sequences` holds all ids one after the other, and where each sequence begins, so that nothing of
+what is stored follows from a model's sequence length. `Padded` is what a model reads of them: rows
+of one length, which are made when a cohort is packed. Both may be mapped from a file: what derives
+them (a part of the clients, another order) keeps the map, and adds a row number per example.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.errors import InputError
+
+PAD = np.int32(-1)
+"""That of `jaxpfl.models`, which is no id: all its bits are set."""
+
+_BLOCK = 2**18
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sequences:
+    """A column of sequences of ids.
+
+    Attributes:
+      values: uint16 or uint32 [ids], of the stored sequences, one after the other.
+      edges: int64 [stored + 1], where each stored sequence begins, and the end.
+      encoding: what the ids stand for; public. Columns of one population have one encoding.
+      rows: int64 [examples], which stored sequence each example is; None = all, in their order.
+
+    Raises:
+      InputError: values or edges are of another type, or the edges do not fit the values.
+    """
+
+    values: np.ndarray
+    edges: np.ndarray
+    encoding: Mapping[str, Any]
+    rows: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.dtype not in (np.uint16, np.uint32) or self.values.ndim != 1:
+            raise InputError(
+                f"sequences must have ids uint16 or uint32, found {self.values.dtype} with "
+                f"{self.values.ndim} axes"
+            )
+        edges = self.edges
+        if edges.dtype != np.int64 or edges.ndim != 1 or not len(edges):
+            raise InputError("the edges of sequences must be int64 [sequences + 1]")
+        if not 0 <= edges[0] <= edges[-1] <= len(self.values):
+            raise InputError("the edges of sequences must lie within their ids")
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1 if self.rows is None else len(self.rows)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> "Sequences":
+        """The sequences of a slice, without copying anything, or of row numbers int [...]."""
+        if self.rows is not None:
+            return replace(self, rows=self.rows[rows])
+        if isinstance(rows, slice):
+            first, last, step = rows.indices(len(self))
+            if step == 1:
+                return replace(self, edges=self.edges[first : max(first, last) + 1])
+            rows = np.arange(first, last, step)
+        return replace(self, rows=np.asarray(rows, np.int64))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all ids."""
+        starts, stops = self.bounds(slice(None))
+        return int(np.sum(stops - starts)) * self.dtype.itemsize
+
+    def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the sequences of these rows begin and end in `values`, int64."""
+        if self.rows is not None:
+            rows = self.rows[rows]
+        if isinstance(rows, slice):
+            return self.edges[:-1][rows], self.edges[1:][rows]
+        return self.edges[rows], self.edges[rows + 1]
+
+    def blocks(self) -> Iterator["Sequences"]:
+        """The same sequences in pieces of bounded size, stored one after the other in each."""
+        for start in range(0, len(self), _BLOCK):
+            yield self[start : start + _BLOCK].compact()
+
+    def compact(self) -> "Sequences":
+        """The same sequences, stored alone, in their order and from the first id on."""
+        if self.rows is None:
+            first, last = int(self.edges[0]), int(self.edges[-1])
+            edges = self.edges - first if first else self.edges
+            return replace(self, values=self.values[first:last], edges=edges)
+        starts, stops = self.bounds(slice(None))
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
+        places = np.repeat(starts - edges[:-1], stops - starts)
+        places += np.arange(len(places))
+        return Sequences(self.values[places], edges, self.encoding)
+
+    def to_list(self) -> list[np.ndarray]:
+        """The ids of each sequence."""
+        starts, stops = self.bounds(slice(None))
+        return [self.values[i:j] for i, j in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
+        """The first `most` bytes of each client's ids; offsets int64 [clients + 1] of examples."""
+        for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            # No sequence is shorter than one id, as far as these bytes are to identify a client.
+            held = self[first : min(last, first + most)].compact()
+            yield held.values[: most // self.dtype.itemsize].tobytes()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Padded:
+    """Sequences read as rows int32 [examples, length], cut or filled with PAD on the right.
+
+    It is a column of numbers as an array is, except that rows are made when they are asked for.
+    """
+
+    sequences: Sequences
+    length: int
+
+    dtype = np.dtype(np.int32)
+    ndim = 2
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the ids, which are not those of the rows."""
+        return self.sequences.nbytes
+
+    def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
+        """See `Sequences.client_bytes`: what is cut off a row is a client's content too."""
+        return self.sequences.client_bytes(offsets, most)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.length
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self[np.arange(len(self))]
+        return found if dtype is None else found.astype(dtype)
+
+    def select(self, rows: slice | np.ndarray) -> "Padded":
+        """These rows as a column that is not made yet either."""
+        return replace(self, sequences=self.sequences[rows])
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """The rows of a slice, or of row numbers int [...]: int32 [..., length]."""
+        starts, stops = self.sequences.bounds(rows)
+        shape = (*starts.shape, self.length)
+        starts, sizes = starts.reshape(-1), (stops - starts).reshape(-1)
+        runs, last = self._runs
+        # A row is copied in one piece, with what follows the sequence, which is then overwritten.
+        found = runs[np.minimum(starts, last)].view(self.sequences.dtype).reshape(-1, self.length)
+        for row in np.flatnonzero(starts > last).tolist():
+            ended = self.sequences.values[starts[row] :][: self.length]
+            found[row, : len(ended)] = ended
+        behind = np.take(self._behind, np.minimum(sizes, self.length), axis=0)
+        return np.bitwise_or(found, behind, out=behind, casting="unsafe").reshape(shape)
+
+    @cached_property
+    def _runs(self) -> tuple[np.ndarray, int]:
+        """All runs of `length` ids, each as one item, a view of the ids; and the last one's number.
+
+        Items of so many bytes are copied several times as fast as rows of ids.
+        """
+        values = self.sequences.values
+        if len(values) < self.length:
+            values = np.concatenate([values, np.zeros(self.length - len(values), values.dtype)])
+        size, item = values.dtype.itemsize, np.dtype((np.void, values.dtype.itemsize * self.length))
+        number = len(values) - self.length + 1
+        return np.ndarray((number,), item, values, strides=(size,)), number - 1
+
+    @cached_property
+    def _behind(self) -> np.ndarray:
+        """What is added to a row by the size of its sequence, int32 [length + 1, length].
+
+        It has all bits set, PAD, behind the sequence, and none within it.
+        """
+        sizes = np.arange(self.length + 1)[:, None]
+        return np.where(np.arange(self.length) < sizes, np.int32(0), PAD)

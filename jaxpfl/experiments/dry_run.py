@@ -1,0 +1,199 @@
+"""`jaxpfl run CONFIG --dry-run`: what a config would do, found out without its clients.
+
+The config is read, its models and the programs of its rounds are built as shapes, noise is
+calibrated, and epsilon is stated for the number of clients that the config declares. No client is
+read, nothing is downloaded, charged or written.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxpfl.data.open import why_missing
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.reader import to_yaml
+from jaxpfl.experiments.config.sections import PUBLIC_PART
+from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, Release
+from jaxpfl.experiments.registry import system_of
+from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.experiments.systems.base import Outliner
+from jaxpfl.federated.rehearsal import Asked, Rehearsed
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.text.tokenisers import public_words
+
+_FIRST = "dry run: no client was read, nothing was fetched, charged or written"
+
+
+def dry_run(config: Any) -> dict[str, Any]:
+    """Checks a config of any system; returns its outline as plain data, and as "text".
+
+    Raises:
+      InputError: the run would be refused: the message says where and why.
+    """
+    system = system_of(config.system)
+    if not isinstance(system, Outliner):
+        text = f"{_FIRST}; of system {config.system!r} only the config is checked, which is valid"
+        return {"system": config.system, "text": text}
+    outline = system.outline(config)
+    record = {"system": config.system, **_record(outline)}
+    return {**record, "text": "\n".join([_FIRST, "", *_lines(record)])}
+
+
+def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
+    """Checks every point of a sweep; points that differ in `over` alone are checked once.
+
+    Raises:
+      InputError: a point would be refused; the message names it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for point in _different(sweep):
+        try:
+            found[point.name] = dry_run(point.config)
+        except InputError as error:
+            raise InputError(f"point {point.name}: {error}") from error
+    records = [record for record in found.values() if "clients" in record]
+    lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(found)} of them different"]
+    if records:
+        # What all points have in common; their models and costs follow one by one.
+        lines += ["", *_source_lines(records[0]), ""]
+    said: set[str] = set()
+    for name, record in found.items():
+        lines.append(name)
+        if "clients" in record:
+            # Most points have models and memory in common, which are said once.
+            new = [line for line in _model_lines(record) if line not in said]
+            said.update(new)
+            lines += [f"  {line}" for line in [*new, *_privacy_lines(record)]]
+    for record in found.values():
+        record.pop("text")
+    return {"points": found, "text": "\n".join(lines)}
+
+
+def _different(sweep: Sweep) -> Iterator[Point]:
+    """A point for each combination of values but those of `over`."""
+    seen: set[str] = set()
+    for point in sweep.points:
+        run = dataclasses.replace(point.config.run, seed=0)
+        described = to_yaml(dataclasses.replace(point.config, run=run))
+        if described not in seen:
+            seen.add(described)
+            yield point
+
+
+def _record(outline: Outline) -> dict[str, Any]:
+    """The outline as plain data."""
+    return {
+        "clients": outline.clients._asdict(),
+        "sources": {key: _source(key, source) for key, source in outline.sources.items()},
+        "models": {name: _model(each) for name, each in outline.models.items()},
+        "rounds": {name: _rounds(each) for name, each in outline.rounds.items()},
+        "privacy": {name: _release(each) for name, each in outline.releases.items()},
+        "together": {name: _guarantee(each) for name, each in outline.together.items()},
+        "notes": list(outline.notes),
+    }
+
+
+def _source(key: str, source: str) -> dict[str, str]:
+    # A vocabulary may be a file that holds no clients.
+    why = public_words.why_missing if key == "data.vocabulary" else why_missing
+    missing = "" if source == PUBLIC_PART else why(source)
+    return {"source": source, "missing": missing}
+
+
+def _model(model: OutlinedModel) -> dict[str, Any]:
+    return {"about": model.about, "parameters": model.parameters, "bytes": model.size}
+
+
+def _rounds(found: Rehearsed) -> dict[str, Any]:
+    return {"server": found.state, "queries": [dataclasses.asdict(each) for each in found.asked]}
+
+
+_known: dict[str, dict[str, Any]] = {}
+
+
+def _guarantee(found: Guarantee) -> dict[str, Any]:
+    # The points of a sweep share most of their costs, and each takes a second to compute.
+    described = repr(found)
+    if described not in _known:
+        epsilon = found.epsilon() if found.private else None
+        _known[described] = {
+            "epsilon": epsilon,
+            "delta": found.delta,
+            "statement": found.statement(),
+        }
+    return _known[described]
+
+
+def _release(found: Release) -> dict[str, Any]:
+    return {
+        "times": found.times,
+        "noise_multiplier": found.noise_multiplier,
+        **_guarantee(found.guarantee),
+    }
+
+
+def _lines(record: dict[str, Any]) -> list[str]:
+    return [
+        *_source_lines(record),
+        "",
+        *_model_lines(record),
+        "",
+        *_privacy_lines(record),
+    ]
+
+
+def _source_lines(record: dict[str, Any]) -> list[str]:
+    clients = record["clients"]
+    known = "data.clients" if clients["declared"] else "ASSUMED: data.clients gives no number"
+    lines = [
+        f"clients   {clients['all']:,} ({known}), some {clients['train']:,} of them to train with; "
+        "epsilon is stated for that number"
+    ]
+    for key, each in record["sources"].items():
+        state = f"NOT AT HAND: {each['missing']}" if each["missing"] else "at hand"
+        lines.append(f"source    {key} = {each['source']}: {state}")
+    return lines
+
+
+def _model_lines(record: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, each in record["models"].items():
+        size = ""
+        if each["parameters"] is not None:
+            size = f": {each['parameters']:,} parameters, {_bytes(each['bytes'])}"
+        lines.append(f"model     {name} ({each['about']}){size}")
+    for name, each in record["rounds"].items():
+        if each["server"]:
+            lines.append(f"memory    {name}: server {_bytes(each['server'])}")
+        lines += [f"memory    {name}, {_query_line(Asked(**query))}" for query in each["queries"]]
+    return lines
+
+
+def _query_line(asked: Asked) -> str:
+    number = asked.side_by_side
+    return (
+        f"{asked.label}: a client receives {_bytes(asked.down)} and sends {_bytes(asked.up)}; "
+        f"bucket {_bytes(asked.bucket)}, sums {_bytes(asked.sums)}, {number} "
+        f"client{'s' if number > 1 else ''} at a time: {_bytes(number * asked.up)} of changes, as "
+        "much of gradients, and their activations"
+    )
+
+
+def _privacy_lines(record: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, each in record["privacy"].items():
+        noise = f"noise multiplier {each['noise_multiplier']:.4g}, "
+        lines.append(f"privacy   {name} ({each['times']}): {noise}{each['statement']}")
+    for name, each in record["together"].items():
+        lines.append(f"privacy   {name}: {each['statement']}")
+    if not record["privacy"]:
+        lines.append("privacy   clients send nothing (epsilon = 0)")
+    return [*lines, *(f"note      {note}" for note in record["notes"])]
+
+
+def _bytes(number: int) -> str:
+    """A number of bytes, in the unit that suits it."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number} B"

@@ -1,0 +1,251 @@
+"""What a config describes, without its clients: sources, models, rounds, releases.
+
+A system makes the `Outline` of a config (`systems.base.Outliner`), and `experiments.dry_run` prints
+it. Nothing is read but the small files of published models that are at hand, nothing is downloaded,
+charged or written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.published import described
+from jaxpfl.experiments.config.baselines import (
+    BaselineModelConfig,
+    CharacterModelConfig,
+    TagModelConfig,
+)
+from jaxpfl.experiments.config.published import PublishedModelConfig
+from jaxpfl.experiments.config.sections import (
+    DataConfig,
+    ImageModelConfig,
+    LanguageModelConfig,
+    PrivacyConfig,
+    TrainingConfig,
+)
+from jaxpfl.experiments.engine.build import build_plan
+from jaxpfl.federated.rehearsal import Rehearsed, column, size_of
+from jaxpfl.models import count_parameters
+from jaxpfl.models.checkpoints import hub, pretrained
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.decoder.quantise import quantise
+from jaxpfl.models.encoder.network import Encoder
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.plan import Plan
+
+ASSUMED = 10_000
+"""The number of clients that is assumed where `data.clients` is not given."""
+
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+"""The shape of a typed key."""
+
+
+class Clients(NamedTuple):
+    """How many clients an outline is for.
+
+    Attributes:
+      all: in the source.
+      train: of these, in expectation.
+      declared: False where `ASSUMED` stands for a number that the config does not give.
+    """
+
+    all: int
+    train: int
+    declared: bool
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "Clients":
+        number = ASSUMED if data.clients is None else data.clients
+        train = max(1, round(number * data.split.train))
+        return cls(number, train, data.clients is not None)
+
+
+@dataclass(frozen=True)
+class OutlinedModel:
+    """A model by its shapes.
+
+    Attributes:
+      about: what it is, or, where it is not at hand, which one it is.
+      parameters, size: their number, and the bytes in memory; None where it is not at hand.
+    """
+
+    about: str
+    parameters: int | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    """What clients release, and its cost; `times` says how often, in words."""
+
+    guarantee: Guarantee
+    times: str
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a run would be; public.
+
+    Attributes:
+      sources: source by the key that names it.
+      models, rounds, releases: by name.
+      together: by name, what several releases cost together.
+      notes: sentences on what was not checked.
+    """
+
+    clients: Clients
+    sources: Mapping[str, str]
+    models: Mapping[str, OutlinedModel]
+    rounds: Mapping[str, Rehearsed]
+    releases: Mapping[str, Release]
+    together: Mapping[str, Guarantee] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@contextmanager
+def tracing(what: str) -> Iterator[None]:
+    """Reports shapes that do not fit together as bad input.
+
+    Raises:
+      InputError: names `what` does not fit, and the first line of JAX's message.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AssertionError, ZeroDivisionError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{what} cannot be computed, its shapes do not fit: {lines[0]}") from error
+
+
+def shapes_of(model: Any) -> Any:
+    """The parameters of a model as shapes; nothing is allocated."""
+    return jax.eval_shape(model.init, KEY)
+
+
+def outlined(about: str, shapes: Any) -> OutlinedModel:
+    """A model that consists of parameters of these shapes."""
+    return OutlinedModel(about, count_parameters(shapes), size_of(shapes))
+
+
+def example_columns(
+    settings: LanguageModelConfig | ImageModelConfig | BaselineModelConfig,
+) -> dict[str, np.ndarray]:
+    """The made-up examples of a section `model`."""
+    if isinstance(settings, LanguageModelConfig | CharacterModelConfig):
+        return {"tokens": column((settings.sequence_length + 1,), np.int32)}
+    if isinstance(settings, TagModelConfig):
+        words, tags = (
+            column((settings.max_words,), np.int16),
+            column((settings.max_tags,), np.int16),
+        )
+        return {"words": words, "tags": tags}
+    return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
+
+
+def cached_plan(privacy: PrivacyConfig, training: TrainingConfig, clients: int) -> Plan:
+    """`build_plan`; plans that differ only in what costs nothing share a calibration."""
+    if privacy.adaptive or not privacy.private:
+        return build_plan(privacy, training, clients)
+    plain = replace(privacy, clip_norm=1.0, clipping="flat", ledger=None, budget_epsilon=None)
+    shape = TrainingConfig(training.rounds, training.clients_per_round)
+    found = _calibrated(plain, shape, clients)
+    return replace(found, clip=Clip(privacy.clip_norm, privacy.clipping))
+
+
+_calibrated = lru_cache(maxsize=256)(build_plan)
+
+
+def rounds_of(plan: Plan) -> Release:
+    """The rounds of a plan as a release."""
+    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
+    times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
+    return Release(plan.guarantee(), times, plan.noise_multiplier)
+
+
+class Published(NamedTuple):
+    """A published model that is at hand, as shapes.
+
+    Attributes:
+      params: shapes of the parameters in memory, quantised if the config asks for it.
+    """
+
+    model: Decoder | Encoder
+    params: Any
+    outlined: OutlinedModel
+
+
+def published(
+    settings: PublishedModelConfig,
+    section: str,
+    *,
+    trained: bool,
+    check: Callable[[Decoder | Encoder], None],
+) -> Published | OutlinedModel:
+    """The model of a section by its config.json, or what is said of one that is not at hand.
+
+    Args:
+      trained: whether its own weights are trained, and so float32.
+      check: refuses a model that the section cannot use.
+    """
+    folder = hub.at_hand(settings.path)
+    if folder is None:
+        return OutlinedModel(f"{settings.path}, NOT AT HAND: its shapes are not checked")
+    model = described(settings, folder, section)
+    if isinstance(model, Encoder):
+        # Whether it has one is known by its weights alone.
+        model = replace(model, head=True)
+    check(model)
+    narrow = settings.dtype == "bfloat16" and not trained
+    dtype = pretrained.DTYPES["bfloat16" if narrow else "float32"]
+
+    def made(key: Any) -> Any:
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype), model.init(key))
+        if settings.int8 and isinstance(model, Decoder):
+            return quantise(model, params)[1]
+        return params
+
+    with tracing(f"{section}.path = {settings.path!r}"):
+        params = jax.eval_shape(made, KEY)
+        stored = "int8" if settings.int8 else dtype.name
+        about = OutlinedModel(
+            f"{settings.path}, {model.name}, {stored}",
+            count_parameters(shapes_of(model)),
+            size_of(params),
+        )
+    return Published(model, params, about)
+
+
+def embedding_size(name: str) -> int | None:
+    """The dimension of an embedder of texts; None where its model is not at hand.
+
+    Raises:
+      InputError: a published encoder is none of the BERT family.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "hashed":
+        from jaxpfl.text.embed import embedder
+
+        return embedder(name).dimension
+    if kind not in ("minilm", "encoder"):
+        return None
+    folder = hub.at_hand(rest or name)
+    if folder is None:
+        return None
+    model = pretrained.read_config(folder / "config.json")
+    if not isinstance(model, Encoder):
+        raise InputError(f"embedder {name!r} must name an encoder, found a {model.name}")
+    return model.config.hidden_size
+
+
+def embedder_note(name: str) -> str:
+    """A note for an embedder whose model is not at hand."""
+    return f"the embedder {name!r} is not at hand: the shapes of what clients embed are not checked"

@@ -1,0 +1,99 @@
+"""Sentences that warn the reader of a result: worse than a baseline, a rising loss, mostly noise.
+
+They follow from the public files of a run alone, and so from what its statement covers.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+OURS = "this run"
+"""The row of the run itself in a table of models."""
+
+
+def worse_than(table: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """The models that the run ends worse than: name -> (the run's score, the model's score).
+
+    The score is the perplexity, where the run has one, or else the loss; one that is missing or not
+    finite is worse than any other.
+
+    Args:
+      table: rows with "model", and scores on the same data; one of them is the run's.
+    """
+    ours = next((row for row in table if row["model"] == OURS), None)
+    if ours is None:
+        return {}
+    metric = "perplexity" if any("perplexity" in row for row in table) else "loss"
+    score = _number(ours.get(metric))
+    found = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
+    return {name: (score, other) for name, other in found.items() if score > other}
+
+
+def of_table(table: Sequence[Mapping[str, Any]], tested_on: str) -> list[str]:
+    """A warning if the run ends worse than another model of the table."""
+    worse = worse_than(table)
+    if not worse:
+        return []
+    score = next(iter(worse.values()))[0]
+    others = " and ".join(f"{name} ({other:.4g})" for name, (_, other) in worse.items())
+    metric = "perplexity" if any("perplexity" in row for row in table) else "loss"
+    return [f"The run ends worse than {others}: {metric} {score:.4g} on {tested_on}."]
+
+
+def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
+    """Warnings of a loss that rose, and of updates of noise from which little is learned.
+
+    Noise that is longer than the clip norm does not prevent learning, because it points nowhere in
+    particular. It is therefore mentioned only where the loss did not fall by 5 %.
+
+    Args:
+      records: the lines of `metrics.jsonl`.
+      evaluated_on: the data of the "evaluation" in them.
+    """
+    found = []
+    losses = [
+        (record["round"], _number(record["evaluation"].get("loss")))
+        for record in records
+        if record.get("evaluation") and "loss" in record["evaluation"]
+    ]
+    if len(losses) > 1 and losses[-1][1] > losses[0][1]:
+        (first, before), (last, after) = losses[0], losses[-1]
+        found.append(
+            f"The loss on {evaluated_on} rose from {before:.4g} at round {first} to {after:.4g} at "
+            f"round {last}: try a lower learning rate, or a smaller clip norm."
+        )
+    learned = bool(losses) and losses[-1][1] < 0.95 * losses[0][1]
+    # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
+    norms = [
+        (_number(record["update_norm"]), record["clip_norm"])
+        for record in records
+        if "update_norm" in record and record.get("clip_norm")
+    ]
+    long = sum(norm > clip_norm for norm, clip_norm in norms)
+    if long * 2 > len(norms) and not learned:
+        found.append(
+            f"In {long} of {len(norms)} rounds the noisy mean update is longer than the clip norm, "
+            "which the mean of clipped updates never is: it is mostly noise. More clients per "
+            "round, fewer parameters or a larger epsilon help."
+        )
+    return found
+
+
+def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Warnings of the points of a sweep that end worse than a baseline.
+
+    Args:
+      results: the points' `result.json`.
+    """
+    counts = Counter(name for result in results for name in worse_than(result.get("table") or ()))
+    total = len(results)
+    return [
+        f"{'All' if count == total else count} of {total} points end worse than {name}."
+        for name, count in counts.items()
+    ]
+
+
+def _number(value: Any) -> float:
+    """A score, where None, as JSON has what is not finite, and NaN are the worst."""
+    return math.inf if value is None or math.isnan(value) else float(value)

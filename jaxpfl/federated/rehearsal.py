@@ -1,0 +1,114 @@
+"""A round without clients: its programs are traced on made-up shapes, not compiled and not run.
+
+It finds what does not fit together, a model and its examples, a bucket and the devices, before any
+client is read, and says how large things are.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.federated.query import Query
+from jaxpfl.federated.release import Released, traced
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a query would send and occupy; sizes in bytes.
+
+    Attributes:
+      down, up: what a client receives and sends in a round.
+      bucket: the largest bucket of clients' examples.
+      side_by_side: the clients whose computations are in memory at a time, on all devices.
+      sums: the running sums, on all devices.
+    """
+
+    label: str
+    down: int
+    up: int
+    bucket: int
+    side_by_side: int
+    sums: int
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What an algorithm's rounds would send and occupy.
+
+    Attributes:
+      state: the server's state, such as parameters and its optimiser's moments, in bytes.
+    """
+
+    state: int
+    asked: tuple[Asked, ...]
+
+
+def column(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A made-up column of examples of this shape and dtype, which holds none."""
+    return np.empty((0, *shape), dtype)
+
+
+def size_of(tree: PyTree) -> int:
+    """The bytes of a tree of arrays or shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[Asked, PyTree]:
+    """Traces what clients would compute in a query, and its sum over a bucket.
+
+    Args:
+      broadcast: arrays or shapes.
+      columns: made up, see `column`; `query.prepare` is not applied.
+
+    Returns:
+      The sizes, and the shapes of a contribution.
+
+    Raises:
+      InputError, TypeError, ValueError: as `release.traced`.
+    """
+    held = {name: columns[name] for name in query.columns or columns}
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+    contribution, bucket, chunk = traced(query, shapes, held)
+    devices, up = query.execution.devices.size, size_of(contribution)
+    # An accumulator holds pairs of numbers.
+    found = Asked(query.label, size_of(shapes), up, bucket, chunk * devices, 2 * up * devices)
+    return found, contribution
+
+
+def rehearse(
+    algorithm_of: Callable[..., Any], columns: Mapping[str, np.ndarray], *shapes: PyTree
+) -> Rehearsed:
+    """Traces the first round of an algorithm whose step can be traced: init, queries and server.
+
+    Args:
+      algorithm_of: makes the algorithm (`algorithms.base.Algorithm`) from arrays of `shapes`, such
+        as parameters to start from.
+      columns: of the clients, made up, see `column`.
+
+    Raises:
+      InputError, TypeError, ValueError: as `ask`.
+    """
+    asked: list[Asked] = []
+
+    def release(query: Query, broadcast: PyTree = (), clip_norm: Any = None) -> Released:
+        found, contribution = ask(query, broadcast, columns)
+        asked.append(found)
+        following = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), contribution)
+        return Released(zeros, following)
+
+    def first_round(key: jax.Array, *given: PyTree) -> Any:
+        algorithm = algorithm_of(*given)
+        state = algorithm.init(key)
+        algorithm.step(state, release, 1)
+        return state
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(first_round, key, *shapes)
+    return Rehearsed(size_of(state), tuple(asked))

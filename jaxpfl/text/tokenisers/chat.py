@@ -1,0 +1,111 @@
+"""Chat templates: how a model that was trained to answer is given a user's message.
+
+A folder holds its template in chat_template.jinja, or as `chat_template` in tokenizer_config.json,
+and transformers fills it in the same way. It is a program in the language of Jinja, and is run in
+Jinja's sandbox, where it cannot change anything or read a file. It gets no date: a template that
+asks for one writes its own default, so that equal prompts stay equal on another day.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.checkpoints.model_files import read_object
+
+FILE = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template, and the special tokens that it names.
+
+    Attributes:
+      source: the program.
+      tokens: the special tokens by their names, as in {"bos_token": "<s>"}.
+      place: the file that the template is from, for messages.
+    """
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    place: str = FILE
+
+    def __post_init__(self) -> None:
+        self.render("a")
+
+    def render(self, message: str) -> str:
+        """The text of a chat in which the user has sent a message, up to where the answer begins.
+
+        Raises:
+          InputError: the template is broken, or does not allow a chat of one message.
+        """
+        messages = [{"role": "user", "content": message}]
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=True, **self.tokens
+            )
+        # A template may call anything that it is given with wrong arguments.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise InputError(
+                f"{self.place}: the chat template cannot be filled in: {type(error).__name__}: "
+                f"{lines[0]}"
+            ) from error
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _refuse
+        return environment.from_string(self.source)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def read_template(folder: Path) -> ChatTemplate | None:
+    """The template of a folder, or None if it has none.
+
+    Raises:
+      InputError: there are several templates and none is called "default", or it cannot be used.
+      CorruptFile: a file is broken.
+    """
+    settings = read_object(folder / "tokenizer_config.json", optional=True)
+    source, place = settings.get("chat_template"), folder / "tokenizer_config.json"
+    if (folder / FILE).is_file():
+        place = folder / FILE
+        try:
+            source = place.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptFile(f"{place} is not UTF-8 text: {error.reason}") from error
+    if isinstance(source, list):
+        named = {
+            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+        }
+        if "default" not in named:
+            raise InputError(
+                f"{place}: one of several chat templates must be called 'default', found "
+                f"{', '.join(map(repr, named))}"
+            )
+        source = named["default"]
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise InputError(f"{place}: chat_template must be text, found {type(source).__name__}")
+    return ChatTemplate(source, _special_tokens(settings), str(place))
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for role, token in settings.items():
+        token = token.get("content") if isinstance(token, dict) else token
+        if role.endswith("_token") and isinstance(token, str):
+            found[role] = token
+    return found

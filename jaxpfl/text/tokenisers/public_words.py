@@ -1,0 +1,74 @@
+"""A vocabulary from wherever a config or a command names one.
+
+    FOLDER                     what `jaxpfl convert --vocabulary` wrote: the words of its tokens
+    PATH.json                  what `Vocabulary.save` wrote, such as vocabulary.json of a run
+    NAME.word_count(.tar.bz2)  TensorFlow Federated's counts for Stack Overflow, or other counts of
+                               words in such a file (see `data.readers.counts`)
+    another source             of PUBLIC text, see `data.open`: its words are counted
+
+Words with counts are those between spaces (see `splitting`). A count of TensorFlow Federated is the
+number of training users who wrote the word. The field takes this list as public, although it was
+made from the very clients who train, without differential privacy: no privacy statement of this
+library covers it.
+"""
+
+from pathlib import Path
+
+from jaxpfl.data.open import expanded
+from jaxpfl.data.open import why_missing as why_missing_source
+from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.data.storage import VOCABULARY
+from jaxpfl.errors import InputError
+from jaxpfl.text.tokenisers.vocabulary import SPECIALS, Vocabulary
+
+_ENDINGS = (".word_count", ".word_count.tar.bz2")
+
+
+def public_words(source: str, size: int | None) -> Vocabulary:
+    """The vocabulary of `size` ids that `source` names.
+
+    Args:
+      size: ids, with the four special ones. None takes a stored vocabulary as it is.
+
+    Raises:
+      InputError: there is no such source, it has another number of words, or `size` is None and
+        the source is no stored vocabulary.
+      CorruptFile: the file is damaged.
+    """
+    path = Path(expanded(source.partition("?")[0]))
+    if (path / VOCABULARY).is_file():
+        path = path / VOCABULARY
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise InputError(f"vocabulary {source!r}: there is no such file")
+        return _of_size(Vocabulary.load(path), size, source)
+    if size is None:
+        raise InputError(
+            f"vocabulary {source!r} has no size of its own: say how many ids are to be used, for "
+            f"example 10004 for the 10000 most frequent words and the {len(SPECIALS)} special ones"
+        )
+    if path.name.endswith(_ENDINGS):
+        ranked = [pair for pair in read_counts(path).items() if pair[0] not in SPECIALS]
+        found = Vocabulary.from_ranked(ranked, size, 0, source=path.name, splitting="spaces")
+    else:
+        found = Vocabulary.from_public(source, size)
+    return _of_size(found, size, source)
+
+
+def why_missing(source: str) -> str:
+    """As `data.open.why_missing`: "" if the source is at hand; reads nothing of it."""
+    head = source.partition("?")[0]
+    if not head.endswith((".json", *_ENDINGS)):
+        return why_missing_source(source)
+    try:
+        return "" if Path(expanded(head)).is_file() else "there is no such file"
+    except InputError as unset:
+        return str(unset)
+
+
+def _of_size(vocabulary: Vocabulary, size: int | None, source: str) -> Vocabulary:
+    if size is not None and len(vocabulary) != size:
+        raise InputError(
+            f"vocabulary {source!r} has {len(vocabulary)} ids, expected vocab_size = {size}"
+        )
+    return vocabulary

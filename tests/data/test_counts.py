@@ -1,0 +1,77 @@
+"""Files of public counts, in every form that they are published in."""
+
+import io
+import json
+import tarfile
+from typing import Literal
+
+import pytest
+
+from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.errors import CorruptFile, InputError
+
+WORDS = {"the": 90, "jquery-1.9": 70, "{": 70, ",": 5, "ünï": 1}
+
+
+def archived(path, name: str, content: str, mode: Literal["w:bz2", "w:gz"]) -> None:
+    with tarfile.open(path, mode) as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content.encode())
+        archive.addfile(entry, io.BytesIO(content.encode()))
+
+
+def test_all_forms_give_the_same_counts_most_frequent_first(tmp_path):
+    shuffled = dict(sorted(WORDS.items()))
+    lines = "".join(f"{word}\t{count}\n" for word, count in shuffled.items())
+    forms = {
+        "words.txt": lines,
+        "words.word_count": lines.replace("\t", " ").replace("\n", "\r\n"),
+        "words.csv": "word,count\n" + lines.replace("\t", ","),
+        "words.json": json.dumps(shuffled),
+    }
+    for name, content in forms.items():
+        (tmp_path / name).write_text(content, newline="")
+    archived(tmp_path / "stackoverflow.word_count.tar.bz2", "x.word_count", lines, "w:bz2")
+    archived(tmp_path / "stackoverflow.tag_count.tar.bz2", "x", json.dumps(shuffled), "w:bz2")
+    archived(tmp_path / "plain.tar.gz", "x", lines, "w:gz")
+    for path in tmp_path.iterdir():
+        found = read_counts(path)
+        assert found == WORDS, path.name
+        # "jquery-1.9" comes before "{" in every file.
+        assert list(found) == ["the", "jquery-1.9", "{", ",", "ünï"], path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.txt", "the 5\nof\n", "line 2"),
+        ("a.txt", "the 5\nof -1\n", "line 2"),
+        ("a.txt", "the 5\nthe 3\n", "line 2"),
+        ("a.txt", f"the {2**63}\n", "line 1"),
+        ("a.json", '{"the": 5, "of": 2.5}', "entry 2"),
+        ("a.json", '{"the": true}', "entry 1"),
+        ("a.txt", "\n", "no counts"),
+    ],
+)
+def test_anything_else_is_refused_with_its_place(tmp_path, name, content, place):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(InputError, match=place) as caught:
+        read_counts(path)
+    assert name in str(caught.value)
+
+
+def test_damaged_archives_and_missing_files_are_refused(tmp_path):
+    whole = tmp_path / "x.tar.bz2"
+    archived(whole, "x", "the 5\n" * 2000, "w:bz2")
+    cut = tmp_path / "cut.tar.bz2"
+    cut.write_bytes(whole.read_bytes()[:-20])
+    (tmp_path / "no.tar.bz2").write_text("the 5\n")
+    for name in ("cut.tar.bz2", "no.tar.bz2"):
+        with pytest.raises(CorruptFile, match=name):
+            read_counts(tmp_path / name)
+    with pytest.raises(InputError, match="no such file"):
+        read_counts(tmp_path / "missing.json")
+    (tmp_path / "latin.txt").write_bytes(b"the 5\n\xe4 3\n")
+    with pytest.raises(InputError, match="byte 7"):
+        read_counts(tmp_path / "latin.txt")

@@ -1,0 +1,179 @@
+"""Tables whose clients are computed from columns, against a plain dictionary."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+import jaxpfl.data
+from jaxpfl.data import grouping, staging
+from jaxpfl.data.convert import convert
+from jaxpfl.data.population import Population
+from jaxpfl.data.readers.prose import pieces
+from jaxpfl.errors import CorruptFile, InputError
+from tests.data import hub
+
+ROWS = [
+    {
+        "url": f"https://site{n * n % 7}.org/{n}",
+        "text": f"Text {n}. And more é.",
+        "n": n,
+        "x": n / 2,
+    }
+    for n in range(60)
+]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Shards of several forms and folders."""
+    folder = tmp_path / "c4"
+    (folder / "deeper").mkdir(parents=True)
+    parquet.write_table(pa.Table.from_pylist(ROWS[:25]), folder / "a.parquet", row_group_size=7)
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS[25:40])
+    (folder / "b.jsonl").write_text(lines)
+    parquet.write_table(pa.Table.from_pylist(ROWS[40:]), folder / "deeper" / "c.parquet")
+    return folder
+
+
+def plainly(rows=ROWS) -> dict[str, list[dict]]:
+    found = defaultdict(list)
+    for row in rows:
+        found[urlsplit(row["url"]).hostname].append(row)
+    return found
+
+
+def check(population: Population, expected: dict[str, list[dict]]) -> None:
+    assert sorted(population.client_ids.to_pylist()) == sorted(expected)
+    for index, client in enumerate(population.client_ids.to_pylist()):
+        held = population.examples(index)
+        assert held["text"].to_pylist() == [row["text"] for row in expected[client]]
+        if "n" in held:
+            np.testing.assert_array_equal(held["n"], [row["n"] for row in expected[client]])
+            np.testing.assert_array_equal(held["x"], [row["x"] for row in expected[client]])
+
+
+def test_rows_of_all_shards_are_grouped_by_domain(folder, tmp_path):
+    source = f"{folder}?client=url|domain&columns=n,x"
+    population = jaxpfl.data.open(source)
+    check(population, plainly())
+    convert(source, tmp_path / "stored", progress=False)
+    stored = jaxpfl.data.open(tmp_path / "stored")
+    assert stored.fingerprint == population.fingerprint
+    manifest = json.loads((tmp_path / "stored" / "manifest.json").read_text())
+    assert manifest["unit"] == 'all rows with one value of the domain of "url"'
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c4", "stored"]
+
+
+def test_an_interrupted_conversion_goes_on_to_the_same_bytes(folder, tmp_path, monkeypatch):
+    source = f"{folder}?client=url|domain&columns=n,x"
+    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
+    monkeypatch.setattr(staging, "_SECONDS_BETWEEN_COMMITS", 0.0)
+    convert(source, tmp_path / "straight", progress=False)
+    append, left = staging.Staging.append, [2]
+
+    def interrupted(self, held):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        append(self, held)
+
+    monkeypatch.setattr(staging.Staging, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "stored", progress=False)
+    assert (tmp_path / ".stored.partial" / "staging" / "journal.json").exists()
+    convert(source, tmp_path / "stored", progress=False)
+    for path in (tmp_path / "straight").iterdir():
+        assert (tmp_path / "stored" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("limit", [1, 1_500, 2**26])
+def test_the_result_does_not_depend_on_how_much_fits(folder, monkeypatch, limit):
+    source = f"{folder}?client=url|domain&columns=n,x"
+    expected = jaxpfl.data.open(source)
+    monkeypatch.setattr(grouping, "LIMIT_BYTES", limit)
+    monkeypatch.setattr(grouping, "_DEALT_BYTES", 1_000)
+    found = jaxpfl.data.open(source)
+    assert found.fingerprint == expected.fingerprint
+
+
+def test_a_single_file_and_every_rule(folder):
+    rows = ROWS[:25]
+    check(jaxpfl.data.open(f"{folder}/a.parquet?client=url|domain"), plainly(rows))
+    # A plus is not a space.
+    found = jaxpfl.data.open(rf"{folder}/b.jsonl?client=text|re:Tex+t.(\d)")
+    assert sorted(found.client_ids.to_pylist()) == ["2", "3"]
+    found = jaxpfl.data.open(f"{folder}/a.parquet?client=n|mod:3")
+    assert set(found.client_ids.to_pylist()) <= {"0", "1", "2"}
+    assert found.num_examples == 25
+    assert len(jaxpfl.data.open(f"{folder}?client=n|value")) == 60
+
+
+def test_sentences_of_a_text_and_clients_without_any(tmp_path):
+    path = tmp_path / "x.jsonl"
+    rows = [("a", "One two. Three four."), ("b", " "), ("a", "Five six.")]
+    path.write_text("".join(json.dumps({"who": w, "text": t, "n": 1}) + "\n" for w, t in rows))
+    found = jaxpfl.data.open(f"{path}?client=who|value&split=sentences&columns=n")
+    held = {
+        client: found.examples(index)["text"].to_pylist()
+        for index, client in enumerate(found.client_ids.to_pylist())
+    }
+    sentences = [part for _, text in rows for part in pieces([text], "sentences")]
+    assert held == {"a": sentences, "b": []}
+    assert len(sentences) == 3
+    assert found.columns["n"].tolist() == [1, 1, 1]
+
+
+def test_a_set_of_the_hub_is_streamed(monkeypatch):
+    module = hub.stand_in(monkeypatch, {name: [row[name] for row in ROWS] for name in ROWS[0]})
+    revision = "0" * 40
+    monkeypatch.setattr(module, "load_dataset", lambda *_, **options: streamed(options))
+
+    def streamed(options):
+        assert options == {"split": "train", "revision": revision, "name": "en", "streaming": True}
+        return iter(ROWS)
+
+    source = f"huggingface:allenai/c4?revision={revision}&config=en&client=url|domain"
+    population = jaxpfl.data.open(source)
+    check(population, plainly())
+    assert population.name == "huggingface:allenai/c4 [train]"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("client=url|re:(zzz)", r"a\.parquet, row 1: field 'url' must be a string in which"),
+        ("client=url|re:(", "not a valid regular expression"),
+        ("client=link|domain", r"a\.parquet: there is no field 'link', found 'url', 'text'"),
+        ("client=text|domain", r"a\.parquet, row 1: field 'text' must be a URL with a host"),
+        ("client=url|domain&text=n", r"row 1: field 'n' must be a string, found int"),
+        ("client=url|domain&columns=text", "must be different"),
+        ("text=text", "client must be COLUMN"),
+        ("client=url|domain&colums=n", "did you mean 'columns'"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence_without_a_value(folder, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        jaxpfl.data.open(f"{folder}?{options}")
+    assert "site" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_broken_shards_are_refused(folder, tmp_path):
+    (folder / "d.jsonl").write_text('{"url": "https://x.org/"}\n')
+    with pytest.raises(InputError, match=r"d\.jsonl, row 1: there is no field 'text'"):
+        jaxpfl.data.open(f"{folder}?client=url|domain")
+    (folder / "d.jsonl").unlink()
+    whole = (folder / "a.parquet").read_bytes()
+    (folder / "a.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CorruptFile, match=r"a\.parquet"):
+        convert(f"{folder}?client=url|domain", tmp_path / "stored", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["c4"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="expected a folder of"):
+        jaxpfl.data.open(f"{tmp_path}/empty?client=url|domain")

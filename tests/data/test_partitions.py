@@ -1,0 +1,179 @@
+"""Partitions: every example goes to one client, in the shares that the scheme promises."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxpfl.data as data
+from jaxpfl.data.partitions import (
+    ByColumn,
+    Dirichlet,
+    Iid,
+    Pathological,
+    Sizes,
+    partition,
+)
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import Ledger
+
+LABELS = 5
+EXAMPLES = 1_000
+SCHEMES = [
+    Iid(clients=7),
+    Dirichlet(clients=7, alpha=0.3, min_examples=10),
+    Pathological(clients=7, labels=2),
+    Sizes(clients=7, min_examples=5),
+    Sizes(clients=7, law="zipf", spread=1.5),
+    ByColumn("label"),
+]
+
+
+def columns():
+    rng = np.random.default_rng(0)
+    return {
+        "x": np.arange(EXAMPLES, dtype=np.float32),
+        "label": rng.integers(0, LABELS, EXAMPLES).astype(np.int32),
+    }
+
+
+def counts(population, classes=LABELS):
+    """How many examples of each label each client has, int [clients, labels]."""
+    return np.array(
+        [
+            np.bincount(population.examples(client)["label"], minlength=classes)
+            for client in range(len(population))
+        ]
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
+def test_every_example_is_at_one_client_with_its_own_label(scheme):
+    held, found = columns(), partition(columns(), scheme)
+    np.testing.assert_array_equal(np.sort(found.columns["x"]), held["x"])
+    rows = found.columns["x"].astype(int)
+    np.testing.assert_array_equal(found.columns["label"], held["label"][rows])
+    again = partition(columns(), scheme)
+    np.testing.assert_array_equal(found.columns["x"], again.columns["x"])
+    np.testing.assert_array_equal(found.offsets, again.offsets)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[:4], ids=lambda scheme: type(scheme).__name__)
+def test_another_seed_is_another_partition(scheme):
+    other = type(scheme)(**{**scheme.__dict__, "seed": 1})
+    first, second = partition(columns(), scheme), partition(columns(), other)
+    assert not np.array_equal(first.columns["x"], second.columns["x"])
+
+
+def test_iid_shares_are_equal_and_alike():
+    found = partition(columns(), Iid(clients=7))
+    assert set(found.sizes()) == {EXAMPLES // 7, EXAMPLES // 7 + 1}
+    share_CxL = counts(found) / found.sizes()[:, None]
+    overall_L = np.bincount(columns()["label"]) / EXAMPLES
+    assert np.abs(share_CxL - overall_L).max() < 0.12
+
+
+def test_alpha_says_how_uneven_labels_are():
+    even = counts(partition(columns(), Dirichlet(clients=10, alpha=1e4, min_examples=0)))
+    uneven = counts(partition(columns(), Dirichlet(clients=10, alpha=0.05, min_examples=0)))
+    assert np.ptp(even, axis=0).max() <= 12
+    # Of each label, one client has most of the examples.
+    assert (uneven.max(axis=0) / uneven.sum(axis=0)).mean() > 0.6
+
+
+def test_the_shares_of_a_label_have_the_variance_of_a_dirichlet():
+    """Var = (1/C)(1 - 1/C) / (C alpha + 1), over many labels."""
+    labels = np.repeat(np.arange(300, dtype=np.int32), 200)
+    found = partition({"label": labels}, Dirichlet(clients=4, alpha=0.5, min_examples=0))
+    share_CxL = counts(found, 300) / 200
+    expected = 0.25 * 0.75 / (4 * 0.5 + 1)
+    assert share_CxL.var() == pytest.approx(expected, rel=0.15)
+
+
+def test_no_client_is_below_the_floor():
+    sizes = partition(columns(), Dirichlet(clients=10, alpha=0.3, min_examples=20)).sizes()
+    assert sizes.min() >= 20
+    with pytest.raises(InputError, match="min_examples"):
+        partition(columns(), Dirichlet(clients=10, alpha=0.001, min_examples=99))
+    with pytest.raises(InputError, match="fewer"):
+        partition(columns(), Sizes(clients=600, min_examples=2))
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(7, 2), (5, 1), (3, 5), (40, 2)])
+def test_a_client_has_few_labels_and_labels_are_at_as_many_clients(clients, labels):
+    has = counts(partition(columns(), Pathological(clients=clients, labels=labels))) > 0
+    assert (has.sum(axis=1) == labels).all()
+    assert np.ptp(has.sum(axis=0)) <= 1
+
+
+@pytest.mark.parametrize(("clients", "labels"), [(2, 2), (9, 6)])
+def test_labels_that_cannot_be_shared_are_refused(clients, labels):
+    with pytest.raises(InputError, match="labels"):
+        partition(columns(), Pathological(clients=clients, labels=labels))
+
+
+def test_sizes_follow_their_law():
+    found = partition({"x": np.zeros(100_000)}, Sizes(clients=4, law="zipf", spread=1.0))
+    expected = 100_000 / np.arange(1, 5) / (1 + 1 / 2 + 1 / 3 + 1 / 4)
+    np.testing.assert_allclose(found.sizes(), expected, rtol=1e-3)
+    found = partition({"x": np.zeros(1_000_000)}, Sizes(clients=2_000, spread=0.7, min_examples=0))
+    assert np.log(found.sizes()).std() == pytest.approx(0.7, rel=0.1)
+    equal = partition({"x": np.zeros(100)}, Sizes(clients=10, spread=0.0))
+    assert set(equal.sizes()) == {10}
+
+
+def test_clients_of_a_population_are_not_torn_apart():
+    own = data.from_clients({"a": {"label": [0, 1]}, "b": {"label": [1]}})
+    with pytest.raises(InputError, match=r"client=\*"):
+        partition(own, Iid(clients=2))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_source_names_its_partition(tmp_path):
+    path = write(
+        tmp_path / "reviews.jsonl",
+        [{"text": f"review {index}", "stars": index % 3, "shop": f"s{index % 4}"}
+         for index in range(60)],
+    )  # fmt: skip
+    source = f"{path}?client=*&columns=stars,shop"
+    alone = data.open(source)
+    dealt = data.open(f"{source}&partition=pathological&clients=6&by=stars&labels=1")
+    assert all(len(set(dealt.examples(k)["stars"].tolist())) == 1 for k in range(6))
+    # What protects one review does not protect six clients' worth of them: no common ledger.
+    Ledger(tmp_path / "ledger.jsonl", alone).close()
+    with pytest.raises(InputError, match="another population"):
+        Ledger(tmp_path / "ledger.jsonl", dealt)
+    shops = data.open(f"{source}&partition=by_column&by=shop")
+    assert shops.client_ids.to_pylist() == ["s0", "s1", "s2", "s3"]
+    assert all(len(set(shops.examples(k)["shop"].to_pylist())) == 1 for k in range(4))
+
+
+def test_images_of_an_archive_are_dealt(tmp_path):
+    path = tmp_path / "images.npz"
+    labels = np.arange(40) % 4
+    np.savez(path, images=np.zeros((40, 2, 2), np.uint8), labels=labels)
+    found = data.open(f"{path}?client=*&partition=dirichlet&clients=3&alpha=5")
+    assert len(found) == 3
+    assert np.bincount(found.columns["label"]).tolist() == [10] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("partition=dirichlet", "clients"),
+        ("partition=zipf&clients=3", "partition"),
+        ("partition=iid&clients=few", "clients"),
+        ("partition=iid&clients=3&alpha=1", "alpha"),
+        ("partition=iid&clients=0", "clients"),
+        ("partition=sizes&clients=3&law=normal", "law"),
+        ("partition=by_column&by=stars", "stars"),
+    ],
+)
+def test_a_wrong_partition_is_named(tmp_path, options, names):
+    path = write(tmp_path / "a.jsonl", [{"text": f"{index}"} for index in range(9)])
+    with pytest.raises(InputError, match=names):
+        data.open(f"{path}?client=*&{options}")

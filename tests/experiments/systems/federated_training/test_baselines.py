@@ -1,0 +1,126 @@
+"""The field's baseline tasks: each config runs on files of TensorFlow Federated, made small."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.export import export
+from jaxpfl.experiments.systems.federated_training.build import build
+from tests.data.tff_files import example, write_file
+
+CONFIGS = Path(__file__).parents[4] / "configs"
+FEW = ["--training.rounds", "2", "--training.clients-per-round", "2", "--training.batch-size", "2",
+       "--training.max-examples", "3", "--training.clients-per-bucket", "2",
+       "--evaluation.every", "1", "--evaluation.max-examples", "8",
+       "--run.devices", "1"]  # fmt: skip
+
+
+@pytest.fixture
+def fixtures(data_folder, monkeypatch) -> Path:
+    folder = data_folder.parent / "fixtures" / "tff"
+    if not folder.is_dir():
+        pytest.skip("the files written by TensorFlow Federated are not beside JAXPFL_DATA")
+    monkeypatch.setenv("JAXPFL_TFF", str(folder))
+    return folder
+
+
+def small(name: str, source: str, *changes: str):
+    """The config with both sources replaced by one, and few, small steps."""
+    given = ["--data.source", source, "--evaluation.source", source, *FEW, *changes]
+    return registry.load(CONFIGS / f"{name}.yaml", given)
+
+
+def outcome(config, folder: Path) -> dict:
+    """Runs the config; the scores of the untrained and of the trained model."""
+    record = carry_out.run(config, folder, progress=False).record
+    rows = {row["model"]: row for row in record["table"]}
+    assert record["tested_on"] == f"{config.evaluation.source} (declared public)"
+    assert np.isfinite([rows["untrained"]["loss"], rows["this run"]["loss"]]).all()
+    assert rows["untrained"]["loss"] != rows["this run"]["loss"]
+    assert "NOT PRIVATE" in (folder / "report.html").read_text()
+    return rows
+
+
+@pytest.mark.long
+def test_shakespeare_characters(fixtures, tmp_path):
+    source = "$JAXPFL_TFF/tff_shakespeare_synthetic.sqlite?dataset=shakespeare"
+    config = small(
+        "shakespeare_characters", source, "--model.hidden", "8", "--model.sequence-length", "10"
+    )
+    rows = outcome(config, tmp_path / "run")
+    # Nearly uniform over the 90 characters before training.
+    assert rows["untrained"]["perplexity"] == pytest.approx(90, rel=0.1)
+    exported = tmp_path / "exported"
+    export(tmp_path / "run", exported)
+    described = json.loads((exported / "config.json").read_text())
+    assert described["architecture"] == "LSTMLanguageModel"
+
+
+@pytest.fixture
+def counts(tmp_path) -> list[str]:
+    """Arguments that name small files of counts, the same words that TFF's file has."""
+    words, tags = tmp_path / "words.json", tmp_path / "tags.json"
+    words.write_text(json.dumps({"a": 9, "is": 8, "to": 7, "in": 6, "css": 5, "zzz": 1}))
+    tags.write_text(json.dumps({"css": 6, "git": 5, "android": 4, "sql": 3, "r": 2, "c": 1}))
+    return ["--model.word-counts", str(words), "--model.tag-counts", str(tags),
+            "--model.words", "6", "--model.tags", "6"]  # fmt: skip
+
+
+def test_stack_overflow_tags(fixtures, counts, tmp_path):
+    source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
+    rows = outcome(small("stackoverflow_tags", source, *counts), tmp_path / "run")
+    # Five of the six tags are among the five likeliest.
+    assert 0.5 <= rows["this run"]["recall_at_5"] <= 1
+    saved = json.loads((tmp_path / "run" / "tag_vocabulary.json").read_text())
+    assert saved["tags"] == ["css", "git", "android", "sql", "r", "c"]
+    assert "recall@5" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_counts_with_too_few_entries_are_refused(fixtures, counts):
+    source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
+    with pytest.raises(InputError, match=r"tags\.json has 6 entries.*model\.tags = 7"):
+        build(small("stackoverflow_tags", source, *counts, "--model.tags", "7"))
+
+
+def write_cifar100(path: Path, clients: int = 3) -> str:
+    rng = np.random.default_rng(0)
+    held = {
+        str(client): [
+            example(
+                {
+                    "image": rng.integers(0, 256, (32, 32, 3)),
+                    "label": np.array(rng.integers(100)),
+                    "coarse_label": np.array(rng.integers(20)),
+                }
+            )
+            for _ in range(3)
+        ]
+        for client in range(clients)
+    }
+    write_file(path, held)
+    return f"{path}?dataset=cifar100"
+
+
+@pytest.mark.slow
+def test_cifar100(tmp_path):
+    source = write_cifar100(tmp_path / "cifar100.sqlite")
+    outcome(small("cifar100_resnet18", source, "--model.width", "2"), tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_emnist(fixtures, tmp_path):
+    source = "$JAXPFL_TFF/tff_emnist_synthetic.sqlite?dataset=emnist"
+    outcome(small("emnist_cnn", source), tmp_path / "run")
+
+
+def test_evaluation_on_a_source_needs_no_clients_beside_it(tmp_path):
+    source = write_cifar100(tmp_path / "cifar100.sqlite")
+    with pytest.raises(InputError, match=r"data\.split\.valid"):
+        small("cifar100_resnet18", source, "--data.split.train", "0.5", "--data.split.test", "0.5")
+    with pytest.raises(InputError, match=r"declared_public"):
+        small("cifar100_resnet18", source, "--evaluation.declared-public", "false",
+              "--evaluation.every", "0")  # fmt: skip

@@ -1,0 +1,97 @@
+"""Which round's adapters write the corpus, and after which prompts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms.popri import Written
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.engine import build
+from jaxpfl.experiments.systems.synthetic_text import popri_rounds
+from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
+from jaxpfl.experiments.systems.synthetic_text.popri_rounds import best_responses
+from jaxpfl.experiments.systems.synthetic_text.synthesize import synthesize
+from jaxpfl.privacy.ledger import Ledger
+
+DISTANCES = [0.5, 0.2, 0.4]
+OURS = (
+    *("--popri.optimizer", "carried"),
+    *("--popri.checkpoint", "nearest"),
+    *("--popri.final_prompts", "best_responses"),
+)
+
+
+def test_the_best_response_of_each_prompt_unless_it_is_empty():
+    scores = np.array([[0.0, 2.0, 1.0], [3.0, -1.0, 0.0], [0.0, 0.0, 5.0]], np.float32)
+    responses = [["a", "b", "c"], ["d", "e", "f"], ["g", "h", ""]]
+    written = Written(1, ["", "", ""], responses, scores, 3, {})
+    assert best_responses(written) == ["b", "d"]
+
+
+@pytest.mark.long
+def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp_path, monkeypatch):
+    """The round of the smallest distance writes, also where more texts are asked for afterwards."""
+    measured = []
+
+    def measuring(generator, samples, *rest, distance, **named):
+        def counted(texts):
+            measured.append(texts)
+            return DISTANCES[len(measured) - 1]
+
+        return tuned(generator, samples, *rest, distance=counted, **named)
+
+    tuned = popri_rounds.tuned_by_scores
+    monkeypatch.setattr(
+        "jaxpfl.experiments.systems.synthetic_text.corpus_writer.tuned_by_scores", measuring
+    )
+    chosen = []
+    attached = popri_rounds.with_adapters
+
+    def with_adapters(generator, settings, params):
+        chosen.append(attached(generator, settings, params))
+        return chosen[-1]
+
+    monkeypatch.setattr(popri_rounds, "with_adapters", with_adapters)
+    written_by = []
+    texts_of = synthetic_text.CorpusWriter.texts
+
+    def texts(self, writer, samples, *rest):
+        written_by.append((writer.digest(), samples))
+        return texts_of(self, writer, samples, *rest)
+
+    monkeypatch.setattr(synthetic_text.CorpusWriter, "texts", texts)
+    run = tmp_path / "run"
+    carry_out.run(synthetic_config("popri", *OURS), run, progress=False)
+    record = json.loads((run / "result.json").read_text())
+    assert record["checkpoint"] == {"round": 1, "distances": DISTANCES}
+    digests = [writer.digest() for writer in chosen]
+    assert len(set(digests)) == len(digests) == 3
+    digest, samples = written_by[0]
+    assert digest == digests[1]
+    # Of four prompts of the last round, whose responses nobody has chosen from the public samples.
+    assert 1 <= len(samples) <= 4
+    responses = {text for row in _responses(run, 2) for text in row}
+    assert set(samples) <= responses
+    # Later texts, without the clients: the same writer, the same prompts, no measurement.
+
+    def private(*_):
+        raise AssertionError("the clients' data were read")
+
+    monkeypatch.setattr(build, "read_clients", private)
+    monkeypatch.setattr(Ledger, "charge", private)
+    synthesize(run, tmp_path / "more.jsonl", texts=40, progress=False)
+    assert written_by[-1] == written_by[0]
+    assert len(measured) == 3
+
+
+def _responses(run, round):
+    with np.load(run / "artifacts" / f"round_{round}_responses" / "arrays.npz") as arrays:
+        return arrays["texts"].tolist()
+
+
+@pytest.mark.parametrize("name", ["optimizer", "checkpoint", "final_prompts"])
+def test_unknown_choices_are_named(synthetic_config, name):
+    with pytest.raises(InputError, match=f"popri.{name}"):
+        synthetic_config("popri", f"--popri.{name}", "other")

@@ -1,0 +1,253 @@
+"""A dry run says what a run would do, refuses what it would refuse, and leaves everything alone."""
+
+import builtins
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl import cli
+from jaxpfl.data.open import why_missing
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import dry_run as dry_run_module
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
+from jaxpfl.experiments.engine import outline as engine
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.models.decoder.config import distilgpt2, llama3_8b
+from jaxpfl.privacy import Plan, accounting, gaussian, participation
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.gaussian import Noise
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = """\
+data: {source: "$NOT_SET/clients.jsonl?client=who", public: "docstrings:numpy", clients: 5000,
+       split: {train: 0.8, valid: 0.1, test: 0.1}}
+model: {name: cifg_lm, vocab_size: 44, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}
+privacy: {noise_multiplier: 1.0, delta: 1.0e-5, clip_norm: 0.5}
+training: {rounds: 3, clients_per_round: 16, batch_size: 4, max_examples: 8, clients_per_bucket: 8}
+evaluation: {every: 0}
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[str]:
+    """The names of the files that are opened."""
+    names: list[str] = []
+    really = builtins.open
+
+    def open(file, mode="r", *rest, **named):
+        names.append(str(file) if "r" in mode else f"WRITTEN {file}")
+        return really(file, mode, *rest, **named)
+
+    monkeypatch.setattr(builtins, "open", open)
+    monkeypatch.setattr(io, "open", open)
+    return names
+
+
+def test_it_reads_no_client_and_writes_nothing(tiny, tmp_path, monkeypatch, capsys, opened):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "clients.jsonl").write_text('{"who": "canary", "text": "private"}\n')
+    monkeypatch.setenv("NOT_SET", str(data))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    opened.clear()
+    code = cli.main(["run", str(tiny), "--dry-run", "--run.devices", "2", "--out", "out", "--json"])
+    assert code == 0
+    record = json.loads(capsys.readouterr().out)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert str(tiny) in opened
+    assert not [name for name in opened if "clients.jsonl" in name or "WRITTEN" in name]
+    assert record["sources"]["data.source"]["missing"] == ""
+
+
+def test_epsilon_is_that_of_the_declared_clients(tiny):
+    record = dry_run(registry.load(tiny))
+    assert record["clients"] == {"all": 5000, "train": 4000, "declared": True}
+    plan = Plan(
+        rounds=3,
+        clip=Clip(0.5),
+        noise=Noise(1.0),
+        participation=participation.of("poisson", 4000, 16),
+        delta=1e-5,
+    )
+    assert record["privacy"]["rounds"]["epsilon"] == pytest.approx(plan.epsilon())
+    assert "NOT_SET" in record["sources"]["data.source"]["missing"]
+
+
+def test_without_a_declared_number_one_is_assumed_and_named(tiny):
+    record = dry_run(registry.load(tiny, ["--data.clients", "null"]))
+    assert not record["clients"]["declared"]
+    assert record["clients"]["all"] == engine.ASSUMED
+    assert "ASSUMED" in record["text"]
+    assert f"{engine.ASSUMED:,}" in record["text"]
+
+
+def test_sizes_are_those_of_the_model(tiny):
+    record = dry_run(registry.load(tiny))
+    # Embedding 44 x 8, tied, and 44 biases; CIFG of three gates on 16 inputs; the projection.
+    parameters = 44 * 8 + 44 + (3 * 8 * 16 + 3 * 8) + 8 * 8
+    assert record["models"]["model"]["parameters"] == parameters
+    (asked,) = record["rounds"]["rounds"]["queries"]
+    assert asked["down"] == asked["up"] == 4 * parameters
+    # Of 8 clients: 2 batches of 4 rows of 9 tokens, their mask, and three numbers.
+    assert asked["bucket"] == 8 * (2 * 4 * (9 * 4 + 1) + 3 * 4)
+
+
+def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
+    columns = {"tokens": np.empty((0, 2, 9), np.int32)}
+    monkeypatch.setattr(engine, "example_columns", lambda settings: columns)
+    with pytest.raises(InputError, match="a round of training"):
+        dry_run(registry.load(tiny))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--training.chunk", "3"], "chunk"),
+        (["--training.clients-per-round", "4001"], "clients_per_round"),
+        (["--privacy.delta", "1e-3"], "delta"),
+        (["--data.source", "clients.json"], "clients.json"),
+        (["--data.source", "$NOT_SET/a.jsonl?klient=b"], "klient"),
+        (["--data.public", "dokstrings:numpy"], "docstrings"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(tiny, changes, words):
+    with pytest.raises(InputError, match=words):
+        dry_run(registry.load(tiny, changes))
+
+
+def test_an_unknown_field_is_bad_input(tiny, capsys):
+    tiny.write_text(TINY + "trainig: {}\n")
+    assert cli.main(["run", str(tiny), "--dry-run"]) == 2
+    assert "training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["$NOT_SET/a.jsonl.gz?client=*", "nowhere/corpus.tar.xz?split=sentences", "$NOT_SET/folder",
+     "$NOT_SET/a.npz?client=*&partition=dirichlet&clients=10&alpha=0.3",
+     "largefedbench:congress?revision=abc", "huggingface:a/b?revision=abc&client=c"],
+)  # fmt: skip
+def test_a_source_that_is_not_here_is_named_and_no_error(source, monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert why_missing(source)
+
+
+@pytest.mark.parametrize("source", ["docstrings:numpy", "digits?clients=10", str(CONFIGS)])
+def test_a_source_that_is_here_lacks_nothing(source, tmp_path):
+    if source == str(CONFIGS):
+        source = str(tmp_path / "a.jsonl")
+        Path(source).touch()
+    assert why_missing(source) == ""
+
+
+def test_a_published_model_is_checked_by_its_config_json_alone(tiny, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    values = {"model_type": "gpt2", "vocab_size": 99, "n_embd": 8, "n_layer": 2, "n_head": 2,
+              "n_positions": 16}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(values))
+    text = TINY.replace(', public: "docstrings:numpy"', "")
+    section = f"model: {{name: decoder, path: {folder}, sequence_length: 8, lora: {{rank: 2}}}}"
+    tiny.write_text(re.sub("model: .*", section, text))
+    record = dry_run(registry.load(tiny))
+    (asked,) = record["rounds"]["rounds"]["queries"]
+    assert asked["up"] == 4 * record["models"]["adapters"]["parameters"]
+    assert asked["down"] == 4 * (
+        record["models"]["adapters"]["parameters"] + record["models"]["model"]["parameters"]
+    )
+    with pytest.raises(InputError, match="16 positions"):
+        dry_run(registry.load(tiny, ["--model.sequence-length", "17"]))
+    record = dry_run(registry.load(tiny, ["--model.path", "nobody/no-such-model"]))
+    assert "NOT AT HAND" in record["models"]["model"]["about"]
+    assert record["rounds"] == {}
+
+
+# The sizes in the config.json of the models that configs name.
+PUBLISHED = {
+    "distilbert/distilgpt2": distilgpt2().to_dict(),
+    "meta-llama/Meta-Llama-3-8B": llama3_8b().to_dict(),
+    "models/bert-small": {
+        "model_type": "bert", "hidden_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 30522,
+    },
+    "sentence-transformers/paraphrase-albert-small-v2": {
+        "model_type": "albert", "hidden_size": 768, "num_hidden_layers": 6, "vocab_size": 30000,
+        "num_attention_heads": 12, "intermediate_size": 3072, "embedding_size": 128,
+    },
+    "minilm": {
+        "model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "vocab_size": 30522,
+        "num_attention_heads": 12, "intermediate_size": 1536,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def published(tmp_path_factory, monkeypatch):
+    """Folders with the config.json of these models, and nothing else."""
+    folders = {}
+    for name, values in PUBLISHED.items():
+        folders[name] = tmp_path_factory.mktemp("published")
+        (folders[name] / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(hub, "at_hand", folders.get)
+
+
+@pytest.fixture
+def unaccounted(monkeypatch):
+    """Noise multipliers and epsilons, which take seconds for each plan, are 1."""
+    monkeypatch.setattr(gaussian, "smallest_multiplier", lambda guarantee, target: 1.0)
+    monkeypatch.setattr(accounting, "epsilon", lambda *event: 1.0)
+    engine._calibrated.cache_clear()
+    monkeypatch.setattr(dry_run_module, "_known", {})
+    yield
+    engine._calibrated.cache_clear()
+
+
+def check(path: Path) -> None:
+    """A dry run of a config, or of a sweep: everything is checked, whatever machine this is."""
+    if "\nmetric:" in path.read_text():
+        points = dry_run_sweep(load_sweep(path))["points"]
+    else:
+        points = {"": dry_run(registry.load(path))}
+    for record in points.values():
+        assert record["clients"]["declared"], "data.clients says how many clients the source has"
+        assert all(model["parameters"] for model in record["models"].values())
+        assert not any("not at hand" in note for note in record["notes"])
+
+
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+# One of every kind. The others are "long", and sweeps, which trace every point, are "slow".
+FAST = ("digits_cnn", "stackoverflow_oov_concatenation", "popri_biorxiv")
+
+
+def mark(path: Path):
+    slow = "\nmetric:" in path.read_text() and path.stem != "popri_table"
+    return () if path.stem in FAST else pytest.mark.slow if slow else pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=mark(path), id=path.stem) for path in FILES]
+)
+def test_every_config_passes_a_dry_run(path, tmp_path, monkeypatch, published, unaccounted):
+    monkeypatch.chdir(tmp_path)
+    check(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_passes_a_dry_run_with_its_noise(path, published):
+    check(path)

@@ -1,0 +1,127 @@
+"""ResNet-18 against the same network made of flax's and XLA's layers, and its preparation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from jaxpfl.errors import InputError
+from jaxpfl.federated.client import Examples
+from jaxpfl.federated.local_training import LocalTraining
+from jaxpfl.federated.optimizers import optimizer
+from jaxpfl.models import ResNet, count_parameters
+from tests.models.masking import check_all_masked, check_masked
+
+SMALL = ResNet(image_shape=(11, 10, 3), classes=4, crop=8, width=2, stages=(2, 1))
+SHALLOW = ResNet(image_shape=(9, 9, 1), classes=2, crop=8, width=2, stages=(1,))
+
+
+def batch(rows: int, model: ResNet = SMALL) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    images = rng.integers(0, 256, (rows, *model.image_shape), np.uint8)
+    return {"image": images, "label": rng.integers(0, model.classes, rows, np.int32)}
+
+
+def reference(params, image):
+    """The network layer by layer, with the kernels of `params`."""
+
+    def convolve(name, x, stride=1):
+        kernel = get(name)["kernel"]
+        return lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def normalise(name, x):
+        layer = nnx.GroupNorm(x.shape[-1], num_groups=2, epsilon=1e-3, rngs=nnx.Rngs(0))
+        with jax.numpy_rank_promotion("allow"):
+            return layer(x) * get(name)["scale"] + get(name)["shift"]
+
+    def get(name):
+        found = params
+        for part in name.split("."):
+            found = found[part]
+        return found
+
+    x = image[:, 1:9, 1:9].astype(jnp.float32)
+    x = jnp.stack([(one - one.mean()) / one.std() for one in x])
+    x = jax.nn.relu(normalise("stem_norm", convolve("stem", x, 2)))
+    x = nnx.max_pool(x, (3, 3), (2, 2), "SAME")
+    for i in range(3):
+        block = f"block_{i}"
+        y = x if i == 0 else jax.nn.relu(normalise(f"{block}.norm_1", x))
+        y = convolve(f"{block}.convolution_1", y)
+        y = jax.nn.relu(normalise(f"{block}.norm_2", y))
+        y = convolve(f"{block}.convolution_2", y)
+        if i == 2:
+            x = normalise(f"{block}.projection_norm", convolve(f"{block}.projection", x))
+        x = x + y
+    x = jax.nn.relu(normalise("norm", x)).mean((1, 2))
+    return x @ params["kernel"] + params["bias"][None, :]
+
+
+def test_it_has_the_fields_number_of_parameters():
+    shapes = jax.eval_shape(ResNet().init, jax.random.key(0))
+    assert count_parameters(shapes) == 11_227_812
+
+
+def test_logits_are_those_of_the_network_made_of_other_layers():
+    params = SMALL.init(jax.random.key(0))
+    # Scales and shifts that are all different, so that none is in the place of another.
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [
+        leaf + 0.2 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)
+    ]
+    params = jax.tree.unflatten(tree, moved)
+    images = jnp.asarray(batch(3)["image"])
+    logits = jax.jit(SMALL.logits)
+    expected = jax.jit(reference)(params, images)
+    np.testing.assert_allclose(logits(params, images), expected, rtol=2e-4, atol=2e-4)
+    # An image of one colour has no deviation to divide by.
+    assert jnp.all(jnp.isfinite(logits(params, jnp.full_like(images, 7))))
+
+
+def test_crops_are_windows_of_the_image_and_half_of_them_are_flipped():
+    images = np.arange(11 * 10, dtype=np.uint8).reshape(1, 11, 10, 1).repeat(64, 0).repeat(3, -1)
+    found = SMALL.augment({"image": jnp.asarray(images), "label": jnp.zeros(64)}, jax.random.key(0))
+    crops = np.asarray(found["image"])[..., 0].astype(int)
+    assert crops.shape == (64, 8, 8)
+    seen = set()
+    for crop in crops:
+        flipped = bool(crop[0, 0] > crop[0, 1])
+        straight = crop[:, ::-1] if flipped else crop
+        top, left = divmod(int(straight[0, 0]), 10)
+        np.testing.assert_array_equal(straight, images[0, top : top + 8, left : left + 8, 0])
+        seen.add((top, left, flipped))
+    assert {top for top, _, _ in seen} == set(range(4))
+    assert {left for _, left, _ in seen} == set(range(3))
+    assert 16 < sum(bool(crop[0, 0] > crop[0, 1]) for crop in crops) < 48
+
+
+def test_a_client_trains_on_crops_that_its_key_draws():
+    given = {**batch(4, SHALLOW), "label": np.zeros(4, np.int32)}
+    examples = Examples(
+        {name: jnp.asarray(column)[None] for name, column in given.items()},
+        jnp.ones((1, 4), bool),
+        jnp.int32(1),
+    )
+    train = jax.jit(LocalTraining(SHALLOW, optimizer("sgd", 0.1)))
+    params = SHALLOW.init(jax.random.key(0))
+    changes = [train(params, examples, jax.random.key(i))["stem"]["kernel"] for i in (0, 0, 1)]
+    np.testing.assert_array_equal(changes[0], changes[1])
+    assert not np.array_equal(changes[0], changes[2])
+
+
+def test_padding():
+    check_masked(SHALLOW, batch(3, SHALLOW), batch(2, SHALLOW))
+    check_all_masked(SHALLOW, batch(2, SHALLOW))
+
+
+@pytest.mark.parametrize(("change", "field"), [({"crop": 33}, "crop"), ({"width": 3}, "width")])
+def test_sizes_are_checked(change, field):
+    with pytest.raises(InputError, match=field):
+        ResNet(**change)
