@@ -5,6 +5,7 @@ JAX is imported only after the arguments are checked, so that help appears at on
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if rest and not parsed.command.takes_overrides:
             raise InputError(f"jaxpfl: unexpected argument {rest[0]!r}")
         compilation_cache.enable()
+        parsed.command_line = shlex.join(["jaxpfl", *given])
         result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
-    return carry_out.run(config, out).to_dict()
+    return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     use_devices(load(arguments.directory / "config.yaml"))
     from jaxpfl.experiments import carry_out
 
-    return carry_out.resume(arguments.directory).to_dict()
+    return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
 
 
 def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs, resumes and reports any system, in a directory of its own.
 
     config.yaml        the resolved config; where the run is not private, its first line says so
+    attempts.jsonl     when it was begun and resumed, and by which command
     result.json        the public record of the finished run
     report.html        drawn from that and the other public files
     simulation.json    results that the privacy statement does not cover, if there are any
@@ -10,6 +11,7 @@ same bits as an uninterrupted run.
 """
 
 import dataclasses
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig
+from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
 from jaxpfl.experiments.registry import load, system_of
 from jaxpfl.experiments.report.page import REPORT, write_page
@@ -42,17 +45,20 @@ class Outcome:
     Attributes:
       out: the run directory.
       record: the content of `result.json`, and under "simulation" that of `simulation.json`.
+      seconds: how long this attempt took. It depends on what the clients hold, so that no privacy
+        statement covers it.
       lines: the record as text, for a terminal.
     """
 
     out: Path
     record: dict[str, Any]
+    seconds: float
     lines: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         """The record and where it is, and as "text" what a terminal shows."""
         report = str(self.out / REPORT)
-        text = "\n".join([f"report: {report}", "", *self.lines])
+        text = "\n".join([f"report: {report}, after {duration(self.seconds)}", "", *self.lines])
         return {**self.record, "out": str(self.out), "report": report, "text": text}
 
 
@@ -62,12 +68,14 @@ def run(
     *,
     progress: bool = True,
     memory: dict[Any, Any] | None = None,
+    command: str = FROM_PYTHON,
 ) -> Outcome:
     """Carries out a config of any system in the new or empty directory `out`.
 
     Args:
       config: as `registry.load` reads it.
       memory: results that several runs share, see `systems.base.Workspace`; None shares nothing.
+      command: what the page says that the run was begun by.
 
     Raises:
       InputError: the config cannot be carried out, or `out` holds a run already.
@@ -88,11 +96,16 @@ def run(
         prepared = system.prepare(config)
         stamp = stamp_of(config)
         files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
+        record_attempt(directory, command)
         return _carried_out(config, prepared, directory, progress, memory)
 
 
 def resume(
-    out: str | Path, *, progress: bool = True, memory: dict[Any, Any] | None = None
+    out: str | Path,
+    *,
+    progress: bool = True,
+    memory: dict[Any, Any] | None = None,
+    command: str = FROM_PYTHON,
 ) -> Outcome:
     """Resumes the run in `out`; it ends in the same bits as an uninterrupted run.
 
@@ -104,6 +117,7 @@ def resume(
     config = load(directory / CONFIG)
     with files.exclusive(directory):
         prepared = system_of(config.system).prepare(config)
+        record_attempt(directory, command)
         return _carried_out(config, prepared, directory, progress, memory)
 
 
@@ -160,10 +174,12 @@ def _private(section: Any) -> bool:
 def _carried_out(
     config: Any, prepared: Prepared, directory: Path, progress: bool, memory: dict[Any, Any] | None
 ) -> Outcome:
+    began = time.monotonic()
     system, shared = system_of(config.system), {} if memory is None else memory
     workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION
     record["simulation"] = files.read_json(simulation) if simulation.exists() else None
-    return Outcome(directory, record, system.lines({**record, "out": str(directory)}))
+    seconds = time.monotonic() - began
+    return Outcome(directory, record, seconds, system.lines({**record, "out": str(directory)}))

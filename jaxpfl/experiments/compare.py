@@ -8,14 +8,15 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.tracking import flat
 from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger
 
 _METRICS = ("perplexity", "loss", "accuracy")
+_SHARES = ("accuracy", "recall_at_5")
 _NOT_PRIVATE = "NOT PRIVATE"
 
 
@@ -42,15 +43,15 @@ class _Run:
         return max((record["round"] for record in self.found.records), default=0)
 
     @cached_property
-    def scores(self) -> dict[str, dict[str, float]]:
+    def scores(self) -> dict[str, dict[str, float | None]]:
         """The last scores on each data set that the run was evaluated on, by its name."""
-        scores: dict[str, dict[str, float]] = {}
+        scores: dict[str, dict[str, float | None]] = {}
         evaluated = [record for record in self.found.records if record.get("evaluation")]
         if evaluated:
-            scores[self.found.evaluated_on] = flat(evaluated[-1]["evaluation"])
+            scores[self.found.evaluated_on] = _scores(evaluated[-1]["evaluation"])
         for row in self.found.result.get("table") or ():
             if row["model"] == OURS:
-                scores[self.found.result["tested_on"]] = flat(row)
+                scores[self.found.result["tested_on"]] = _scores(row)
         return scores
 
 
@@ -169,7 +170,10 @@ def _tables(record: Mapping[str, Any]) -> dict[str, Table]:
             (
                 Cell(row["run"], stamps=[] if row["private"] else [_NOT_PRIVATE]),
                 str(row["rounds"]),
-                *(_number(row["scores"].get(metric), metric) for metric in metrics),
+                *(
+                    _number(row["scores"][metric], metric) if metric in row["scores"] else ""
+                    for metric in metrics
+                ),
             )
             for row in rows
         ]
@@ -178,10 +182,18 @@ def _tables(record: Mapping[str, Any]) -> dict[str, Table]:
     return tables
 
 
+def _scores(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers of a row; None is a metric that is not finite."""
+    known = (*_METRICS, *_SHARES)
+    return {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, float) or (value is None and name in known)
+    }
+
+
 def _number(value: Any, metric: str) -> str:
-    if not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.4g}"
+    return percent(value) if metric in _SHARES else number(value)
 
 
 def _page(runs: Sequence[_Run], record: Mapping[str, Any]) -> Page:

@@ -6,6 +6,7 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.attempts import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
@@ -75,6 +76,7 @@ def run(
         )
         if vocabulary is not None:
             vocabulary.save(directory / "vocabulary.json")
+        record_attempt(directory, FROM_PYTHON)
         return loop.run_and_report()
 
 

@@ -168,7 +168,7 @@ def test_run_report_and_budget_agree(config, tmp_path, capsys):
     assert record["private"] is True
     assert [row["model"] for row in record["table"]] == ["untrained", "unigram", "this run"]
     assert "unit = client" in record["privacy"]
-    assert (out / "report.html").is_file()
+    assert f"jaxpfl run {config} --training.rounds 1" in (out / "report.html").read_text()
 
     (out / "report.html").unlink()
     assert main(["report", str(out), "--json"]) == 0

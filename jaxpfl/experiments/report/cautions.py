@@ -8,37 +8,37 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxpfl.experiments.report.numbers import number
+
 OURS = "this run"
 """The row of the run itself in a table of models."""
 
 
-def worse_than(table: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+def worse_than(table: Sequence[Mapping[str, Any]], metric: str) -> dict[str, tuple[float, float]]:
     """The models that the run ends worse than: name -> (the run's score, the model's score).
 
-    The score is the perplexity, where the run has one, or else the loss; one that is missing or not
-    finite is worse than any other.
+    A score that is missing or not finite is worse than any other.
 
     Args:
       table: rows with "model", and scores on the same data; one of them is the run's.
+      metric: "perplexity" for models of language, else "loss".
     """
     ours = next((row for row in table if row["model"] == OURS), None)
     if ours is None:
         return {}
-    metric = "perplexity" if any("perplexity" in row for row in table) else "loss"
     score = _number(ours.get(metric))
     found = {row["model"]: _number(row.get(metric)) for row in table if row is not ours}
     return {name: (score, other) for name, other in found.items() if score > other}
 
 
-def of_table(table: Sequence[Mapping[str, Any]], tested_on: str) -> list[str]:
-    """A warning if the run ends worse than another model of the table."""
-    worse = worse_than(table)
+def of_table(table: Sequence[Mapping[str, Any]], metric: str, tested_on: str) -> list[str]:
+    """A warning if the run ends worse than another model of the table, see `worse_than`."""
+    worse = worse_than(table, metric)
     if not worse:
         return []
     score = next(iter(worse.values()))[0]
-    others = " and ".join(f"{name} ({other:.4g})" for name, (_, other) in worse.items())
-    metric = "perplexity" if any("perplexity" in row for row in table) else "loss"
-    return [f"The run ends worse than {others}: {metric} {score:.4g} on {tested_on}."]
+    others = " and ".join(f"{name} ({number(other)})" for name, (_, other) in worse.items())
+    return [f"The run ends worse than {others}: {metric} {number(score)} on {tested_on}."]
 
 
 def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[str]:
@@ -60,8 +60,8 @@ def of_rounds(records: Sequence[Mapping[str, Any]], evaluated_on: str) -> list[s
     if len(losses) > 1 and losses[-1][1] > losses[0][1]:
         (first, before), (last, after) = losses[0], losses[-1]
         found.append(
-            f"The loss on {evaluated_on} rose from {before:.4g} at round {first} to {after:.4g} at "
-            f"round {last}: try a lower learning rate, or a smaller clip norm."
+            f"The loss on {evaluated_on} rose from {number(before)} at round {first} to "
+            f"{number(after)} at round {last}: try a lower learning rate, or a smaller clip norm."
         )
     learned = bool(losses) and losses[-1][1] < 0.95 * losses[0][1]
     # A mean of clipped updates is no longer than the clip norm, so what exceeds it is noise.
@@ -86,7 +86,13 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
       results: the points' `result.json`.
     """
-    counts = Counter(name for result in results for name in worse_than(result.get("table") or ()))
+    counts = Counter(
+        name
+        for result in results
+        for name in worse_than(
+            result.get("table") or (), "perplexity" if result.get("language") else "loss"
+        )
+    )
     total = len(results)
     return [
         f"{'All' if count == total else count} of {total} points end worse than {name}."

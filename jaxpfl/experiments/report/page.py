@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.experiments.engine.attempts import history
 
 REPORT = "report.html"
 
@@ -155,6 +156,7 @@ def write_page(directory: Path, page: Page) -> Path:
     ]
     config = directory / "config.yaml"
     details = list(page.details)
+    attempts = history(directory) if page.name == REPORT else []
     if config.exists() and page.name == REPORT:
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
     folder = package_files("jaxpfl.experiments.report")
@@ -164,7 +166,9 @@ def write_page(directory: Path, page: Page) -> Path:
     template = environment.from_string(folder.joinpath("page.html.jinja").read_text("utf-8"))
     style = Markup(folder.joinpath("page.css").read_text("utf-8"))
     path = directory / page.name
-    html = template.render(style=style, page=page, sections=sections, details=details)
+    html = template.render(
+        style=style, page=page, sections=sections, details=details, attempts=attempts
+    )
     files.write_atomically(path, html.lstrip())
     for further in page.further:
         write_page(directory, further)

@@ -10,18 +10,18 @@ GREY_TEXT = "#6b7280"
 COLOURS = ("#2563eb", "#d97706", "#059669", "#7c3aed", "#db2777", "#475569")
 
 
-def axes(title: str, *, width: float = 5.6, height: float = 3.3, stamped: bool = False) -> Any:
+def axes(title: str, *, width: float = 4.8, height: float = 3.1, stamped: bool = False) -> Any:
     """One set of axes on a figure of its own; `stamped` writes NOT PRIVATE across it."""
     # Not pyplot, which keeps every figure and needs a window system.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=144, layout="constrained")
     found = figure.add_subplot()
-    found.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    found.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
     found.grid(True, color="#e5e7eb", linewidth=0.8)
     found.set_axisbelow(True)
     found.spines[["top", "right"]].set_visible(False)
-    found.tick_params(colors=INK, labelsize=9)
+    found.tick_params(colors=INK, labelsize=10)
     if stamped:
         watermark(found, "NOT PRIVATE")
     return found
@@ -56,8 +56,8 @@ def subtitle(axes: Any, title: str, text: str) -> None:
     """Sets a title and below it a smaller text, which is shortened in the middle if too long."""
     if len(text) > 150:
         text = f"{text[:92]} ... {text[-52:]}"
-    axes.set_title(textwrap.fill(text, 82), loc="left", fontsize=8, color=GREY_TEXT)
-    axes.figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
+    axes.set_title(textwrap.fill(text, 66), loc="left", fontsize=8, color=GREY_TEXT)
+    axes.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
 
 
 def grids(blocks: list[list[tuple[str, np.ndarray]]], *, side: int, stamped: bool = False) -> Any:

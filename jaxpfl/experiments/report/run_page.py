@@ -91,11 +91,6 @@ def share_of(scores: Mapping[str, Any], language: bool) -> tuple[str, str]:
     return "accuracy", "next-token accuracy" if language else "accuracy"
 
 
-def percent(share: float | None) -> str:
-    """A share as a percentage; "" for a share of nothing."""
-    return "" if share is None else f"{100 * share:.2f} %"
-
-
 def write_run_page(directory: Path) -> Path:
     """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
 
@@ -211,7 +206,9 @@ def _figures(
             (label, run.run["private"], *_series(run.records, path))
             for label, run in curves.items()
         ]
-        lines = [line for line in lines if line[2]]
+        # A fixed clip norm is one of the facts, and no curve.
+        constant = name == "clip_norm" and len({each for line in lines for each in line[3]}) == 1
+        lines = [] if constant else [line for line in lines if line[2]]
         if lines:
             figure = _draw(title, of and f"on {of}", axis, lines, logarithmic, mark)
             found.append((name, f"{title} on {of}" if of else title, figure))

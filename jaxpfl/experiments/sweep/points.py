@@ -71,7 +71,9 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         with Progress(label, total=total, progress=progress, step="point") as bar:
             for number, point in enumerate(sweep.points, 1):
                 bar.message(f"point {number} of {total}: {point.name}")
-                results.append(_carried_out(point, directory / POINTS / point.name, memory))
+                results.append(
+                    _carried_out(point, directory / POINTS / point.name, memory, sweep.title)
+                )
                 bar.update(number)
         values = [value_of(result, sweep.metric) for result in results]
         rows = summary(sweep, values, [is_private(result) for result in results])
@@ -79,14 +81,15 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
     return SweepOutcome(directory, rows, of_points(results))
 
 
-def _carried_out(point: Point, folder: Path, memory: dict[Any, Any]) -> dict[str, Any]:
+def _carried_out(point: Point, folder: Path, memory: dict[Any, Any], sweep: str) -> dict[str, Any]:
     """The result.json of a point, which is carried out unless it is finished."""
     result, finished = folder / RESULT, folder / "point.json"
     if not finished.exists():
+        command = f"a point of the sweep {sweep}"
         if (folder / CONFIG).exists():
-            carry_out.resume(folder, progress=False, memory=memory)
+            carry_out.resume(folder, progress=False, memory=memory, command=command)
         else:
-            carry_out.run(point.config, folder, progress=False, memory=memory)
+            carry_out.run(point.config, folder, progress=False, memory=memory, command=command)
         files.write_json(finished, {"sha256": files.sha256_file(result)})
     if files.sha256_file(result) != files.read_json(finished)["sha256"]:
         raise CorruptFile(

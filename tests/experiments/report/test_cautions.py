@@ -26,16 +26,18 @@ def ours(perplexity):
     ],
 )
 def test_a_run_that_is_worse_than_a_baseline_says_than_which(perplexity, worse_than):
-    found = " ".join(of_table([UNTRAINED, UNIGRAM, ours(perplexity)], "the test clients"))
+    found = " ".join(
+        of_table([UNTRAINED, UNIGRAM, ours(perplexity)], "perplexity", "the test clients")
+    )
     assert [name for name in ("unigram", "untrained") if name in found] == worse_than
     assert ("the test clients" in found) == bool(worse_than)
 
 
 def test_models_without_perplexity_are_compared_by_loss():
     table = [{"model": "untrained", "loss": 2.3}, {"model": "this run", "loss": 2.4}]
-    assert "untrained" in of_table(table, "test")[0]
-    assert not of_table([table[0], {"model": "this run", "loss": 0.3}], "test")
-    assert not of_table([], "")
+    assert "untrained" in of_table(table, "loss", "test")[0]
+    assert not of_table([table[0], {"model": "this run", "loss": 0.3}], "loss", "test")
+    assert not of_table([], "loss", "")
 
 
 def rounds(losses, update_norm=0.5):
@@ -63,8 +65,8 @@ def test_noise_from_which_nothing_is_learned(losses, update_norm, warned):
 
 
 def test_a_sweep_says_how_many_points_are_worse():
-    good = {"table": [UNIGRAM, ours(90.0)]}
-    bad = {"table": [UNIGRAM, ours(200.0)]}
+    good = {"language": True, "table": [UNIGRAM, ours(90.0)]}
+    bad = {"language": True, "table": [UNIGRAM, ours(200.0)]}
     assert of_points([bad, bad]) == ["All of 2 points end worse than unigram."]
     assert of_points([bad, good, {}]) == ["1 of 3 points end worse than unigram."]
     assert not of_points([good, {}])

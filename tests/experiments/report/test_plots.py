@@ -33,7 +33,7 @@ def test_a_line_is_seen_and_a_stamp_stands_across_it():
         return pixels(axes.figure)
 
     plain, stamped = drawn(False), drawn(True)
-    assert plain.shape == stamped.shape == (475, 806, 3)
+    assert plain.shape == stamped.shape and plain.shape[-1] == 3
     assert 0.001 < share(plain, plots.ACCENT) < 0.05
     reddish, before = (np.mean(each[..., 0] - each[..., 1] > 0.05) for each in (stamped, plain))
     assert reddish > 0.01 > before
@@ -65,4 +65,4 @@ def test_a_ranking_has_a_bar_each_and_the_winners_is_another_colour(stamp):
     bars = pixels(figures[0][2])
     winner, others = share(bars, plots.ACCENT), share(bars, plots.PALE)
     assert winner > 0.01
-    assert others / winner == pytest.approx(5.0, rel=0.1)  # 2 + 3 against 1
+    assert others / winner == pytest.approx(5.0, rel=0.15)  # 2 + 3 against 1

@@ -9,9 +9,10 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.experiments.engine.artifacts import RECORD
 from jaxpfl.experiments.report.cautions import OURS, of_table
+from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
-from jaxpfl.experiments.report.run_page import RunFiles, percent, run_page, share_of
+from jaxpfl.experiments.report.run_page import RunFiles, run_page, share_of
 from jaxpfl.experiments.systems.base import ARTIFACTS
 from jaxpfl.experiments.systems.federated_training import simulation, stages
 from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
@@ -40,7 +41,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
         about.append(("simulations", Cell("a page of their own", link=simulated.name, note=note)))
     if fred is not None:
         compared += _ranked(fred, tested_on, found)
-    warned = of_table(record.get("table") or (), tested_on)
+    warned = of_table(record.get("table") or (), found.metric, tested_on)
     made = run_page(found, about=about, compared=compared, cautions=warned)
     return made if simulated is None else dataclasses.replace(made, further=[simulated])
 
@@ -51,12 +52,10 @@ def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
     rows = []
     for row in table:
         note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
-        value = row.get(metric)
-        digits = 1 if language else 3
         rows.append(
             (
                 Cell(row["model"], note=note, stamps=[] if row["private"] else [_NOT_PRIVATE]),
-                "" if value is None else f"{value:.{digits}f}",
+                number(row[metric]) if metric in row else "",
                 percent(row[share]),
             )
         )
@@ -121,7 +120,8 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         found += [*_compared_lines(record["table"], record["tested_on"], language), ""]
     if record.get("fred"):
         found += [*_candidate_lines(record["fred"], ("before",)), ""]
-    warned = of_table(record["table"], record["tested_on"] or "")
+    metric = "perplexity" if language else "loss"
+    warned = of_table(record["table"], metric, record["tested_on"] or "")
     found += [*(f"caution: {each}" for each in warned), *([""] if warned else [])]
     found.append(record["privacy"])
     simulated = record.get("simulation")
@@ -144,8 +144,7 @@ def _compared_lines(
     lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
     for row in table:
         name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
-        value = row.get(first)
-        written = "" if value is None else f"{value:.4g}" if value < 1e5 else f"{value:.2e}"
+        written = number(row[first]) if first in row else ""
         lines.append(f"{name:44}{written:>12}{percent(row[share]):>22}")
     frequencies = [row["frequencies"] for row in table if "frequencies" in row]
     return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
@@ -161,8 +160,7 @@ def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str
         name = f"{row['rank']}. {row['candidate']}"
         line = f"{name:38}{row['distance']:>12.5g}{row['corrected']:>12.5g}"
         for stage in stages:
-            value = None if row[stage] is None else row[stage]["perplexity"]
-            line += f"{'' if value is None else f'{value:.4g}':>20}"
+            line += f"{score_text(row[stage], 'perplexity'):>20}"
         lines.append(line.rstrip())
     correlations = [
         f"{value:.2f} {stage} the private rounds"

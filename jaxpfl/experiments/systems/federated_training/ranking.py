@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxpfl.experiments.report.numbers import number
+
 Scores = Mapping[str, float]
 
 
@@ -49,6 +51,4 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
 
 def score_text(scores: Scores | None, metric: str) -> str:
     """A model's loss or perplexity in a table; "" without a model."""
-    if not scores:
-        return ""
-    return "infinite" if scores[metric] is None else f"{scores[metric]:.4g}"
+    return number(scores[metric]) if scores else ""

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
-from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures, percent, share_of
+from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures, share_of
 from jaxpfl.experiments.systems.base import SIMULATION
 from jaxpfl.experiments.systems.federated_training.ranking import score_text
 
@@ -110,11 +111,10 @@ def _compared(table: list[dict[str, Any]], tested_on: str, found: RunFiles) -> S
     share, title = share_of(table[0], found.language)
     rows = []
     for row in table:
-        value = row.get(found.metric)
         rows.append(
             (
                 _linked(row["folder"], row["model"], row["private"]),
-                "" if value is None else f"{value:.4g}",
+                number(row[found.metric]) if found.metric in row else "",
                 percent(row.get(share)),
                 row["privacy"],
             )

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.experiments.report.numbers import number
 from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.report.plots import COLOURS, axes
 
@@ -14,9 +15,9 @@ def lines(record: dict[str, Any]) -> list[str]:
         f"method {record['method']}, downstream model on {record['tested_on']}:",
         f"{'':24}{'accuracy':>10}{'perplexity':>12}",
         f"{'public checkpoint':24}{100 * metrics['public_accuracy']:>8.2f} %"
-        f"{metrics['public_perplexity']:>12.4g}",
+        f"{number(metrics['public_perplexity']):>12}",
         f"{'after ' + record['method']:24}{100 * metrics['accuracy']:>8.2f} %"
-        f"{metrics['perplexity']:>12.4g}",
+        f"{number(metrics['perplexity']):>12}",
         "",
         record["privacy"],
     ]
@@ -33,7 +34,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     ]
     table = Table(
         ("downstream model", "next-token accuracy", "perplexity"),
-        [(name, f"{100 * metrics[a]:.2f} %", f"{metrics[p]:.4g}") for name, a, p in rows],
+        [(name, f"{100 * metrics[a]:.2f} %", number(metrics[p])) for name, a, p in rows],
         (1, 2),
     )
     sections = [Section("Test clients", f"On {record['tested_on']}.", table=table)]
