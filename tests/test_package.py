@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tools import architecture
 
@@ -78,6 +82,25 @@ def test_constraints_pin_every_requirement_exactly_and_name_no_registry():
     for requirement in wanted:
         name = requirement.replace("[", " ").replace("=", " ").replace(">", " ").split()[0]
         assert name.lower() in pinned, f"constraints.txt: {name} of pyproject.toml is not pinned"
+
+
+def test_the_wheel_holds_configs_and_data_and_the_sdist_what_its_tests_read(tmp_path: Path):
+    """So that `pip install jaxpfl` and `jaxpfl run quickstart` are all that a first run needs."""
+    pytest.importorskip("hatchling", reason="comes with the environment of `make test`")
+    printed = _run(
+        f"import os\nfrom hatchling import build\nos.chdir({str(ROOT)!r})\n"
+        f"print(build.build_wheel({str(tmp_path)!r}))\nprint(build.build_sdist({str(tmp_path)!r}))"
+    )
+    wheel, sdist = (tmp_path / name for name in printed.split())
+    files = {path.relative_to(ROOT).as_posix() for path in _files()}
+    with zipfile.ZipFile(wheel) as opened:
+        held = set(opened.namelist())
+    assert {name for name in files if name.startswith("jaxpfl/")} <= held
+    assert {f"jaxpfl/{name}" for name in files if name.startswith("configs/")} <= held
+    assert all(name.startswith(("jaxpfl/", "jaxpfl-")) for name in held)
+    with tarfile.open(sdist) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    assert files <= held, files - held
 
 
 def test_no_file_names_a_registry_or_a_path_of_one_machine():

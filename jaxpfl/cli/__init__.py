@@ -12,7 +12,18 @@ from importlib.metadata import version
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import budget, calibrate, compare, convert, export, fred, run, sweep, synthesize
+from jaxpfl.cli import (
+    budget,
+    calibrate,
+    compare,
+    configs,
+    convert,
+    export,
+    fred,
+    run,
+    sweep,
+    synthesize,
+)
 from jaxpfl.errors import BudgetExhausted, InputError
 
 _EXIT_CODES = """\
@@ -51,6 +62,7 @@ class _Command(NamedTuple):
 
 _COMMANDS = {
     "run": _Command("Carry out an experiment.", run.add_run, run.run, takes_overrides=True),
+    "configs": _Command("List the configs that come with jaxpfl.", configs.add, configs.run),
     "resume": _Command(
         "Go on with an interrupted run, to the same final bits.", run.add_directory, run.resume
     ),

@@ -24,6 +24,17 @@ def use_devices(config: Any) -> Any:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that `experiments.config.shipped.find` finds the file of."""
+    parser.add_argument(
+        "config",
+        metavar="CONFIG",
+        type=Path,
+        help="a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
+        "`jaxpfl configs` lists them",
+    )
+
+
 def add_dry_run(parser: argparse.ArgumentParser) -> None:
     """Adds --dry-run to a command that carries out a config."""
     parser.add_argument(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_dry_run, unused_directory, use_devices
+from jaxpfl.cli.common import add_config, add_dry_run, unused_directory, use_devices
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run]"
     )
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file; see configs/")
+    add_config(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="run directory (default: runs/NAME-OF-CONFIG)"
     )
@@ -28,16 +28,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.registry import load
 
+    path = shipped.find(arguments.config)
     if arguments.ledger is not None:
         overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
-    config = use_devices(load(arguments.config, overrides))
+    config = use_devices(load(path, overrides))
     if arguments.dry_run:
         from jaxpfl.experiments.dry_run import dry_run
 
         return dry_run(config)
-    out = arguments.out or unused_directory(arguments.config.stem)
+    out = arguments.out or unused_directory(path.stem)
     print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_dry_run, use_devices
+from jaxpfl.cli.common import add_config, add_dry_run, use_devices
 from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="YAML file of the sweep")
+    add_config(parser)
     parser.add_argument(
         "--out",
         type=Path,
@@ -22,12 +22,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep.config import load_sweep
 
-    sweep = load_sweep(arguments.config)
+    path = shipped.find(arguments.config)
+    sweep = load_sweep(path)
     devices = {point.config.run.devices for point in sweep.points}
     if len(devices) > 1:
-        raise InputError(f"{arguments.config}: run.devices must be the same at all points")
+        raise InputError(f"{path}: run.devices must be the same at all points")
     use_devices(sweep.points[0].config)
     if arguments.dry_run:
         from jaxpfl.experiments.dry_run import dry_run_sweep
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments.sweep.page import table_lines
     from jaxpfl.experiments.sweep.points import SIMULATION, run_sweep
 
-    out = arguments.out or Path("runs", arguments.config.stem)
+    out = arguments.out or Path("runs", path.stem)
     print(f"sweep directory: {out}", file=sys.stderr)
     outcome = run_sweep(sweep, out)
     report = outcome.out / "report.html"

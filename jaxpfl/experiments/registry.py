@@ -33,9 +33,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """Reads the config of any system from a YAML file and the command line.
 
     Raises:
-      InputError: as `from_mapping`, or the file cannot be read.
+      InputError: as `from_mapping`, or the file cannot be read, or is that of a sweep.
     """
-    return from_mapping(reader.read_mapping(path), str(path), overrides)
+    mapping = reader.read_mapping(path)
+    if isinstance(mapping, Mapping) and "base" in mapping:
+        raise InputError(f"{path}: a config with the key base is a sweep, for `jaxpfl sweep`")
+    return from_mapping(mapping, str(path), overrides)
 
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:

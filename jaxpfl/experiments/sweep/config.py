@@ -96,12 +96,16 @@ def load_sweep(path: str | Path) -> Sweep:
     mapping, where = read_mapping(path), str(path)
     if not isinstance(mapping, Mapping):
         raise InputError(f"{where}: a sweep must be a mapping of keys, found {mapping!r}")
+    if "base" not in mapping:
+        raise InputError(
+            f"{where}: a sweep names its experiment by the key base, found none; what has no base "
+            f"is one experiment, for `jaxpfl run`"
+        )
     for key in mapping:
         if key not in _KEYS:
             raise InputError(f"{where}: there is no key {key!r}; valid keys: {', '.join(_KEYS)}")
-    for key in ("base", "metric"):
-        if key not in mapping:
-            raise InputError(f"{where}: the key {key} is required, but is missing")
+    if "metric" not in mapping:
+        raise InputError(f"{where}: the key metric is required, but is missing")
     for key in ("base", "metric", "x", "line", "over"):
         if mapping.get(key) is not None and not isinstance(mapping[key], str):
             raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")

@@ -1,0 +1,91 @@
+"""The configs that come with jaxpfl, found by name: `quickstart`, `papers/gan_by_user`.
+
+They lie in the repository's `configs/`, and in an installed package in `jaxpfl/configs/`.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxpfl.errors import InputError
+
+_PACKAGE = Path(__file__).parents[2]
+_SUFFIX = ".yaml"
+# After a full stop that is not an abbreviation's.
+_SENTENCE = re.compile(r"(?<!\bal\.)(?<=[.])\s")
+
+
+def folder() -> Path:
+    """The folder of the configs that come with jaxpfl."""
+    installed = _PACKAGE / "configs"
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def names() -> list[str]:
+    """The names of all configs: paths below `folder()` without the suffix, "/" between parts."""
+    found = (path.relative_to(folder()) for path in folder().rglob(f"*{_SUFFIX}"))
+    # Those of the papers, which are many, come last.
+    return [path.with_suffix("").as_posix() for path in sorted(found, key=_papers_last)]
+
+
+def find(given: str | Path) -> Path:
+    """The file of a config: of a path the file itself, of a name the one that comes with jaxpfl.
+
+    What ends in `.yaml`, or is a file, is a path; everything else is a name.
+
+    Raises:
+      InputError: there is neither such a file nor such a name, or both: the name of a config that
+        comes with jaxpfl, and a file of that name with the suffix.
+    """
+    path = Path(given)
+    if path.is_file():
+        return path
+    if path.suffix == _SUFFIX:
+        name = path.with_suffix("").as_posix().removeprefix("configs/")
+        known = f"; jaxpfl's own config is named {name}, without folder and suffix"
+        other = known if name in names() else "; `jaxpfl configs` lists jaxpfl's own configs"
+        raise InputError(f"{given}: there is no such file here{other}")
+    here = path.with_name(f"{path.name}{_SUFFIX}") if path.name else path
+    if path.as_posix() in names():
+        if here.is_file():
+            raise InputError(
+                f"{given} is a config that comes with jaxpfl, and {here} is a file here: name the "
+                f"file with its suffix, or give jaxpfl's own from another folder"
+            )
+        return folder() / f"{path.as_posix()}{_SUFFIX}"
+    if here.is_file():
+        raise InputError(f"{given}: there is no such file; name {here} with its suffix")
+    close = difflib.get_close_matches(path.as_posix(), names(), n=1, cutoff=0.5)
+    nearest = f"the nearest name is {close[0]}" if close else "`jaxpfl configs` lists their names"
+    raise InputError(f"{given}: neither a file here nor a config that comes with jaxpfl; {nearest}")
+
+
+class About(NamedTuple):
+    """What a config says of itself.
+
+    Attributes:
+      sentence: the first of the comment at its head.
+      command: "run" or "sweep".
+      needs: the environment variables that its sources of data are named by.
+    """
+
+    sentence: str
+    command: str
+    needs: tuple[str, ...]
+
+
+def about(name: str) -> About:
+    """Reads what the config of this name says of itself, without building it."""
+    text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
+    head = re.match(r"(?:#.*\S.*\n)*", text)
+    words = " ".join(line.lstrip("# ") for line in (head[0] if head else "").splitlines())
+    settings = re.sub(r"(^|\s)#.*", "", text)
+    base = re.search(r"^base: (\S+)\.yaml", settings, re.M)
+    own = set(re.findall(r"\$\{?(\w+)", settings))
+    needs = own | set(about((Path(name).parent / base[1]).as_posix()).needs) if base else own
+    return About(_SENTENCE.split(words)[0], "sweep" if base else "run", tuple(sorted(needs)))
+
+
+def _papers_last(path: Path) -> tuple[int, str]:
+    return len(path.parts), path.as_posix()

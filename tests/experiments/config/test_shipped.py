@@ -1,0 +1,90 @@
+"""Configs that come with jaxpfl are found by name, and none is taken for a file of the user's."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.config import shipped
+from jaxpfl.experiments.config.reader import read_mapping
+
+FILES = sorted((Path(__file__).parents[3] / "configs").rglob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_config_is_found_by_its_name_from_any_folder():
+    found = [shipped.find(name) for name in shipped.names()]
+    assert sorted(found) == FILES
+    assert registry.load(shipped.find("quickstart")) is not None
+
+
+def test_a_file_is_taken_as_it_is(tmp_path: Path):
+    path = tmp_path / "configs" / "quickstart.yaml"
+    path.parent.mkdir()
+    path.write_text("x: 1")
+    assert shipped.find("configs/quickstart.yaml").samefile(path)
+    assert shipped.find(path) == path
+
+
+def test_a_name_that_is_also_a_file_here_is_refused(tmp_path: Path):
+    (tmp_path / "quickstart.yaml").write_text("x: 1")
+    with pytest.raises(InputError, match=r"quickstart\.yaml is a file here"):
+        shipped.find("quickstart")
+    assert shipped.find("quickstart.yaml") == Path("quickstart.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("configs/quickstart.yaml", "named quickstart,"),
+        ("quickstart.yaml", "named quickstart,"),
+        ("absent.yaml", "jaxpfl configs"),
+        ("quikstart", "nearest name is quickstart"),
+        ("mine", "name mine.yaml"),
+        ("zzzzzzzzzzz", "jaxpfl configs"),
+        ("", "neither a file"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_to_write(tmp_path: Path, given, expected):
+    (tmp_path / "mine.yaml").write_text("x: 1")
+    with pytest.raises(InputError, match=expected):
+        shipped.find(given)
+
+
+def test_what_a_config_says_of_itself_is_true():
+    for name in shipped.names():
+        about = shipped.about(name)
+        sweeps = "base" in read_mapping(shipped.find(name))
+        assert about.command == ("sweep" if sweeps else "run"), name
+        assert about.sentence.endswith((".", "?")), name
+    assert shipped.about("quickstart").needs == ()
+    assert shipped.about("irc_word_lm").needs == ("JAXPFL_DATA",)
+    # A sweep needs what its base needs.
+    assert shipped.about("popri_table").needs == ("JAXPFL_DATA",)
+
+
+def test_the_command_lists_them_and_prints_one(capsys: pytest.CaptureFixture[str]):
+    assert main(["configs"]) == 0
+    printed = capsys.readouterr().out
+    for name in shipped.names():
+        assert f"jaxpfl {shipped.about(name).command} {name}" in printed
+    assert main(["configs", "quickstart"]) == 0
+    assert capsys.readouterr().out == shipped.find("quickstart").read_text("utf-8")
+
+
+def test_a_dry_run_needs_a_name_alone(capsys: pytest.CaptureFixture[str]):
+    assert main(["run", "digits_cnn", "--dry-run"]) == 0
+    assert "epsilon" in capsys.readouterr().out
+
+
+def test_run_and_sweep_name_each_other_for_the_wrong_kind_of_config(capsys):
+    assert main(["sweep", "quickstart"]) == 2
+    assert "`jaxpfl run`" in capsys.readouterr().err
+    assert main(["run", "popri_table"]) == 2
+    assert "`jaxpfl sweep`" in capsys.readouterr().err
