@@ -5,8 +5,11 @@ Each tests for the valid range: a test for the invalid one, such as `value <= 0`
 
 import math
 from numbers import Integral, Real
+from typing import Any, TypeVar
 
 from jaxpfl.errors import InputError
+
+_T = TypeVar("_T")
 
 
 def real(name: str, value: object) -> float:
@@ -71,4 +74,11 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         choices = ", ".join(repr(choice) for choice in allowed)
         raise InputError(f"{name} must be one of {choices}, found {value!r}")
+    return value
+
+
+def instance(name: str, value: Any, kind: type[_T], hint: str) -> _T:
+    """Returns `value`, which must be a `kind`; `hint` says how a caller gets one."""
+    if not isinstance(value, kind):
+        raise InputError(f"{name} must be {hint}, found {type(value).__name__}")
     return value

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from jaxpfl.errors import CorruptFile, RunLocked
+from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
 
 def sync(file: IO[Any]) -> None:
@@ -132,10 +132,16 @@ def exclusive(directory: Path) -> Iterator[None]:
     removed.
 
     Raises:
+      InputError: the directory cannot be made.
       RunLocked: another process holds the lock.
     """
     made = [each for each in (directory, *directory.parents) if not each.exists()]
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
     lock = directory / "run.lock"
     with open(lock, "ab") as file:
         try:

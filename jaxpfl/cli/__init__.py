@@ -4,11 +4,13 @@ JAX is imported only after the arguments are checked, so that help appears at on
 """
 
 import argparse
+import difflib
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
@@ -40,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises `InputError` for bad arguments, so that they are reported like other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog}: {message}")
+        raise InputError(f"{self.prog}: {message}; see `{self.prog} --help`")
 
 
 class _Command(NamedTuple):
@@ -48,6 +50,7 @@ class _Command(NamedTuple):
 
     Attributes:
       help: a sentence.
+      example: a command line.
       add: adds the command's arguments to a parser.
       run: takes the parsed and the unknown arguments and returns the result: its entry "text" is
         printed, or with --json all other entries.
@@ -55,69 +58,130 @@ class _Command(NamedTuple):
     """
 
     help: str
+    example: str
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], dict[str, Any]]
     takes_overrides: bool = False
 
 
-_COMMANDS = {
-    "run": _Command("Carry out an experiment.", run.add_run, run.run, takes_overrides=True),
-    "configs": _Command("List the configs that come with jaxpfl.", configs.add, configs.run),
-    "resume": _Command(
-        "Go on with an interrupted run, to the same final bits.", run.add_directory, run.resume
+COMMANDS = {
+    "run": _Command(
+        "Carry out an experiment.",
+        "jaxpfl run quickstart --out runs/mine --training.rounds 30",
+        run.add_run,
+        run.run,
+        takes_overrides=True,
     ),
-    "sweep": _Command("Carry out one experiment at every point of a grid.", sweep.add, sweep.run),
+    "configs": _Command(
+        "List the configs that come with jaxpfl.", "jaxpfl configs", configs.add, configs.run
+    ),
+    "resume": _Command(
+        "Go on with an interrupted run, to the same final bits.",
+        "jaxpfl resume runs/mine",
+        run.add_directory,
+        run.resume,
+    ),
+    "sweep": _Command(
+        "Carry out one experiment at every point of a grid.",
+        "jaxpfl sweep grid.yaml --out runs/grid",
+        sweep.add,
+        sweep.run,
+    ),
     "synthesize": _Command(
         "Write the synthetic corpus of a run, and the card of its privacy.",
+        "jaxpfl synthesize runs/popri --out corpus.jsonl --texts 5000",
         synthesize.add,
         synthesize.run,
     ),
     "export": _Command(
         "Write what a finished run made, a model or synthetic texts, in formats others read.",
+        "jaxpfl export runs/mine exported",
         export.add,
         export.run,
     ),
     "report": _Command(
-        "Write a run's report.html and its plots anew.", run.add_directory, run.report
+        "Write a run's report.html and its plots anew.",
+        "jaxpfl report runs/mine",
+        run.add_directory,
+        run.report,
     ),
     "compare": _Command(
         "Put runs side by side: scores, curves, and what each and all of them cost.",
+        "jaxpfl compare runs/mine runs/mine-2 --out runs/compared",
         compare.add,
         compare.run,
     ),
     "convert": _Command(
-        "Write clients' data to a folder that opens at once.", convert.add, convert.run
+        "Write clients' data to a folder that opens at once.",
+        "jaxpfl convert 'clients.jsonl.gz?client=author&text=body' clients",
+        convert.add,
+        convert.run,
     ),
     "budget": _Command(
-        "Say what the releases in a ledger have cost together.", budget.add, budget.run
+        "Say what the releases in a ledger have cost together.",
+        "jaxpfl budget runs/mine/ledger.jsonl --delta 1e-5",
+        budget.add,
+        budget.run,
     ),
     "calibrate": _Command(
-        "Noise for an epsilon, or epsilon for a noise.", calibrate.add, calibrate.run
+        "Noise for an epsilon, or epsilon for a noise.",
+        "jaxpfl calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 "
+        "--clients-per-round 1000",
+        calibrate.add,
+        calibrate.run,
     ),
     "fred": _Command(
-        "Rank public corpora by a private Frechet distance to clients' data.", fred.add, fred.run
+        "Rank public corpora by a private Frechet distance to clients' data.",
+        "jaxpfl fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
+        "--epsilon 0.6 --delta 2e-6",
+        fred.add,
+        fred.run,
     ),
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     shared: dict[str, Any] = {
-        "epilog": _EXIT_CODES,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
         "allow_abbrev": False,
     }
     description = "Private federated learning in JAX: simulate it, measure it, trust it."
-    parser = _Parser(prog="jaxpfl", description=description, **shared)
-    parser.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, command in _COMMANDS.items():
-        added = commands.add_parser(name, help=command.help, description=command.help, **shared)
+    made = _Parser(prog="jaxpfl", description=description, epilog=_EXIT_CODES, **shared)
+    made.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
+    made.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        choices=("bash", "zsh", "tcsh"),
+        help="print a script that completes commands and files in bash, zsh or tcsh",
+    )
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(
+            name,
+            help=command.help,
+            description=command.help,
+            epilog=f"example:\n  {command.example}\n\n{_EXIT_CODES}",
+            **shared,
+        )
         added.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
         )
         added.set_defaults(command=command)
         command.add(added)
-    return parser
+    return made
+
+
+def _completion(shell: str) -> str:
+    import shtab
+
+    made = parser()
+    commands = next(each for each in made._actions if isinstance(each.choices, dict))
+    for command in (commands.choices or {}).values():
+        for action in command._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+    return shtab.complete(made, shell)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,20 +190,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     as_json = "--json" in given
     try:
         if not given:
-            _parser().print_help()
+            parser().print_help()
             return 0
-        parsed, rest = _parser().parse_known_args(given)
+        if given[0] not in COMMANDS and not given[0].startswith("-"):
+            near = difflib.get_close_matches(given[0], COMMANDS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f": expected {', '.join(COMMANDS)}"
+            raise InputError(f"jaxpfl: there is no command {given[0]!r}{hint}")
+        parsed, rest = parser().parse_known_args(given)
+        if parsed.print_completion:
+            print(_completion(parsed.print_completion))
+            return 0
         if not hasattr(parsed, "command"):
             raise InputError("jaxpfl: expected a command, see jaxpfl --help")
         if rest and not parsed.command.takes_overrides:
-            raise InputError(f"jaxpfl: unexpected argument {rest[0]!r}")
+            prog = f"jaxpfl {given[0]}"
+            raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")
         compilation_cache.enable()
         parsed.command_line = shlex.join(["jaxpfl", *given])
         result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)
     except KeyboardInterrupt as error:
-        return _fail(error, str(error), 128 + getattr(error, "number", 2), as_json)
+        return _fail(error, str(error) or "interrupted", 128 + getattr(error, "number", 2), as_json)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(error, f"{where}{error.strerror or error}", 1, as_json)

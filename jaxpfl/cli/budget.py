@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
-from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ledger", metavar="LEDGER", type=Path)
-    parser.add_argument("--delta", type=float, required=True)
-    parser.add_argument("--accountant", choices=("pld", "rdp"))
+    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="such as ledger.jsonl of a run")
+    parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
+    parser.add_argument("--accountant", choices=("pld", "rdp"), help="default: by the sampling")
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     delta = checks.open_fraction("--delta", arguments.delta)
     from jaxpfl.privacy.ledger import Ledger
 
-    if not arguments.ledger.is_file():
-        raise InputError(f"{arguments.ledger}: there is no such ledger")
     ledger = Ledger.read(arguments.ledger)
     ledger.verify()
     record = ledger.summary(delta, arguments.accountant)

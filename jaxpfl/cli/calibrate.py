@@ -8,14 +8,14 @@ from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delta", type=float, required=True)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--population", type=int, required=True)
-    parser.add_argument("--clients-per-round", type=int, required=True)
+    parser.add_argument("--delta", type=float, required=True, help="below 1 / population")
+    parser.add_argument("--rounds", type=int, required=True, help="number of releases")
+    parser.add_argument("--population", type=int, required=True, help="clients in all")
+    parser.add_argument("--clients-per-round", type=int, required=True, help="expected cohort size")
     wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--epsilon", type=float)
-    wanted.add_argument("--noise-multiplier", type=float)
-    parser.add_argument("--accountant", choices=("pld", "rdp"))
+    wanted.add_argument("--epsilon", type=float, help="find the noise for it")
+    wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of it")
+    parser.add_argument("--accountant", choices=("pld", "rdp"), help="default: by the sampling")
     parser.add_argument(
         "--sampling", choices=("poisson", "fixed"), help="default: poisson, with PLD"
     )

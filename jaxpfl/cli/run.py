@@ -51,9 +51,9 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
-    from jaxpfl.experiments.registry import load
+    from jaxpfl.experiments.registry import load_run
 
-    use_devices(load(arguments.directory / "config.yaml"))
+    use_devices(load_run(arguments.directory))
     from jaxpfl.experiments import carry_out
 
     return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()

@@ -23,9 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     if arguments.texts is not None:
         checks.positive_int("--texts", arguments.texts)
-    from jaxpfl.experiments.registry import load
+    from jaxpfl.experiments.registry import load_run
 
-    use_devices(load(arguments.directory / "config.yaml"))
+    use_devices(load_run(arguments.directory))
     from jaxpfl.experiments import carry_out
 
     card = carry_out.synthesize(arguments.directory, arguments.out, texts=arguments.texts)

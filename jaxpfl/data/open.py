@@ -342,7 +342,8 @@ def expanded(path: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
-            raise InputError(f"source {path!r}: the environment variable {name} is not set")
+            known = "; docs/data_sets.md says what belongs there" if name == "JAXPFL_DATA" else ""
+            raise InputError(f"source {path!r}: the environment variable {name} is not set{known}")
         return os.environ[name]
 
     return os.path.expanduser(_VARIABLE.sub(value, path))

@@ -235,6 +235,16 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
       InputError: a client of the population holds more than one example, a column is missing, or
         there are too few examples.
     """
+    if not callable(getattr(scheme, "deal", None)):
+        raise InputError(
+            "scheme must be one of jaxpfl.data.Iid, Dirichlet, Pathological, Sizes and ByColumn, "
+            f"found {scheme!r}"
+        )
+    if not isinstance(examples, Population | Mapping):
+        raise InputError(
+            "examples must be a Population or a mapping of columns, found "
+            f"{type(examples).__name__}"
+        )
     if not isinstance(examples, Population):
         length = len(next(iter(examples.values()), ()))
         ids = [f"example {index}" for index in range(length)]

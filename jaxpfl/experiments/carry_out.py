@@ -23,7 +23,7 @@ from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
-from jaxpfl.experiments.registry import load, system_of
+from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.experiments.systems.base import (
@@ -114,7 +114,7 @@ def resume(
       CorruptFile, BudgetExhausted, Interrupted: as `run`.
     """
     directory = Path(out)
-    config = load(directory / CONFIG)
+    config = load_run(directory)
     with files.exclusive(directory):
         prepared = system_of(config.system).prepare(config)
         record_attempt(directory, command)
@@ -147,7 +147,7 @@ def synthesize(
     For arguments and errors see `systems.base.Synthesizer`.
     """
     directory = Path(out)
-    system = system_of(load(directory / CONFIG).system)
+    system = system_of(load_run(directory).system)
     if not isinstance(system, Synthesizer):
         raise InputError(
             f"{directory}: is a run of the system {system.name!r}, which makes no synthetic texts"

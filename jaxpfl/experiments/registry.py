@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import reader
+from jaxpfl.experiments.systems.base import CONFIG as RUN_CONFIG
 from jaxpfl.experiments.systems.base import System
 
 DEFAULT = "federated_training"
@@ -39,6 +40,24 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     if isinstance(mapping, Mapping) and "base" in mapping:
         raise InputError(f"{path}: a config with the key base is a sweep, for `jaxpfl sweep`")
     return from_mapping(mapping, str(path), overrides)
+
+
+def load_run(directory: Path) -> Any:
+    """Reads the config of the run in a directory.
+
+    Raises:
+      InputError: there is no run, or it is one of `jaxpfl.run`, which has no config.
+    """
+    path = directory / RUN_CONFIG
+    if not path.is_file():
+        if (directory / "run.json").exists():
+            raise InputError(
+                f"{directory}: holds a run of jaxpfl.run in Python, whose data and model no config "
+                "names: call jaxpfl.run again with the same arguments and resume=True"
+            )
+        found = f"there is no {RUN_CONFIG} in it" if directory.is_dir() else "no such directory"
+        raise InputError(f"{directory}: holds no run: {found}")
+    return load(path)
 
 
 def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:

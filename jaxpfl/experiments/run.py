@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxpfl import files
+from jaxpfl import checks, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -45,11 +45,19 @@ def run(
       resume: continues the run in `out`, which must have begun with the same arguments.
 
     Raises:
-      InputError: the data does not fit the plan or the model, the evaluation data is the clients'
-        own, or `out` holds another run.
+      InputError: an argument is of another kind, the data does not fit the plan or the model, the
+        evaluation data is the clients' own, or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
+    checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
+    checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
+    checks.positive_int("every", every)
+    if evaluation is not None:
+        hint = "jaxpfl.Evaluator(model, jaxpfl.DeclaredPublic(clients))"
+        checks.instance("evaluation", evaluation, Evaluator, hint)
+    if budget is not None:
+        checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
     _require_tokens(algorithm, clients)
     sentences = None
     vocabulary = None if evaluation is None else evaluation.vocabulary

@@ -5,6 +5,7 @@ the same machine. A release with another identity has a cohort and a charge of i
 """
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -90,7 +91,7 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     Of `broadcast` and `columns` only shapes and dtypes are used.
 
     Raises:
-      InputError: its contribution is not a tree of float arrays.
+      InputError: it takes other arguments, or its contribution is not a tree of float arrays.
     """
     spec = query.cohort
     steps, batch = spec.rungs[-1], spec.batch_size
@@ -106,6 +107,13 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+    try:
+        inspect.signature(query.client_fn).bind(shapes, examples, key)
+    except TypeError as error:
+        raise InputError(
+            f"the client function of query {query.label!r} must take (broadcast, examples, key): "
+            f"{error}"
+        ) from error
     found = jax.jit(query.client_fn).trace(shapes, examples, key)
     leaves = jax.tree.leaves(found.out_info)
     kinds = [str(leaf.dtype) for leaf in leaves]

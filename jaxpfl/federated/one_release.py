@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -62,10 +63,17 @@ def release(
       budget: hard limit of the whole ledger.
 
     Raises:
-      InputError: the plan has several rounds or another population, or the client function does
-        not fit the data.
+      InputError: an argument is of another kind, the plan has several rounds or another population,
+        or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
+    if not callable(client_fn):
+        raise InputError(
+            "client_fn must be a function (broadcast, examples, key) -> contribution, found "
+            f"{type(client_fn).__name__}"
+        )
+    checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
+    checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     if plan.rounds != 1:
         raise InputError(
             f"jaxpfl.release makes one release: its plan needs rounds = 1, found {plan.rounds}"

@@ -13,6 +13,12 @@ from jaxpfl import checks
 NAMES = ("sgd", "momentum", "nesterov", "adam", "yogi")
 
 
+def require_optimizer(name: str, value: object) -> None:
+    """Raises `InputError`, before anything is compiled, if `value` is no optimiser of optax."""
+    hint = "an optimiser of optax, such as optax.sgd(0.1)"
+    checks.instance(name, value, optax.GradientTransformation, hint)
+
+
 @functools.cache
 def optimizer(
     name: str, learning_rate: float, momentum: float = 0.9

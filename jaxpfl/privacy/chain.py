@@ -48,12 +48,15 @@ class Chain:
       path: made, with its folder, if absent.
 
     Raises:
+      InputError: `path` is a directory.
       CorruptFile: a line was altered; the message names it.
       RunLocked: another process, or another open `Chain`, holds the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_dir():
+            raise InputError(f"{path}: is a directory, expected the file of a ledger")
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         # Also releases the lock of a chain that is garbage-collected without `close`.
@@ -81,7 +84,14 @@ class Chain:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Returns a chain that cannot be appended to, without a lock; raises `CorruptFile`."""
+        """Returns a chain that cannot be appended to, without a lock.
+
+        Raises:
+          InputError: there is no such file.
+          CorruptFile: a line was altered.
+        """
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such ledger")
         chain = cls.__new__(cls)
         chain.path, chain._descriptor, chain._synced = path, None, True
         chain._load()

@@ -115,7 +115,10 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--"):
-            raise InputError(f"{_COMMAND_LINE}: unexpected argument {argument!r}")
+            raise InputError(
+                f"{_COMMAND_LINE}: unexpected argument {argument!r}; a setting is given as "
+                "--section.key VALUE"
+            )
         name, has_value, text = argument[2:].partition("=")
         key = name.replace("-", "_")
         if key not in valid:

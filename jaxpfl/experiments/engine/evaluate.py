@@ -31,6 +31,10 @@ class DeclaredPublic:
     population: Population = field(repr=False)
     name: str = ""
 
+    def __post_init__(self) -> None:
+        hint = "a Population, see jaxpfl.data.open"
+        checks.instance("declared-public data", self.population, Population, hint)
+
     @property
     def described(self) -> str:
         """The name, and that the data was declared public."""

@@ -1,10 +1,14 @@
 """SIGINT and SIGTERM stop a run after its current round, so that it can be saved."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+# Written by the handler itself, because a buffered stream may be in the middle of another write.
+_ANSWER = b"\n%s: the round is finished and saved first; once more stops at once\n"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -17,7 +21,10 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM, so that the round can end; a second acts at once."""
+    """Collects the first SIGINT or SIGTERM, so that the round can end; a second acts at once.
+
+    The first is answered at once by a line on stderr.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -32,6 +39,7 @@ def caught_signals() -> Iterator[list[int]]:
     def catch(number: int, frame: FrameType | None) -> None:
         caught.append(number)
         restore()
+        os.write(2, _ANSWER % signal.Signals(number).name.encode())
 
     for number in numbers:
         signal.signal(number, catch)
