@@ -4,12 +4,24 @@ import ast
 import doctest
 import json
 import re
+import shlex
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbclient
 import nbformat
 import pytest
+import yaml
+
+from jaxpfl.cli import _parser
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.config import shipped
+from jaxpfl.experiments.config.reader import parse_overrides
+from jaxpfl.experiments.sweep.config import load_sweep
+from tests import published_models
+from tools import site_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -82,6 +94,85 @@ def test_python_examples_are_valid_and_use_names_that_exist(page: Path):
                 found = jaxpfl
                 for name in dotted.split(".")[1:]:
                     found = getattr(found, name)
+
+
+def _commands() -> list[Any]:
+    """Every `jaxpfl ...` in a shell block of a page: (page, its arguments)."""
+    found = []
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                while words and re.match(r"[A-Z_]+=", words[0]):
+                    words.pop(0)
+                if words[:1] == ["jaxpfl"]:
+                    given = words[1 : words.index(">")] if ">" in words else words[1:]
+                    found.append(pytest.param(given, id=f"{page.name}: {' '.join(given)}"))
+    return found
+
+
+@pytest.mark.parametrize("given", _commands())
+def test_commands_are_accepted_and_their_keys_exist(given: list[str]):
+    # The parser alone: `main` would carry the command out.
+    parsed, rest = _parser().parse_known_args(given)
+    if given[0] in ("run", "sweep") and not parsed.config.stem.isupper():
+        path = ROOT / parsed.config
+        path = path if path.is_file() else shipped.find(parsed.config)
+        if given[0] == "run":
+            parse_overrides(type(registry.load(path)), rest)
+        else:
+            assert load_sweep(path).points
+    else:
+        assert not rest
+
+
+def test_commands_of_pages_were_found():
+    assert len(_commands()) > 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_yaml_examples_have_keys_that_exist(page: Path):
+    known = site_pages.config_keys()
+    for block in re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+        if (
+            page.name != "adding_a_system.md"
+        ):  # a system of the reader's; test_new_system.py runs it
+            for key in _keys(yaml.safe_load(block)):
+                assert f"`{key}`\n:   " in known, key
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _keys(inner)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "page", ["choosing_a_corpus.md", "language_models.md", "synthetic_text.md"]
+)
+def test_python_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With a tiny model in place of the published one, and fewer clients than on the page."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    folder = tmp_path / "tiny"
+    if page == "language_models.md":
+        published_models.write_decoder(folder, "gpt2")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in blocks:
+        for shown, small in {
+            '"distilbert/distilgpt2"': repr(str(folder)),
+            '"docstrings:jax,scipy"': '"docstrings:rich"',
+            "clients_per_round=500": "clients_per_round=20",
+            "progress=True": "progress=False",
+            "max_new_tokens=40": "max_new_tokens=8",
+        }.items():
+            code = code.replace(shown, small)
+        exec(code, names)
 
 
 @pytest.mark.long

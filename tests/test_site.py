@@ -1,0 +1,86 @@
+"""The documentation site builds without a warning, fetches nothing, and its made pages are whole."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import jaxpfl
+from tools import site_pages
+
+ROOT = Path(__file__).parents[1]
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _keys(inner)
+
+
+def test_every_key_that_a_config_has_is_on_the_page_of_keys():
+    page = site_pages.config_keys()
+    # Names that the user chooses.
+    named = {"candidates", "corpora"}
+    for path in sorted((ROOT / "configs").rglob("*.yaml")):
+        config = yaml.safe_load(path.read_text("utf-8"))
+        if "base" in config:
+            continue
+        for section, value in config.items():
+            inner = [key for key in _keys(value) if section not in named]
+            if isinstance(value, dict) and named & set(value):
+                inner = list(value)
+            for key in [section, *inner]:
+                assert f"`{key}`\n:   " in page, f"{path.name}: {section}: {key}"
+
+
+def test_a_key_has_its_type_its_default_and_what_it_means():
+    page = site_pages.config_keys()
+    assert "`rounds`\n:   whole number; required" in page
+    assert "`clip_norm`\n:   number; default `0.3`\n\n    L2 bound of one client's update" in page
+    assert "`sampling`\n:   `poisson` or `fixed` or `cyclic`; default `poisson`" in page
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = site_pages.pages()
+    for name in jaxpfl.__all__:
+        found = getattr(jaxpfl, name)
+        if name in site_pages.MODULES:
+            shown = pages[f"api/{name}.md"]
+            # All that the module itself says is public.
+            inner = getattr(found, "__all__", ())
+            assert all(f"heading: jaxpfl.{name}.{each}\n" in shown for each in inner)
+        else:
+            shown = pages["api/jaxpfl.md"]
+            assert f"jp.{name}](" in shown
+
+
+@pytest.mark.long
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path):
+    pytest.importorskip("material", reason="comes with the environment of `make test`")
+    pytest.importorskip("mkdocstrings", reason="comes with the environment of `make test`")
+    finished = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "WARNING" not in finished.stderr
+    pages = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.html")}
+    assert {"index.html", "config_keys.html", "api/privacy.html", "threat_model.html"} <= pages
+    for path in tmp_path.rglob("*.html"):
+        html = path.read_text("utf-8")
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(https?:[^\" >]*)", html
+        )
+        assert not loaded, f"{path.name} fetches {loaded}"
+    for path in tmp_path.rglob("*.css"):
+        assert not re.search(r"(url\(|@import )[\"']?https?:", path.read_text("utf-8")), path.name
