@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, fetches nothing, and its made pages are whole."""
+"""The documentation site builds without a warning, fetches nothing; its made pages are whole."""
 
 import os
 import re

@@ -1,8 +1,8 @@
 """Pages of the documentation site that are made when it is built: mkdocs calls this as a hook.
 
 The keys of configs, from their dataclasses; the reference of the public Python names; the changes
-and how to contribute, which are files beside `docs/`. Links of pages to files outside `docs/`, which a
-repository shows and the site has not, become plain text.
+and how to contribute, which are files beside `docs/`. Links of pages to files outside `docs/`,
+which a repository shows and the site has not, become plain text.
 """
 
 import ast
