@@ -15,7 +15,7 @@ import nbformat
 import pytest
 import yaml
 
-from jaxpfl.cli import _parser
+from jaxpfl.cli import parser
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.config.reader import parse_overrides
@@ -115,7 +115,7 @@ def _commands() -> list[Any]:
 @pytest.mark.parametrize("given", _commands())
 def test_commands_are_accepted_and_their_keys_exist(given: list[str]):
     # The parser alone: `main` would carry the command out.
-    parsed, rest = _parser().parse_known_args(given)
+    parsed, rest = parser().parse_known_args(given)
     if given[0] in ("run", "sweep") and not parsed.config.stem.isupper():
         path = ROOT / parsed.config
         path = path if path.is_file() else shipped.find(parsed.config)
