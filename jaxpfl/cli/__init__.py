@@ -176,11 +176,10 @@ def _completion(shell: str) -> str:
     import shtab
 
     made = parser()
-    commands = next(each for each in made._actions if isinstance(each.choices, dict))
-    for command in (commands.choices or {}).values():
-        for action in command._actions:
-            if action.type is Path:
-                action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]
+    choices: Any = next(each.choices for each in made._actions if isinstance(each.choices, dict))
+    for action in (action for command in choices.values() for action in command._actions):
+        if action.type is Path:
+            action.complete = shtab.FILE
     return shtab.complete(made, shell)
 
 

@@ -34,6 +34,7 @@ from jaxpfl.experiments.systems.base import (
     Synthesizer,
     Workspace,
 )
+from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
 
@@ -94,6 +95,9 @@ def run(
         config = pinned(config)
         # Before anything is written: a config that is refused must not leave a run directory.
         prepared = system.prepare(config)
+        for ledger in _ledgers(config):
+            if ledger.exists():
+                Ledger.read(ledger)
         stamp = stamp_of(config)
         files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
         record_attempt(directory, command)
@@ -169,6 +173,16 @@ def _private(section: Any) -> bool:
     values = [getattr(section, each.name) for each in dataclasses.fields(section)]
     own = section.private if isinstance(section, PrivacyConfig) else True
     return own and all(map(_private, values))
+
+
+def _ledgers(section: Any) -> list[Path]:
+    """The ledgers that a section, or a whole config, names."""
+    if not dataclasses.is_dataclass(section):
+        return []
+    values = [getattr(section, each.name) for each in dataclasses.fields(section)]
+    found = [path for value in values for path in _ledgers(value)]
+    named = section.ledger if isinstance(section, PrivacyConfig) else None
+    return found if named is None else [*found, Path(named)]
 
 
 def _carried_out(

@@ -55,8 +55,7 @@ class Chain:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.is_dir():
-            raise InputError(f"{path}: is a directory, expected the file of a ledger")
+        _require_file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         # Also releases the lock of a chain that is garbage-collected without `close`.
@@ -87,10 +86,11 @@ class Chain:
         """Returns a chain that cannot be appended to, without a lock.
 
         Raises:
-          InputError: there is no such file.
+          InputError: there is no such file, or `path` is a directory.
           CorruptFile: a line was altered.
         """
-        if not path.is_file():
+        _require_file(path)
+        if not path.exists():
             raise InputError(f"{path}: there is no such ledger")
         chain = cls.__new__(cls)
         chain.path, chain._descriptor, chain._synced = path, None, True
@@ -204,6 +204,11 @@ class Chain:
             except InputError as error:
                 raise altered(self.path, number, str(error)) from None
         return sum(len(line) + 1 for line in lines)
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory, expected the file of a ledger")
 
 
 def altered(path: Path, number: int, reason: str) -> CorruptFile:

@@ -1,0 +1,160 @@
+"""Sixty mistakes on the command line: each is refused in one sentence that says what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.cli import COMMANDS, main, parser
+
+CONFIG = """\
+data: {source: clients.jsonl, public: public.jsonl}
+model: {name: cifg_lm, vocab_size: 7, embedding: 4, hidden: 4, projection: 4, sequence_length: 6}
+privacy: {epsilon: 8.0, delta: 1e-3, accountant: rdp}
+training: {rounds: 2, clients_per_round: 8, batch_size: 4, max_examples: 4}
+evaluation: {every: 1, declared_public: true, max_examples: 10}
+"""
+PLAN = "calibrate --delta 3e-6 --rounds 20 --population 10000 --clients-per-round 1000"
+
+# What was typed, and what the message must say: where, what was found, what was expected.
+MISTAKES = [
+    # commands and arguments
+    ("rnu run.yaml", "rnu run"),
+    ("trian", "'trian' expected run resume sweep"),
+    ("--verbose", "command --help"),
+    ("run", "CONFIG run --help"),
+    ("resume", "DIR resume --help"),
+    ("budget ledger.jsonl", "--delta budget --help"),
+    ("compare folder", "two runs found 1"),
+    ("synthesize folder", "--out"),
+    ("export folder", "FOLDER"),
+    ("convert clients.jsonl", "OUT"),
+    ("resume folder --training.rounds 7", "--training.rounds resume --help"),
+    ("run run.yaml training.rounds=5", "'training.rounds=5' --section.key VALUE"),
+    ("run run.yaml --help-me", "--help_me valid"),
+    # files
+    ("run absent.yaml", "absent.yaml no such file jaxpfl configs"),
+    ("run folder", "folder neither a file jaxpfl configs"),
+    ("run empty.yaml", "empty.yaml mapping found nothing"),
+    ("run list.yaml", "list.yaml mapping found list"),
+    ("run syntax.yaml", "syntax.yaml line 2"),
+    ("run binary.yaml", "binary.yaml UTF-8"),
+    ("run grid.yaml", "grid.yaml jaxpfl sweep"),
+    ("sweep run.yaml", "run.yaml jaxpfl run"),
+    ("sweep absent.yaml", "absent.yaml no such file jaxpfl configs"),
+    ("sweep grid.yaml", "training.round 'training.rounds'"),
+    ("sweep no_metric.yaml", "no_metric.yaml metric missing"),
+    ("resume absent", "absent no such directory"),
+    ("resume folder", "folder no config.yaml"),
+    ("report folder", "folder no run.json"),
+    ("export folder out", "folder config.yaml"),
+    ("synthesize folder --out texts.jsonl", "folder config.yaml"),
+    ("budget absent.jsonl --delta 1e-5", "absent.jsonl no such ledger"),
+    ("budget clients.jsonl --delta 1e-5", "clients.jsonl line 1"),
+    ("run run.yaml --out run.yaml", "run.yaml file directory"),
+    ("run run.yaml --ledger folder", "folder directory ledger"),
+    ("run run.yaml --ledger clients.jsonl", "clients.jsonl line 1"),
+    ("convert clients.jsonl folder", "folder exists new"),
+    # keys and values of a config
+    ("run run.yaml --training.round 5", "--training.round 'training.rounds'"),
+    ("run run.yaml --training.rounds", "--training.rounds value"),
+    ("run run.yaml --training.rounds five", "training.rounds whole number 'five'"),
+    ("run run.yaml --training.rounds 0", "training.rounds at least 1 found 0"),
+    ("run run.yaml --training.rounds 2.5", "training.rounds whole number 2.5"),
+    ("run run.yaml --training.clients_per_round 1000", "clients_per_round = 1000 population"),
+    ("run run.yaml --training.server.name adamm", "training.server.name 'adam' 'adamm'"),
+    ("run run.yaml --training.server.learning_rate -1", "learning_rate positive -1"),
+    ("run run.yaml --model.name lstm", "model.name 'cifg_lm' 'lstm'"),
+    ("run run.yaml --model.hidden_size 4", "--model.hidden_size 'model.hidden'"),
+    ("run run.yaml --data.split.train 2", "data.split 1 found 2"),
+    ("run run.yaml --run.seed x", "run.seed whole number 'x'"),
+    ("run run.yaml --privacy.epsilon nan", "privacy.epsilon finite 'nan'"),
+    ("run run.yaml --privacy.epsilon 0", "privacy.epsilon positive found 0"),
+    ("run run.yaml --privacy.delta 1", "privacy.delta strictly between found 1"),
+    ("run run.yaml --privacy.delta 0.5", "delta = 0.5 smaller allow_large_delta"),
+    ("run run.yaml --privacy.private False", "privacy.private epsilon absent"),
+    ("run run.yaml --privacy.clip_norm 0", "clip_norm positive found 0"),
+    # data
+    ("run run.yaml --data.source absent.jsonl", "absent.jsonl no such file"),
+    ("run run.yaml --data.source empty.jsonl", "empty.jsonl no examples"),
+    ("run run.yaml --data.source cut.jsonl", "cut.jsonl row 2"),
+    ("run run.yaml --data.source user.jsonl", "user.jsonl row 1 'client'"),
+    ("run run.yaml --data.source number.jsonl", "number.jsonl row 1 'text' string"),
+    ("run run.yaml --data.source latin.jsonl", "latin.jsonl row 1 UTF-8"),
+    ("run run.yaml --data.source clients.jsonl?splitt=words", "'splitt' 'split'"),
+    ("run run.yaml --data.source docstrings:nothing", "'nothing' numpy"),
+    ("run run.yaml --data.source $ABSENT/x.jsonl", "ABSENT not set"),
+    ("run run.yaml --data.source folder", "folder manifest convert"),
+    # plans
+    (f"{PLAN} --epsilon -7", "epsilon positive found -7"),
+    (f"{PLAN} --epsilon 7 --noise-multiplier 1", "--noise-multiplier --epsilon"),
+    (f"{PLAN} --epsilon 7 --clients-per-round 20000", "20000 population 10000"),
+    (f"{PLAN} --epsilon seven", "--epsilon 'seven'"),
+    ("fred --private clients.jsonl --candidates public.jsonl", "--epsilon --delta --non-private"),
+    (
+        "fred --private clients.jsonl --candidates clients.jsonl --epsilon 1 --delta 1e-3 "
+        "--embedder hashed:8",
+        "clients.jsonl private public name another source",
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("mistakes")
+    rows = [json.dumps({"client": f"c{number}", "text": "one two three"}) for number in range(40)]
+    contents = {
+        "run.yaml": CONFIG,
+        "empty.yaml": "",
+        "list.yaml": "- a\n",
+        "syntax.yaml": "data: {source: [\n",
+        "grid.yaml": "base: run.yaml\nmetric: accuracy\ngrid: {training.round: [1]}\n",
+        "no_metric.yaml": "base: run.yaml\ngrid: {training.rounds: [1]}\n",
+        "clients.jsonl": "\n".join(rows) + "\n",
+        "public.jsonl": json.dumps({"client": "doc", "text": "three two one"}) + "\n",
+        "empty.jsonl": "",
+        "cut.jsonl": rows[0] + '\n{"client": "secretive", "text": 5\n',
+        "user.jsonl": '{"user": "secretive", "text": "hello"}\n',
+        "number.jsonl": '{"client": "secretive", "text": 5}\n',
+    }
+    for name, content in contents.items():
+        (made / name).write_text(content)
+    (made / "binary.yaml").write_bytes(b"\x00\xff\xfe")
+    (made / "latin.jsonl").write_bytes(b'{"client": "secretive", "text": "caf\xe9"}\n')
+    (made / "folder").mkdir()
+    return made
+
+
+@pytest.mark.parametrize(("typed", "said"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
+def test_a_mistake_is_refused_in_one_sentence(folder, capsys, monkeypatch, typed, said):
+    monkeypatch.chdir(folder)
+    before = sorted(folder.rglob("*"))
+    assert main(typed.split()) == 2
+    printed = capsys.readouterr()
+    message = printed.err.strip().splitlines()[-1]
+    assert message.startswith("error: ")
+    for word in said.split():
+        assert word in message
+    assert "secretive" not in printed.err and not printed.out
+    # Nothing is left behind: neither an empty directory nor a ledger.
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_there_are_sixty():
+    assert len(MISTAKES) >= 60
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_is_one_of_it(name):
+    """The parser takes it, and everything that it does not know is a setting of a config."""
+    first, *typed = COMMANDS[name].example.split()
+    assert (first, typed[0]) == ("jaxpfl", name)
+    _, rest = parser().parse_known_args(typed)
+    assert not rest or COMMANDS[name].takes_overrides
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(capsys, shell):
+    assert main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in COMMANDS)
