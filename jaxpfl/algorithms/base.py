@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 from dp_accounting import ComposedDpEvent, DpEvent
 
+from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.federated.optimizers import require_optimizer
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Release, Releaser
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
 
 State = Any
@@ -61,6 +64,23 @@ class Algorithm(NamedTuple):
     def private(self) -> bool:
         """Whether every query's plan is private."""
         return all(query.plan.private for query in self.queries)
+
+
+def require_parts(model: object, plan: object, **optimisers: object) -> None:
+    """Refuses what cannot be trained, before it is called in a compiled program.
+
+    Raises:
+      InputError: `model` is none, `plan` is none, or an optimiser, which is named, is none.
+    """
+    if isinstance(model, type) or not callable(getattr(model, "init", None)):
+        found = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise InputError(
+            "model must be one of jaxpfl.models, with its settings, or made by "
+            f"jaxpfl.models.from_functions or from_flax, found {found}"
+        )
+    checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
+    for name, optimiser in optimisers.items():
+        require_optimizer(name, optimiser)
 
 
 def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:

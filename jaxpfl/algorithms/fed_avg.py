@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import Algorithm, copied, initial_params
+from jaxpfl.algorithms.base import Algorithm, copied, initial_params, require_parts
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.local_training import LocalTraining
@@ -86,11 +86,13 @@ def fed_avg(
         the adapters (`lora.split`), and clients send changes of these alone.
 
     Raises:
-      InputError: `start` is not a tree of the model's parameters, or is missing beside `frozen`.
+      InputError: an argument is of another kind, `start` is not a tree of the model's parameters,
+        or is missing beside `frozen`.
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round) and `update_norm`
     (float32, L2 norm of the noisy mean update).
     """
+    require_parts(model, plan, client=client, server=server)
     execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=16, max_examples=256) if cohort is None else cohort
     update = Query(

@@ -29,7 +29,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import Algorithm, initial_params
+from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts
 from jaxpfl.algorithms.fed_avg import server_step, used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.client import Examples
@@ -209,13 +209,14 @@ def fed_avg_gan(
         `gan.init`.
 
     Raises:
-      InputError: `start` is not a tree of `gan`'s parameters.
+      InputError: an argument is of another kind, or `start` is not a tree of `gan`'s parameters.
 
     Metrics of a step, all public: `clip_norm` (float32, as used in this round), `update_norm`
     (float32, L2 norm of the critic's noisy mean update), `generator_loss` (float32, mean over the
     generator steps that were taken, or 0) and `generator_left_out` (int32, the number of generator
     steps that were skipped because they were not finite).
     """
+    require_parts(gan, plan, client=client, generator=generator, server=server)
     execution = Execution() if execution is None else execution
     cohort = CohortSpec(batch_size=32, max_examples=192) if cohort is None else cohort
     settings = GeneratorTraining() if generator_training is None else generator_training

@@ -53,6 +53,7 @@ def run(
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
+    checks.non_negative_int("seed", seed)
     if evaluation is not None:
         hint = "jaxpfl.Evaluator(model, jaxpfl.DeclaredPublic(clients))"
         checks.instance("evaluation", evaluation, Evaluator, hint)

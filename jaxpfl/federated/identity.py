@@ -114,7 +114,15 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
             f"the client function of query {query.label!r} must take (broadcast, examples, key): "
             f"{error}"
         ) from error
-    found = jax.jit(query.client_fn).trace(shapes, examples, key)
+    try:
+        found = jax.jit(query.client_fn).trace(shapes, examples, key)
+    except TypeError as error:
+        if "not a valid JAX type" not in str(error):
+            raise
+        raise InputError(
+            f"the client function of query {query.label!r} must return a tree of float arrays: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
     leaves = jax.tree.leaves(found.out_info)
     kinds = [str(leaf.dtype) for leaf in leaves]
     if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):

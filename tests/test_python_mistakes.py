@@ -1,0 +1,172 @@
+"""Thirty mistakes in Python: each is an `InputError` that says what was found and what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpfl as jp
+
+CLIENTS = 12
+IMAGES = {
+    f"c{number}": {
+        "image": np.zeros((2, 8, 8, 1), np.float32),
+        "label": np.array([0, number % 3]),
+    }
+    for number in range(CLIENTS)
+}
+MODEL = jp.models.classifier_cnn((8, 8, 1), 3)
+SGD = optax.sgd(0.1)
+SPECIAL = ["<unused>", "<bos>", "<eos>", "<oov>"]
+
+
+def population() -> jp.data.Population:
+    return jp.data.from_clients(IMAGES)
+
+
+def plan(**changes: Any) -> jp.Plan:
+    given = {
+        "epsilon": 8.0,
+        "delta": 1e-3,
+        "rounds": 1,
+        "clip": jp.Clip(1.0),
+        "participation": jp.Poisson(CLIENTS, 4),
+        "accountant": "rdp",
+    }
+    return jp.Plan.calibrated(**{**given, **changes})
+
+
+def fed_avg(model: Any = MODEL, **changes: Any) -> Any:
+    given = {"client": SGD, "server": SGD, "plan": plan()}
+    return jp.algorithms.fed_avg(model, **{**given, **changes})
+
+
+def run(**changes: Any) -> Any:
+    given = {"algorithm": fed_avg(), "clients": population(), "ledger": "ledger", "out": "out"}
+    return jp.run(**{**given, **changes})
+
+
+def release(client_fn: Any = lambda broadcast, examples, key: jnp.zeros(2), **changes: Any) -> Any:
+    given = {"clients": population(), "plan": plan(), "ledger": "ledger"}
+    return jp.release(client_fn, **{**given, **changes})
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a file that is not there": (lambda: jp.data.open("absent.jsonl"), "absent.jsonl no such file"),
+    "a number as a source": (lambda: jp.data.open(5), "source path int"),  # pyright: ignore
+    "an unknown kind of source": (
+        lambda: jp.data.open("foo:bar"),
+        "'foo:bar' expected huggingface",
+    ),
+    "no clients": (lambda: jp.data.from_clients({}), "at least one client"),
+    "columns of two lengths": (
+        lambda: jp.data.from_clients({"a": {"x": np.zeros(2), "y": np.zeros(3)}}),
+        "client 0 lengths 2 3",
+    ),
+    "clients with other columns": (
+        lambda: jp.data.from_clients({"a": {"x": np.zeros(2)}, "b": {"y": np.zeros(2)}}),
+        "client 1 'y' expected 'x'",
+    ),
+    "clients with other shapes": (
+        lambda: jp.data.from_clients({"a": {"x": np.zeros((2, 3))}, "b": {"x": np.zeros((2, 4))}}),
+        "client 1 'x' [4] expected [3]",
+    ),
+    "fractions above 1": (lambda: population().split({"a": 0.9, "b": 0.5}, seed=0), "at most 1"),
+    "a partition by its name": (
+        lambda: jp.data.partition(population(), "dirichlet"),  # pyright: ignore
+        "scheme Dirichlet found 'dirichlet'",
+    ),
+    "a vocabulary of two": (
+        lambda: jp.text.Vocabulary.from_public("docstrings:numpy", 2),
+        "size found 2",
+    ),
+    "images given to a vocabulary": (
+        lambda: jp.text.Vocabulary(SPECIAL, [0] * 4, "public").encode(population()),
+        '"text" image',
+    ),
+    "a negative epsilon": (lambda: plan(epsilon=-1.0), "epsilon positive -1"),
+    "epsilon as text": (lambda: plan(epsilon="8"), "epsilon number '8'"),
+    "epsilon NaN": (lambda: plan(epsilon=float("nan")), "epsilon finite nan"),
+    "a large delta": (lambda: plan(delta=0.5), "delta smaller allow_large_delta"),
+    "half a round": (lambda: plan(rounds=1.5), "rounds whole number 1.5"),
+    "a number as the clip": (lambda: plan(clip=1.0), "clip Clip found 1.0"),
+    "a clip norm of 0": (lambda: jp.Clip(0.0), "clip_norm positive"),
+    "a number as participation": (lambda: plan(participation=4), "Poisson found 4"),
+    "more clients than there are": (
+        lambda: plan(participation=jp.Poisson(CLIENTS, 20)),
+        "20 population of 12",
+    ),
+    "a learning rate as the optimiser": (lambda: fed_avg(client=0.1), "client optax float"),
+    "an optimiser's name": (lambda: fed_avg(server="sgd"), "server optax str"),
+    "a model's name": (lambda: fed_avg("cnn"), "model jaxpfl.models str"),
+    "a model's class": (lambda: fed_avg(jp.models.CNN), "model settings CNN"),
+    "epsilon as the plan": (lambda: fed_avg(plan=8.0), "plan jaxpfl.Plan float"),
+    "a plan of another population": (
+        lambda: run(algorithm=fed_avg(plan=plan(participation=jp.Poisson(50, 4)))),
+        "population of 50 has 12",
+    ),
+    "a dictionary of clients": (lambda: run(clients=IMAGES), "clients from_clients dict"),
+    "clients without the column": (
+        lambda: run(
+            clients=jp.data.from_clients({c: {"x": np.zeros(2)} for c in IMAGES}),
+        ),
+        "'image' only x",
+    ),
+    "text without a vocabulary": (
+        lambda: run(
+            algorithm=fed_avg(jp.models.CIFGLanguageModel(vocab_size=9)),
+            clients=jp.data.from_clients({c: {"text": ["a b"]} for c in IMAGES}),
+        ),
+        "text tokens vocabulary PUBLIC",
+    ),
+    "evaluation on the clients": (
+        lambda: run(evaluation=jp.Evaluator(MODEL, jp.DeclaredPublic(population(), "mine"))),
+        "mine private clients",
+    ),
+    "evaluation on clients that nobody declared public": (
+        lambda: jp.Evaluator(MODEL, population()),  # pyright: ignore
+        "DeclaredPublic",
+    ),
+    "declared public, but no population": (
+        lambda: jp.DeclaredPublic([1]),  # pyright: ignore
+        "Population list",
+    ),
+    "a population as the evaluation": (
+        lambda: run(evaluation=population()),
+        "evaluation jaxpfl.Evaluator Population",
+    ),
+    "a number as the budget": (lambda: run(budget=8.0), "budget jaxpfl.Budget float"),
+    "every round 0": (lambda: run(every=0), "every at least 1"),
+    "a seed as text": (lambda: run(seed="a"), "seed whole number 'a'"),
+    "a release in several rounds": (lambda: release(plan=plan(rounds=2)), "rounds = 1 found 2"),
+    "a release of no function": (lambda: release(5), "client_fn function int"),
+    "a function of one argument": (lambda: release(lambda examples: 0.0), "broadcast examples key"),
+    "a function that returns text": (lambda: release(lambda b, e, k: "a"), "float arrays str"),
+    "a function that returns whole numbers": (
+        lambda: release(lambda b, e, k: jnp.zeros(2, jnp.int32)),
+        "float arrays int32",
+    ),
+    "a ledger that is not there": (lambda: jp.Ledger.read("absent.jsonl"), "absent.jsonl ledger"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_in_one_sentence(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, said = MISTAKES[name]
+    with pytest.raises(jp.InputError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in said.split():
+        assert word in message
+    # Nothing was charged, and no run was begun.
+    assert not list(tmp_path.rglob("run.json"))
+    assert not (tmp_path / "ledger").exists() or len(jp.Ledger.read(tmp_path / "ledger")) == 0
+
+
+def test_there_are_thirty():
+    assert len(MISTAKES) >= 30
