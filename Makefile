@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs test test-newest test-slow lint bench bench-gpu popri-table \
+.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu popri-table \
     popri-table-test parity tff-check constraints clean
 .NOTPARALLEL:
 
@@ -21,6 +21,7 @@ help:
 	@echo "make test-newest  the same and the longer tests on the newest Python and JAX (or NEWEST_PYTHON)"
 	@echo "make test-slow    the tests that take minutes"
 	@echo "make docs         build the documentation site into build/site"
+	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
@@ -55,6 +56,9 @@ test-newest: .venv-newest/installed-dev
 # Strict: a warning fails it. From installed packages alone; pages open without a server.
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict
+
+notebooks: .venv/installed-dev
+	.venv/bin/python tools/notebooks.py $(NAMES)
 
 test-slow: .venv/installed-dev
 	JAXPFL_TEST_XLA=full .venv/bin/python -m pytest -m slow

@@ -186,9 +186,8 @@ def _type(hint: Any) -> str:
         return " or ".join(f"`{choice}`" for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)
-        return f"list of {_type(inner[0])}" + (
-            "" if inner[1:] == (...,) else f", {len(inner)} of them"
-        )
+        length = "" if inner[1:] == (...,) else f" of {len(inner)}"
+        return f"list{length}, each: {_type(inner[0])}"
     if typing.get_origin(hint) is dict:
         return f"mapping of names to {_type(typing.get_args(hint)[1])}"
     names = {int: "whole number", float: "number", str: "text", bool: "true or false"}
