@@ -72,7 +72,7 @@ def fed_avg(
     """Returns DP-FedAvg for `model` under `plan`.
 
     Args:
-      model: what is trained (`jaxpfl.models`).
+      model: what is trained: one of `jaxpfl.models`, or your own, `models.from_functions`.
       client: the clients' optimiser, e.g. `optax.sgd(0.5)`.
       server: the server's optimiser, e.g. `optax.sgd(1.0, momentum=0.9, nesterov=True)`; plain
         averaging is `optax.sgd(1.0)`.
@@ -100,7 +100,7 @@ def fed_avg(
         LocalTraining(model, client, adapters=frozen is not None),
         plan,
         cohort,
-        columns=tuple(model.columns),
+        columns=None if model.columns is None else tuple(model.columns),
         execution=execution,
     )
     everywhere = NamedSharding(execution.devices, PartitionSpec())

@@ -1,6 +1,7 @@
 """What a client does in federated averaging: some steps of SGD on its own examples."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.federated.client import Examples
-from jaxpfl.models.base import Augmenting, Model
+from jaxpfl.models.base import Augmenting, Checking, Model
 from jaxpfl.models.decoder import lora
 
 PyTree = Any
@@ -33,6 +34,11 @@ class LocalTraining:
     model: Model
     optimizer: optax.GradientTransformation
     adapters: bool = False
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
+        if isinstance(self.model, Checking):
+            self.model.check(columns)
 
     def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""

@@ -19,5 +19,8 @@ from jaxpfl.models.encoder.network import Encoder as Encoder
 from jaxpfl.models.gan import GAN as GAN
 from jaxpfl.models.gan import sample_images as sample_images
 from jaxpfl.models.lstm import LSTMLanguageModel as LSTMLanguageModel
+from jaxpfl.models.own import OwnModel as OwnModel
+from jaxpfl.models.own import from_functions as from_functions
+from jaxpfl.models.own_flax import from_flax as from_flax
 from jaxpfl.models.resnet import ResNet as ResNet
 from jaxpfl.models.tag_prediction import TagPrediction as TagPrediction

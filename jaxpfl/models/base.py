@@ -6,6 +6,7 @@ from the arrays it is given, so no call can change the parameters of another.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -21,6 +22,9 @@ the ends of texts from the loss. Models look up `maximum(tokens, 0)` in the embe
 the result, because JAX would read the last row at index -1.
 """
 
+OOV = 3
+"""Of a word vocabulary, the id of all words that it does not have (`text.Vocabulary`)."""
+
 Params = Any
 """Nested dict of float32 arrays."""
 
@@ -30,6 +34,8 @@ Batch = dict[str, Array]
 Metrics = dict[str, Array]
 """Float32 sums: "loss_sum" (nats), "correct" (top-1) and "count" (targets).
 
+A model of one's own (`models.own`) has "NAME_sum" for each metric in place of "correct".
+
 Where a target is a set of labels, "count" is the number of sets, "relevant" the number of labels in
 them, and "correct" how many of these are among the five most likely ones.
 """
@@ -38,14 +44,14 @@ them, and "correct" how many of these are among the five most likely ones.
 class Model(Protocol):
     """The functions that federated algorithms call; all are pure and may be jitted and vmapped.
 
-    `columns` names the columns of a batch that the model reads.
+    `columns` names the columns of a batch that the model reads; None = all numeric ones.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def columns(self) -> tuple[str, ...]: ...
+    def columns(self) -> tuple[str, ...] | None: ...
 
     def init(self, key: Array) -> Params:
         """Parameters drawn from a typed key."""
@@ -65,6 +71,15 @@ class Model(Protocol):
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """The metrics of `loss`, to be summed over batches and given to `summarise`."""
+        ...
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """A model, or what clients compute, that is checked on the shapes of data before a charge."""
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if it does not fit columns [examples, ...]; computes nothing."""
         ...
 
 
@@ -94,14 +109,22 @@ def negative_log_likelihood(logits_NxV: Array, targets_N: Array) -> Array:
     return jax.nn.logsumexp(logits_NxV, axis=-1) - picked_N
 
 
-def masked_loss(logits_NxV: Array, targets_N: Array, real_N: Array) -> tuple[Array, Metrics]:
+def masked_loss(
+    logits_NxV: Array, targets_N: Array, real_N: Array, *, oov: int | None = None
+) -> tuple[Array, Metrics]:
     """Mean cross-entropy over the targets where `real_N` is True, and the metric sums.
 
     The loss is 0, with a zero gradient, when no target is real. A tie for the highest logit goes to
     the lowest class. XLA removes the top-1 computation where its result is not used.
+
+    Args:
+      oov: the class of words out of the vocabulary, which is a target like any other but never
+        counts as correct: who predicts it has predicted no word. None = there is no such class.
     """
     nll_N = jnp.where(real_N, negative_log_likelihood(logits_NxV, targets_N), 0.0)
     hits_N = jnp.argmax(logits_NxV, axis=-1).astype(targets_N.dtype) == targets_N
+    if oov is not None:
+        hits_N = jnp.logical_and(hits_N, targets_N != oov)
     loss_sum = jnp.sum(nll_N)
     count = jnp.sum(real_N, dtype=jnp.float32)
     correct = jnp.sum(jnp.logical_and(hits_N, real_N), dtype=jnp.float32)
@@ -116,11 +139,16 @@ def summarise(metrics: Metrics) -> dict[str, float]:
     """Turns metric sums into "loss" (nats per target), "count" and what the targets allow.
 
     That is "perplexity" and "accuracy" for single labels, and "recall_at_5" for sets of labels: how
-    many of all labels are among the five most likely ones of their set. A share or mean of nothing
-    is NaN.
+    many of all labels are among the five most likely ones of their set. Of a model of one's own it
+    is the mean of each "NAME_sum". A share or mean of nothing is NaN.
     """
     count = float(metrics["count"])
     loss = float(metrics["loss_sum"]) / count if count > 0 else math.nan
+    if "correct" not in metrics:
+        names = [name for name in metrics if name not in ("loss_sum", "count")]
+        means = {name: float(metrics[name]) / count if count > 0 else math.nan for name in names}
+        own = {name.removesuffix("_sum"): mean for name, mean in means.items()}
+        return {"loss": loss, **own, "count": count}
     correct = float(metrics["correct"])
     if "relevant" in metrics:
         relevant = float(metrics["relevant"])
@@ -132,6 +160,11 @@ def summarise(metrics: Metrics) -> dict[str, float]:
         "accuracy": correct / count if count > 0 else math.nan,
         "count": count,
     }
+
+
+def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the columns that a model reads, of those that are held."""
+    return tuple(held) if model.columns is None else tuple(model.columns)
 
 
 def count_parameters(params: Params) -> int:

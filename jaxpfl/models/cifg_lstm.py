@@ -18,7 +18,7 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import OOV, PAD, Batch, Metrics, Params, masked_loss, split
 from jaxpfl.models.layers import cifg_cell
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
@@ -107,8 +107,9 @@ class CIFGLanguageModel:
     """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
 
     A row is bos, words, eos, padding (-1). The model reads the first L tokens and predicts the last
-    L. Every token except padding is a target: end of sentence and out-of-vocabulary count like any
-    word, in the loss and in top-1 accuracy.
+    L. Every token except padding is a target, end of sentence and out-of-vocabulary included. In
+    top-1 accuracy, a prediction of the end of sentence counts like one of a word; a prediction of
+    out-of-vocabulary is never correct.
 
     Attributes:
       vocab_size: number of token ids, including the special tokens.
@@ -117,6 +118,7 @@ class CIFGLanguageModel:
       peepholes: diagonal connections from the cell to the forget and output gates.
       output_bias_prior: log frequencies of the tokens in PUBLIC text, the initial output bias that
         makes the untrained model a unigram model of that text; zeros if None.
+      oov: the id of out-of-vocabulary words; None for characters and the like.
 
     Raises:
       InputError: a size is not a positive whole number, or sizes do not fit together.
@@ -130,6 +132,7 @@ class CIFGLanguageModel:
     tied: bool = True
     peepholes: bool = False
     output_bias_prior: tuple[float, ...] | None = None
+    oov: int | None = OOV
     name: str = "cifg_lstm"
 
     columns = ("tokens",)
@@ -173,12 +176,16 @@ class CIFGLanguageModel:
         classes_N = jnp.maximum(targets_N, 0)
         loss = mean_cross_entropy(m_NxP, *network.output_layer(), classes_N, real_N)
         # Training does not use the metrics, and XLA then leaves out their logits.
-        return loss, masked_loss(network.logits(m_NxP), targets_N, real_N)[1]
+        return loss, self._sums(network, m_NxP, targets_N)
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """Sums of loss, correct predictions and targets."""
         network, m_NxP, targets_N = self._read(params, batch, mask)
-        return masked_loss(network.logits(m_NxP), targets_N, targets_N != PAD)[1]
+        return self._sums(network, m_NxP, targets_N)
+
+    def _sums(self, network: Network, m_NxP: Array, targets_N: Array) -> Metrics:
+        logits_NxV = network.logits(m_NxP)
+        return masked_loss(logits_NxV, targets_N, targets_N != PAD, oov=self.oov)[1]
 
     def _read(self, params: Params, batch: Batch, mask: Array) -> tuple[Network, Array, Array]:
         """The network, its last layer's outputs [N, P] and the targets [N], PAD where masked."""

@@ -21,7 +21,10 @@ def check_masked(model, real, padding):
     jax.tree.map(np.testing.assert_array_equal, gradient, blank_gradient)
     np.testing.assert_allclose(loss, alone_loss, rtol=1e-6)
     assert metrics["count"] == alone_metrics["count"]
-    assert metrics["correct"] == alone_metrics["correct"]
+    assert metrics.get("correct") == alone_metrics.get("correct")
+    assert metrics.keys() == alone_metrics.keys()
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], alone_metrics[name], rtol=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
         gradient,

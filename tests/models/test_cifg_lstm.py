@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,12 +153,17 @@ def test_extreme_logits_stay_finite():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
-def test_top_1_counts_every_target_but_padding():
+def test_top_1_counts_every_target_but_padding_and_no_unknown_word_is_a_hit():
     params = jax.tree.map(jnp.zeros_like, SMALL.init(jax.random.key(0)))
+    symbols = dataclasses.replace(SMALL, oov=None)
     for token, hits in ((2, 2), (3, 2), (4, 2), (0, 0)):
         params["output_bias"] = jnp.zeros(11).at[token].set(1.0)
-        metrics = SMALL.evaluate(params, {"tokens": TOKENS}, np.ones(3, bool))
-        assert (metrics["correct"], metrics["count"]) == (hits, 10)
+        for model, expected in ((SMALL, 0 if token == 3 else hits), (symbols, hits)):
+            for sums in (
+                model.evaluate(params, {"tokens": TOKENS}, np.ones(3, bool)),
+                model.loss(params, {"tokens": TOKENS}, np.ones(3, bool))[1],
+            ):
+                assert (sums["correct"], sums["count"]) == (expected, 10)
 
 
 def test_masked_examples_contribute_nothing():

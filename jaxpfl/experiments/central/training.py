@@ -33,7 +33,7 @@ from jaxpfl.experiments.central.step import (
     start,
 )
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
-from jaxpfl.models.base import Metrics, Model, Params, summarise
+from jaxpfl.models.base import Metrics, Model, Params, columns_read, summarise
 from jaxpfl.models.decoder import lora
 from jaxpfl.progress import Progress
 
@@ -115,11 +115,11 @@ def fit(
     validate_every = settings.validate_every or steps_per_epoch
     validations = -(-steps // validate_every) if valid is not None else 0
 
-    held = place({name: np.asarray(columns[name]) for name in model.columns})
+    held = place({name: np.asarray(columns[name]) for name in columns_read(model, columns)})
     held_out = None
     if valid is not None:
         count = _checked(model, valid, "valid")
-        held_out = place({name: np.asarray(valid[name]) for name in model.columns})
+        held_out = place({name: np.asarray(valid[name]) for name in columns_read(model, valid)})
         # A batch size that fits into memory in training fits here, too.
         valid_order = jax.device_put(batches(np.arange(count), part), dealt)
     if frozen is not None and not isinstance(jax.tree.leaves(frozen)[0], jax.Array):
@@ -256,10 +256,10 @@ def validate(
 
 def _checked(model: Model, columns: Columns, what: str) -> int:
     """Returns the number of examples after checking the columns."""
-    for name in model.columns:
+    for name in columns_read(model, columns):
         if name not in columns:
             raise InputError(f"{what}: column {name!r} is missing, found {sorted(columns)}")
-    lengths = {name: len(columns[name]) for name in model.columns}
+    lengths = {name: len(columns[name]) for name in columns_read(model, columns)}
     if len(set(lengths.values())) != 1:
         raise InputError(f"{what}: all columns must have one length, found {lengths}")
     examples = next(iter(lengths.values()))
@@ -288,7 +288,7 @@ def _run_id(
             digest.update(np.ascontiguousarray(np.asarray(part)).tobytes())
 
     add(params)
-    add({name: columns[name] for name in model.columns})
-    add({name: valid[name] for name in model.columns} if valid is not None else {})
+    for held in (columns, valid or {}):
+        add({name: held[name] for name in columns_read(model, held) if name in held})
     add(frozen if frozen is not None else {}, sampled=True)
     return digest.hexdigest()[:16]

@@ -15,7 +15,7 @@ from jaxpfl import checks
 from jaxpfl.data.columns import Column, is_numeric
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Model, summarise
+from jaxpfl.models.base import Checking, Model, summarise
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
@@ -87,7 +87,8 @@ class Evaluator:
       name: says what it evaluates on, to be shown beside all results.
 
     Raises:
-      InputError: if `public` is not a `DeclaredPublic`, or has no examples.
+      InputError: if `public` is not a `DeclaredPublic`, has no examples, or does not have what
+        the model reads.
     """
 
     def __init__(
@@ -116,6 +117,17 @@ class Evaluator:
                 "the evaluation data has no examples, expected at least one: give a larger "
                 "fraction of the clients to it"
             )
+        held = numeric_columns(self.population)
+        for name in model.columns or ():
+            if name not in held:
+                text = "text" in self.population.columns
+                raise InputError(
+                    f"the model reads a column {name!r}, but {self.name} has only "
+                    f"{', '.join(self.population.columns)}"
+                    + (": encode the text by the clients' vocabulary" if text else "")
+                )
+        if isinstance(model, Checking):
+            model.check(held)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:

@@ -9,6 +9,8 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
+from jaxpfl.federated.identity import read_columns
+from jaxpfl.models.base import Checking
 
 
 def described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
     """Refuses a run that cannot be carried out, before any charge.
 
     Raises:
-      InputError: the data does not fit the queries, or there is no model to evaluate.
+      InputError: the data does not fit the queries or the model, or there is no model to evaluate.
     """
     if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
         raise InputError(
@@ -91,3 +93,5 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
                 raise InputError(
                     f"{algorithm.name!r} reads a column {name!r}, but the data has only: {found}"
                 )
+        if query.prepare is None and isinstance(query.client_fn, Checking):
+            query.client_fn.check(read_columns(query, population))

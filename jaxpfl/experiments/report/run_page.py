@@ -4,6 +4,7 @@ It shows only what the run's statement covers. Simulations of the run have a pag
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,7 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 # (file name, title, axis, path in a metrics record, logarithmic)
 _EVALUATED = (
     ("perplexity", "Perplexity", "perplexity", "evaluation/perplexity", True),
-    ("loss", "Loss", "nats per target", "evaluation/loss", False),
+    ("loss", "Loss", "loss", "evaluation/loss", False),
     ("accuracy", "Accuracy", "top-1 accuracy", "evaluation/accuracy", False),
     ("recall_at_5", "Recall@5", "tags found in five", "evaluation/recall_at_5", False),
 )
@@ -189,8 +190,24 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def evaluation_figures(found: RunFiles, curves: Mapping[str, RunFiles], mark: str) -> list[Figure]:
     """Draws the metrics of several runs, by label, on the data that `found` was evaluated on."""
-    kinds = _EVALUATED if found.language else _EVALUATED[1:]
+    kinds = [*(_EVALUATED if found.language else _EVALUATED[1:]), *_own_metrics(curves)]
     return _figures(kinds, curves, found.evaluated_on, mark)
+
+
+def _own_metrics(curves: Mapping[str, RunFiles]) -> list[tuple[str, str, str, str, bool]]:
+    """Kinds of plots of the metrics that models of one's own name."""
+    known = {path.removeprefix("evaluation/") for *_, path, _ in _EVALUATED} | {"count"}
+    names = {
+        name: None
+        for run in curves.values()
+        for record in run.records
+        for name in record.get("evaluation") or ()
+        if name not in known
+    }
+    return [
+        (re.sub(r"\W+", "_", name), name, "mean per example", f"evaluation/{name}", False)
+        for name in names
+    ]
 
 
 def _figures(
@@ -251,7 +268,7 @@ def _draw(
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formatter("{x:g}")
     else:
-        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()) if axis != "nats per target" else None)
+        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()) if axis != "loss" else None)
     axes.set_xlabel("round", color=plots.INK)
     axes.set_ylabel(axis, color=plots.INK)
     if len(lines) > 1 or not lines[0][1]:

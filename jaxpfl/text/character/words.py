@@ -67,6 +67,7 @@ def char_lm(
         tied=False,
         peepholes=peepholes,
         output_bias_prior=output_bias_prior,
+        oov=None,
         name="char_lm",
     )
 

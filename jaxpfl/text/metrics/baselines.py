@@ -8,7 +8,7 @@ from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.text.metrics.oov import check_token_rows
-from jaxpfl.text.tokenisers.vocabulary import BOS, UNUSED
+from jaxpfl.text.tokenisers.vocabulary import BOS, OOV, UNUSED
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class UnigramBaseline:
 
     Attributes:
       perplexity: exp of the mean negative log-likelihood in nats.
-      accuracy: share of targets equal to the most frequent training target.
+      accuracy: share of targets equal to the most frequent training target that is not
+        out-of-vocabulary, which is no prediction of a word.
       count: number of evaluation targets.
     """
 
@@ -34,7 +35,8 @@ def unigram_baseline(
     The targets are those of the language models: every token after the first of a row except
     padding, including end of sentence and out-of-vocabulary. Frequencies are add-one smoothed over
     the ids that can be targets (all except the unused id and beginning of sentence); a tie for the
-    most frequent goes to the lowest id. The counts are exact, without differential privacy: neither
+    most frequent goes to the lowest id. As with the models, out-of-vocabulary is never a correct
+    prediction. The counts are exact, without differential privacy: neither
     they nor a model made from them may be released when the training text is private.
 
     Args:
@@ -55,7 +57,9 @@ def unigram_baseline(
     smoothed_V = np.where(possible_V, counts_V + 1.0, 0.0)
     log_probability_V = np.log(np.where(possible_V, smoothed_V, 1.0) / smoothed_V.sum())
     loss = -float(held_out_V @ log_probability_V) / total
-    best = int(np.argmax(smoothed_V))
+    predicted_V = smoothed_V.copy()
+    predicted_V[OOV] = 0
+    best = int(np.argmax(predicted_V))
     return UnigramBaseline(
         perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
     )

@@ -28,10 +28,11 @@ from jaxpfl.data.columns import WORD_SEPARATOR, text_array
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models.base import OOV as OOV
 from jaxpfl.models.base import PAD
 from jaxpfl.text.tokenisers.splitting import SPLITTINGS, Split, words
 
-UNUSED, BOS, EOS, OOV = 0, 1, 2, 3
+UNUSED, BOS, EOS = 0, 1, 2
 SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
 
 _FORMAT = "jaxpfl vocabulary 2"

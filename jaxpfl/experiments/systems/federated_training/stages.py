@@ -187,7 +187,7 @@ class _Stages:
             settings.examples,
             settings.valid,
             seed=config.run.seed,
-            columns=tuple(self.experiment.model.columns),
+            columns=tuple(self.experiment.model.columns or ()),
             encoder=self.experiment.encoder,
             sequence_length=getattr(config.model, "sequence_length", 0),
         )

@@ -1,0 +1,215 @@
+"""Models of one's own, from two functions: initial parameters, and a loss for each example.
+
+    model = from_functions(init, loss, metrics)
+
+It is checked by shapes alone (`OwnModel.check`) before anything is charged, and padding is taken
+care of: the functions never have to know which examples of a batch are real.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpfl.errors import InputError
+from jaxpfl.models.base import Batch, Metrics, Params
+
+_RESERVED = ("loss", "count")
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model of pure functions; see `from_functions`. It is a `jaxpfl.models.Model`.
+
+    Attributes:
+      columns: that a batch holds; None = all numeric ones of the clients.
+    """
+
+    init_fn: Callable[[Array], Params]
+    loss_fn: Callable[[Params, Batch], Array]
+    metrics_fn: Callable[[Params, Batch], Mapping[str, Array]] | None
+    name: str
+    columns: tuple[str, ...] | None
+
+    def init(self, key: Array) -> Params:
+        """The parameters that `init_fn` draws.
+
+        Raises:
+          InputError: they are no tree of float32 arrays.
+        """
+        params = self.init_fn(key)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        wrong = [
+            f"{jax.tree_util.keystr(path) or 'the whole'} is {_described(leaf)}"
+            for path, leaf in leaves
+            if getattr(leaf, "dtype", None) != jnp.float32
+        ]
+        if wrong or not leaves:
+            raise InputError(
+                f"init of model {self.name!r} must return a tree of float32 arrays, found "
+                f"{wrong[0] if wrong else 'no array'}"
+            )
+        return params
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean loss over the real examples, and the sums; see `jaxpfl.models.base.Model.loss`."""
+        some = jnp.any(mask)
+        # Without any real example, even a gradient that is not a number must count as zero.
+        params = jax.tree.map(lambda p: jnp.where(some, p, jax.lax.stop_gradient(p)), params)
+        batch = _padded_with_real(batch, mask)
+        losses_B = self._values("loss", self._call("loss", self.loss_fn, params, batch), batch)
+        if not jnp.issubdtype(losses_B.dtype, jnp.floating):
+            raise InputError(
+                f"the loss of model {self.name!r} must be a float for each example, found "
+                f"{losses_B.dtype}"
+            )
+        count = jnp.sum(mask, dtype=jnp.float32)
+        loss_sum = _sum(losses_B, mask)
+        sums = {"loss_sum": loss_sum, **self._own_sums(params, batch, mask), "count": count}
+        return loss_sum / jnp.maximum(count, 1.0), sums
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """The sums of the loss, "loss_sum", of each own metric, "NAME_sum", and "count"."""
+        return self.loss(params, batch, mask)[1]
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Traces all functions, and the gradient, on the shapes of data; computes nothing.
+
+        Args:
+          columns: arrays, or anything with `shape` [examples, ...] and `dtype`.
+
+        Raises:
+          InputError: says which function does not fit the columns, or returns what is no value for
+            each example.
+        """
+        names = tuple(columns) if self.columns is None else self.columns
+        missing = next((name for name in names if name not in columns), None)
+        if missing is not None:
+            self._refuse_missing("the model", missing, columns)
+        batch = {
+            name: jax.ShapeDtypeStruct(
+                (3, *columns[name].shape[1:]), jax.dtypes.canonicalize_dtype(columns[name].dtype)
+            )
+            for name in names
+        }
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        mask = jax.ShapeDtypeStruct((3,), jnp.bool_)
+        try:
+            params = jax.eval_shape(self.init, key)
+            jax.eval_shape(jax.grad(self.loss, has_aux=True), params, batch, mask)
+        except InputError as error:
+            # Without the note on its traceback that JAX adds to every exception.
+            raise InputError(str(error)) from error.__cause__
+
+    def _own_sums(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        if self.metrics_fn is None:
+            return {}
+        found = self._call("metrics", self.metrics_fn, params, batch)
+        if not isinstance(found, Mapping):
+            raise InputError(
+                f"metrics of model {self.name!r} must return a dictionary with an array [batch] "
+                f"for each name, found {_described(found)}"
+            )
+        for name in found:
+            if not isinstance(name, str) or not name or name in _RESERVED:
+                raise InputError(
+                    f"metrics of model {self.name!r} must have names other than 'loss' and "
+                    f"'count', found {name!r}"
+                )
+        return {
+            f"{name}_sum": _sum(self._values(f"metric {name!r}", values, batch), mask)
+            for name, values in found.items()
+        }
+
+    def _call(self, what: str, function: Callable, params: Params, batch: Batch) -> Any:
+        """Calls one of the functions; what does not fit the batch becomes one sentence."""
+        try:
+            return function(params, dict(batch))
+        except InputError:
+            raise
+        except KeyError as error:
+            if len(error.args) != 1 or error.args[0] in batch:
+                raise
+            self._refuse_missing(what, error.args[0], batch)
+        except (TypeError, ValueError, IndexError) as error:
+            held = ", ".join(f"{name} {_described(values)}" for name, values in batch.items())
+            said = str(error).strip().split("\n")[0]
+            raise InputError(
+                f"{what} of model {self.name!r} cannot be computed of a batch of {held}: {said}"
+            ) from error
+
+    def _refuse_missing(self, what: str, name: Any, columns: Mapping[str, Any]) -> NoReturn:
+        raise InputError(
+            f"{what} of model {self.name!r} reads the field {name!r}, but a batch has only: "
+            f"{', '.join(sorted(columns)) or 'none'}"
+        ) from None
+
+    def _values(self, what: str, values: Any, batch: Batch) -> Array:
+        """`values` as an array, one for each example of the batch."""
+        size = len(next(iter(batch.values())))
+        shape = getattr(values, "shape", None)
+        if shape != (size,):
+            mean = " (a mean or sum over the batch?)" if shape == () else ""
+            raise InputError(
+                f"{what} of model {self.name!r} must be an array with one value for each of the "
+                f"{size} examples of a batch, shape ({size},), found {_described(values)}{mean}"
+            )
+        return values
+
+
+def from_functions(
+    init: Callable[[Array], Params],
+    loss: Callable[[Params, Batch], Array],
+    metrics: Callable[[Params, Batch], Mapping[str, Array]] | None = None,
+    *,
+    name: str = "own model",
+    columns: Sequence[str] | None = None,
+) -> OwnModel:
+    """A model of one's own, for every algorithm that trains one, and for `jaxpfl.Evaluator`.
+
+    All functions are pure JAX. A batch is a dictionary of arrays [batch, ...], clients' columns.
+    What is returned for an example must depend on that example alone, because rows that only fill
+    up a batch are left out afterwards.
+
+    Args:
+      init: `(key) -> params`, a tree of float32 arrays.
+      loss: `(params, batch) -> float array [batch]`, the loss of each example; its mean over the
+        real examples is minimised.
+      metrics: `(params, batch) -> {name: array [batch]}`, of numbers or booleans; their means over
+        the evaluation data are shown under these names. None: the loss alone is shown.
+      name: names the model in messages.
+      columns: the fields that a batch needs to hold; None = all numeric columns of the clients.
+
+    Raises:
+      InputError: later, before anything is charged: a field is missing, or a function returns what
+        is no value for each example.
+    """
+    held = None if columns is None else tuple(columns)
+    return OwnModel(init, loss, metrics, name, held)
+
+
+def _padded_with_real(batch: Batch, mask: Array) -> Batch:
+    """The batch with its first real example in place of padding.
+
+    The value of padding could be anything: of zeros, too, a loss may have no gradient.
+    """
+    first = jnp.argmax(mask)
+
+    def padded(values: Array) -> Array:
+        real = mask.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.where(real, values, jax.lax.dynamic_index_in_dim(values, first, keepdims=True))
+
+    return {name: padded(jnp.asarray(values)) for name, values in batch.items()}
+
+
+def _sum(values_B: Array, mask: Array) -> Array:
+    return jnp.sum(jnp.where(mask, values_B, jnp.zeros_like(values_B)), dtype=jnp.float32)
+
+
+def _described(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
