@@ -35,14 +35,15 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
         return dry_run_sweep(sweep)
-    from jaxpfl.experiments.sweep.page import table_lines
+    from jaxpfl.experiments.sweep.page import measured_on, table_lines
     from jaxpfl.experiments.sweep.points import SIMULATION, run_sweep
 
     out = arguments.out or Path("runs", path.stem)
     print(f"sweep directory: {out}", file=sys.stderr)
     outcome = run_sweep(sweep, out)
     report = outcome.out / "report.html"
-    lines = [f"report: {report}", "", *table_lines(sweep, outcome.rows), ""]
+    measured = measured_on(sweep.metric, outcome.scored_on)
+    lines = [f"report: {report}", "", f"{measured}:", *table_lines(sweep, outcome.rows), ""]
     lines += [f"caution: {each}" for each in outcome.cautions] + [SIMULATION]
     return {
         "out": str(outcome.out),

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
@@ -37,6 +38,19 @@ class _Run:
     def privacy(self) -> str:
         run = self.found.run
         return self.found.result.get("privacy", f"{run['statement']}; the run is not finished")
+
+    @cached_property
+    def epsilons(self) -> dict[str, float]:
+        """Of this run, as it stated when it stopped, and of all that is on its ledger by now."""
+        if not self.found.run["private"]:
+            return {}
+        ledger, plan = Ledger.read(self.ledger), self.found.run["plan"]
+        ledger.verify()
+        whole = Guarantee.of_events(
+            (charge.event for charge in ledger.charges), plan["delta"], ledger.unit
+        )
+        own = self.found.result.get("epsilons", {}).get(OWN)
+        return {**({} if own is None else {OWN: own}), SHARED: whole.epsilon()}
 
     @cached_property
     def rounds(self) -> int:
@@ -80,6 +94,7 @@ def compare(
             "scored_on": name,
             "scores": scores,
             "private": run.found.run["private"],
+            "epsilons": run.epsilons,
         }
         for run in runs
         for name, scores in (run.scores or {"": {}}).items()
@@ -102,7 +117,7 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for table in _tables(record).values():
         found += [*text_lines(table), ""]
-    found += [f"{name}: {statement}" for name, statement in record["privacy"].items()]
+    found += [f"{name}, this run: {statement}" for name, statement in record["privacy"].items()]
     return [*found, f"jointly: {record['jointly']}"]
 
 
@@ -174,11 +189,17 @@ def _tables(record: Mapping[str, Any]) -> dict[str, Table]:
                     _number(row["scores"][metric], metric) if metric in row["scores"] else ""
                     for metric in metrics
                 ),
+                *(
+                    number(row["epsilons"][whose]) if whose in row["epsilons"] else ""
+                    for whose in (OWN, SHARED)
+                ),
             )
             for row in rows
         ]
         what = f"run, scored on {name}" if name else "run, not evaluated"
-        tables[name] = Table((what, "rounds", *metrics), cells, tuple(range(1, 2 + len(metrics))))
+        costs = [f"epsilon of {whose}" for whose in (OWN, SHARED)]
+        columns = (what, "rounds", *metrics, *costs)
+        tables[name] = Table(columns, cells, tuple(range(1, len(columns))))
     return tables
 
 
@@ -207,7 +228,7 @@ def _page(runs: Sequence[_Run], record: Mapping[str, Any]) -> Page:
         figures = evaluation_figures(next(iter(curves.values())), curves, "")
         if figures:
             sections.append(Section(f"Round by round, on {name}", figures=figures))
-    privacy = Table(("run", "privacy"), list(record["privacy"].items()))
+    privacy = Table(("run", "privacy of this run"), list(record["privacy"].items()))
     sections.append(Section("Each run alone", table=privacy))
     return Page(
         title="Comparison of " + " and ".join(run.name for run in runs),

@@ -10,6 +10,9 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
 
+OWN, SHARED = "this run", "everything on its ledger"
+"""Whose an epsilon is."""
+
 ALONE = "if nothing else is released from these clients"
 
 
@@ -33,6 +36,13 @@ class Cost:
         if not self.algorithm.private:
             return float("inf")
         return self._of([charge.event for charge in self._charges(round)]).epsilon()
+
+    def epsilons(self) -> dict[str, float]:
+        """Epsilon of the run with its prior releases, and of all releases on its ledger."""
+        own, charges = self.epsilon(), self.ledger.charges
+        if not self.algorithm.private or len(self._charges(None)) == len(charges):
+            return {OWN: own, SHARED: own}
+        return {OWN: own, SHARED: self._of([charge.event for charge in charges]).epsilon()}
 
     def planned(self) -> str:
         """The guarantee of the whole run as planned, before its first round."""

@@ -28,7 +28,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
-from jaxpfl.experiments.engine.cost import Cost
+from jaxpfl.experiments.engine.cost import OWN, Cost
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
@@ -141,12 +141,16 @@ class Loop:
             observers.publish()
             # A finished run deletes its secret, so its last checkpoint must be on the disk first.
             checkpoints.wait()
-            metrics = {**observers.latest(done), "epsilon": cost.epsilon()}
-            statement = directory.end(done, cost.statement(), metrics)
+            epsilons = cost.epsilons()
+            metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
+            statement = directory.end(done, cost.statement(), metrics, epsilons)
             if failure is not None:
                 raise failure
             params = None if algorithm.params is None else algorithm.params(state)
-            return Result(statement, metrics, done, directory.path, state, params)
+            evaluated_on = directory.evaluated_on
+            return Result(
+                statement, metrics, done, directory.path, state, params, evaluated_on, epsilons
+            )
 
     def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:
         """The state to continue from and its number of rounds, which the ledger must cover."""

@@ -103,8 +103,23 @@ class RunDirectory:
         }
         files.write_json(self.path / "run.json", record)
 
-    def end(self, rounds: int, statement: str, metrics: Mapping[str, Any]) -> str:
-        """Writes `result.json`, deletes a finished run's secret, and returns the statement."""
+    @property
+    def evaluated_on(self) -> str | None:
+        """Names the data of the evaluation, as `run.json` does; None without one."""
+        return files.read_json(self.path / "run.json")["evaluation"]
+
+    def end(
+        self,
+        rounds: int,
+        statement: str,
+        metrics: Mapping[str, Any],
+        epsilons: Mapping[str, float],
+    ) -> str:
+        """Writes `result.json`, deletes a finished run's secret, and returns the statement.
+
+        Args:
+          epsilons: of `Cost.epsilons`.
+        """
         planned = self._algorithm.rounds
         if rounds < planned:
             statement += f", after {rounds} of {planned} rounds"
@@ -114,6 +129,8 @@ class RunDirectory:
             "rounds": rounds,
             "private": not self.stamp,
             "privacy": statement,
+            "epsilons": epsilons,
+            "evaluated_on": self.evaluated_on,
             "metrics": metrics,
         }
         files.write_json(self.path / "result.json", record)

@@ -23,6 +23,8 @@ class Result:
       out: the run directory.
       state: the algorithm's final state, on the device.
       params: the model's parameters, on the device; None without a model.
+      evaluated_on: names the data of the scores in "evaluation"; None without an evaluation.
+      epsilons: of "this run", and of "everything on its ledger".
     """
 
     privacy: str
@@ -31,6 +33,15 @@ class Result:
     out: Path
     state: Any = field(repr=False)
     params: Any = field(repr=False)
+    evaluated_on: str | None = None
+    epsilons: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The result in lines, each score with its data and each epsilon with what it is of."""
+        scores = self.metrics.get("evaluation") or {}
+        found = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
+        found += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
+        return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.tracking import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.cautions import of_rounds
@@ -166,8 +167,11 @@ def _facts(found: RunFiles) -> list[tuple[str, str]]:
         (f"{run['plan']['clients_per_round']}", "clients per round (planned)"),
     ]
     spent = [record["epsilon"] for record in records if record.get("epsilon") is not None]
+    whole = found.result.get("epsilons", {}).get(SHARED)
     if spent and not run["stamp"]:
-        facts.append((f"{spent[-1]:.3g}", "epsilon so far"))
+        facts.append((f"{spent[-1]:.3g}", f"epsilon of {OWN}"))
+        if whole is not None and whole > spent[-1]:
+            facts.append((f"{whole:.4g}", f"epsilon of {SHARED}"))
     for query in run["queries"]:
         plan = query["plan"]
         which = f" of the {query['label']}" if len(run["queries"]) > 1 else ""

@@ -4,7 +4,7 @@ The figure shows the metric against the field `x`, or without one, bars of the g
 metric.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,29 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     else:
         figure = _bars(sweep, rows, "mean", "error", sweep.metric).figure
     cells = [
-        (point["point"], f"{point['value']:.5g}", str(point["privacy"] or NOT_PRIVATE))
+        (
+            point["point"],
+            f"{point['value']:.5g}",
+            point["scored_on"],
+            str(point["privacy"] or NOT_PRIVATE),
+        )
         for point in record["points"]
     ]
-    points = Table(("point", sweep.metric, "privacy"), cells, (1,))
+    columns = ("point", sweep.metric, "scored on", "privacy of this point alone")
+    points = Table(columns, cells, (1,))
+    measured = measured_on(sweep.metric, [point["scored_on"] for point in record["points"]])
     page = Page(
         title=f"Sweep: {sweep.title}",
-        lead=f"{sweep.metric} at {len(sweep.points)} points"
+        lead=f"{measured} at {len(sweep.points)} points"
         + (f", repeated over {sweep.over}" if any(row["runs"] > 1 for row in rows) else ""),
         stamp="Some points are NOT PRIVATE; the table of points states which" if stamped else "",
         privacy=record["note"],
         privacy_notes=[record["note"]] if stamped else [],
-        facts=_facts(sweep, rows),
+        facts=_facts(sweep, rows, measured),
         cautions=record["cautions"],
         sections=[
             Section("Figure", figures=[("sweep", "", figure)], wide=True),
-            Section("Table", _gap_text(sweep, rows), table=_table(sweep, rows)),
+            Section(f"Table: {measured}", _gap_text(sweep, rows), table=_table(sweep, rows)),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
             Section("Points", "Each point has a ledger of its own.", table=points),
@@ -57,6 +64,14 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
 def table_lines(sweep: Sweep, rows: list[dict[str, Any]]) -> list[str]:
     """The table as text."""
     return text_lines(_table(sweep, rows))
+
+
+def measured_on(metric: str, scored_on: Sequence[str]) -> str:
+    """The metric, and the data sets that it was measured on."""
+    names = [name for name in dict.fromkeys(scored_on) if name]
+    if len(names) > 3:
+        names = [*names[:3], f"{len(names) - 3} more, see the points"]
+    return f"{metric} on {' and on '.join(names)}" if names else metric
 
 
 def _table(sweep: Sweep, rows: list[dict[str, Any]]) -> Table:
@@ -85,14 +100,14 @@ def _gap_cell(sweep: Sweep, row: Mapping[str, Any]) -> str:
     return f"{row['gap']:.1f}{error} %"
 
 
-def _facts(sweep: Sweep, rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _facts(sweep: Sweep, rows: list[dict[str, Any]], measured: str) -> list[tuple[str, str]]:
     """The number of points, and the ends of the gap where all points have the same one."""
     facts = [(str(len(sweep.points)), "points")]
     ends = sweep.gap or ()
     found = [row for end in ends for row in rows if row[CASE] == end]
     if len(found) == 2:
         facts += [
-            (f"{row['mean']:.4g}", f"{sweep.metric} of {_stamped(row[CASE], row['private'])}")
+            (f"{row['mean']:.4g}", f"{measured}: {_stamped(row[CASE], row['private'])}")
             for row in found
         ]
     return facts

@@ -46,12 +46,14 @@ class SweepOutcome:
     Each combination of values has a row over all its repetitions: the values, "mean", "error"
     (standard error of the mean; None for a single run), "runs", and in a sweep with a gap "gap" and
     "gap_error" in per cent, which are None where there is no gap. `cautions` are warnings such as
-    that all points end worse than word frequencies.
+    that all points end worse than word frequencies. `scored_on` names the data of the metric, point
+    by point.
     """
 
     out: Path
     rows: list[dict[str, Any]]
     cautions: list[str]
+    scored_on: list[str]
 
 
 def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
@@ -78,7 +80,8 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         values = [value_of(result, sweep.metric) for result in results]
         rows = summary(sweep, values, [is_private(result) for result in results])
         _write(directory, sweep, results, rows)
-    return SweepOutcome(directory, rows, of_points(results))
+    scored = [scored_on(result, sweep.metric) for result in results]
+    return SweepOutcome(directory, rows, of_points(results), scored)
 
 
 def _carried_out(point: Point, folder: Path, memory: dict[Any, Any], sweep: str) -> dict[str, Any]:
@@ -121,6 +124,15 @@ def value_of(result: Mapping[str, Any], metric: str) -> float:
             f"found {metric!r}"
         )
     return known[metric]
+
+
+def scored_on(result: Mapping[str, Any], metric: str) -> str:
+    """Names the data that a point's metric was measured on; "" where it is none of data."""
+    if metric in ("epsilon", "round", "clip_norm", "update_norm"):
+        return ""
+    if metric in (result["metrics"].get("evaluation") or {}):
+        return result.get("evaluated_on") or ""
+    return result.get("tested_on") or ""
 
 
 def summary(sweep: Sweep, values: list[float], private: list[bool]) -> list[dict[str, Any]]:
@@ -206,6 +218,7 @@ def _write(
             "point": point.name,
             **point.values,
             "value": value_of(result, sweep.metric),
+            "scored_on": scored_on(result, sweep.metric),
             "private": is_private(result),
             "privacy": result.get("privacy"),
             **{name: result[name] for name in ("cost", "texts") if name in result},

@@ -80,15 +80,14 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
             cells.append(score_text(row.get("before"), metric))
         rows.append((*cells, "this run" if row["rank"] == 1 else ""))
     numbers = (0, *range(2, len(columns)))
-    said = []
+    measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if scored:
-        said.append(
-            f"The {metric} is measured on {tested_on}, with models that read public text only."
-        )
+        measured += f" {metric.capitalize()}: on {tested_on}, of models that read public text only."
+    said = []
     correlation = fred["spearman"]["before"]
     if correlation is not None:
         said.append(
-            f"Its Spearman rank correlation with FreD is {correlation:.2f} ({len(scored)} "
+            f"The Spearman rank correlation of {metric} with FreD is {correlation:.2f} ({len(scored)} "
             "candidates; 1 = the same order)."
         )
     tied = [
@@ -106,6 +105,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
     return [
         Section(
             "The public corpus, chosen by Frechet distance (FreD)",
+            measured,
             table=Table((*columns, ""), rows, numbers, 0),
             stamps=stamps,
         ),
@@ -123,7 +123,7 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     metric = "perplexity" if language else "loss"
     warned = of_table(record["table"], metric, record["tested_on"] or "")
     found += [*(f"caution: {each}" for each in warned), *([""] if warned else [])]
-    found.append(record["privacy"])
+    found.append(f"privacy of this run: {record['privacy']}")
     simulated = record.get("simulation")
     if simulated:
         # It follows the statement, which does not cover it, and its own note.

@@ -19,7 +19,7 @@ def lines(record: dict[str, Any]) -> list[str]:
         f"{'after ' + record['method']:24}{100 * metrics['accuracy']:>8.2f} %"
         f"{number(metrics['perplexity']):>12}",
         "",
-        record["privacy"],
+        f"privacy of this run: {record['privacy']}",
     ]
 
 
@@ -68,8 +68,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections.append(Section("From the synthetic corpus", table=Table(("text",), texts)))
     cost = record["cost"]
     facts = [
-        (f"{100 * metrics['accuracy']:.2f} %", "next-token accuracy"),
-        (f"{gain:+.2f}", "points over the public checkpoint"),
+        (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {record['tested_on']}"),
+        (f"{gain:+.2f}", "points over the public checkpoint, on the same"),
         (f"{cost['down']:,}", "floats to a client in a round"),
         (f"{cost['up']:,}", "floats from a client in a round"),
     ]

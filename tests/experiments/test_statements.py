@@ -1,0 +1,144 @@
+"""Every number that a run shows says which data it is of, and every epsilon whose it is."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+import yaml
+
+import jaxpfl as jp
+from jaxpfl.experiments.compare import compare
+from jaxpfl.experiments.compare import lines as compare_lines
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.sweep.page import measured_on, table_lines
+from jaxpfl.experiments.sweep.points import run_sweep
+from jaxpfl.experiments.systems.federated_training import SYSTEM
+from tests.experiments.statements import of_lines, of_page, of_record
+
+TEST = "test clients of the digits (declared public)"
+SOURCE = "digits?clients=40"
+DATA_SETS = [
+    TEST,
+    *(f"{part} clients of {SOURCE} (declared public)" for part in ("validation", "test")),
+]
+CONFIG = {
+    "data": {"source": SOURCE, "split": {"train": 0.6, "valid": 0.2, "test": 0.2}},
+    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
+    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
+    "training": {
+        "rounds": 2, "clients_per_round": 8, "clients_per_bucket": 8, "batch_size": 8,
+        "max_examples": 16,
+    },
+    "evaluation": {"declared_public": True, "every": 2},
+}  # fmt: skip
+
+
+def loss(params, batch):
+    chances = jax.nn.log_softmax(batch["image"].reshape(-1, 64) @ params["w"])
+    return -jnp.sum(chances * jax.nn.one_hot(batch["label"], 10), axis=1)
+
+
+MODEL = jp.models.from_functions(
+    lambda key: {"w": jnp.zeros((64, 10))}, loss, lambda p, b: {"largest": loss(p, b)}
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs on one ledger, from Python."""
+    folder = tmp_path_factory.mktemp("runs")
+    parts = jp.data.open(SOURCE).split({"train": 0.8, "test": 0.2}, seed=0)
+    size = len(parts["train"])
+    plan = jp.Plan.calibrated(
+        epsilon=8.0, delta=1e-3, rounds=2, clip=jp.Clip(0.5), participation=jp.Poisson(size, 20)
+    )
+    algorithm = jp.algorithms.fed_avg(
+        MODEL, client=optax.sgd(0.1), server=optax.sgd(1.0), plan=plan,
+        cohort=jp.CohortSpec(batch_size=8, max_examples=16),
+    )  # fmt: skip
+    declared = jp.DeclaredPublic(parts["test"], "test clients of the digits")
+    return [
+        jp.run(
+            algorithm, parts["train"], ledger=folder / "ledger.jsonl", out=folder / name,
+            evaluation=jp.Evaluator(MODEL, declared),
+        )
+        for name in ("first", "second")
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of two runs of a config."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    grid = {
+        "base": "base.yaml",
+        "metric": "accuracy",
+        "grid": {"training.clients_per_round": [4, 8]},
+    }
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    sweep = load_sweep(folder / "grid.yaml")
+    return sweep, run_sweep(sweep, folder / "out", progress=False)
+
+
+def read(result):
+    return json.loads((result.out / "result.json").read_text())
+
+
+def test_two_runs_on_one_ledger_show_both_epsilons(runs, tmp_path):
+    first, second = runs
+    for result in runs:
+        assert of_lines(str(result).splitlines(), DATA_SETS) == []
+        assert of_record(read(result)) == []
+        assert of_page((result.out / "report.html").read_text(), DATA_SETS) == []
+    assert first.epsilons["this run"] == first.epsilons["everything on its ledger"]
+    own, whole = (second.epsilons[of] for of in ("this run", "everything on its ledger"))
+    assert own == pytest.approx(8, abs=1e-3)
+    ledger = first.out.parent / "ledger.jsonl"
+    assert whole == pytest.approx(jp.Ledger.read(ledger).spent(1e-3), rel=1e-9)
+    assert whole > own + 1
+    for shown in (str(second), (second.out / "report.html").read_text()):
+        assert f"{whole:.4g}" in shown
+    record = compare([first.out, second.out], tmp_path / "out", ledger=ledger)
+    assert {row["epsilons"]["everything on its ledger"] for row in record["rows"]} == {whole}
+    assert of_lines(compare_lines(record), DATA_SETS) == []
+    assert of_page((tmp_path / "out" / "report.html").read_text(), DATA_SETS) == []
+
+
+@pytest.mark.long
+def test_a_sweep_and_its_points(swept):
+    sweep, outcome = swept
+    assert set(outcome.scored_on) == {DATA_SETS[1]}
+    assert of_page((outcome.out / "report.html").read_text(), DATA_SETS) == []
+    shown = [f"{measured_on(sweep.metric, outcome.scored_on)}:", *table_lines(sweep, outcome.rows)]
+    assert of_lines(shown, DATA_SETS) == []
+    for point in sorted((outcome.out / "points").iterdir()):
+        record = json.loads((point / "result.json").read_text())
+        assert of_record(record) == []
+        assert of_page((point / "report.html").read_text(), DATA_SETS) == []
+        assert of_lines(SYSTEM.lines(record), DATA_SETS) == []
+
+
+PLANTED = {
+    "a score without its data": "<h2>Scores</h2><table><tr><th>model</th><th>accuracy</th></tr>"
+    "<tr><td>ours</td><td>0.5</td></tr></table>",
+    "whose epsilon": '<div class="fact"><b>8</b><span>epsilon so far</span></div>',
+    "an unknown number": '<div class="fact"><b>8</b><span>quality</span></div>',
+    "a statement": '<div class="fact"><b>8</b><span>rounds</span></div><p>(epsilon = 8, x)</p>',
+    "a score among the facts": '<div class="fact"><b>8</b><span>next-token accuracy</span></div>',
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_number_without_a_label_is_found(planted):
+    assert len(of_page(PLANTED[planted], DATA_SETS)) == 1
+
+
+def test_planted_lines_and_records_are_found(runs):
+    assert of_lines([f"on {TEST}:", "ours 0.5", "", "accuracy 0.5"], DATA_SETS) == ["accuracy 0.5"]
+    assert of_lines(["epsilon 8"], DATA_SETS) == ["epsilon 8"]
+    record = read(runs[0])
+    assert len(of_record({**record, "quality": 0.5})) == 1
+    assert len(of_record({**record, "evaluated_on": None})) == len(record["metrics"]["evaluation"])
