@@ -15,7 +15,9 @@ SCOPES = (
     "all releases on", "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(
-    r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|bias", re.I
+    r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|"
+    "bias",
+    re.I,
 )
 SETTINGS = re.compile(
     r"(^| )(rounds?|runs?|points?|seed|case|rank|clients per round.*|noise multiplier.*|"

@@ -52,7 +52,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         cautions=record["cautions"],
         sections=[
             Section("Figure", figures=[("sweep", "", figure)], wide=True),
-            Section(f"Table: {measured}", _gap_text(sweep, rows), table=_table(sweep, rows)),
+            Section("Table", f"{measured}. {_gap_text(sweep, rows)}", table=_table(sweep, rows)),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
             Section("Points", "Each point has a ledger of its own.", table=points),
@@ -105,9 +105,13 @@ def _facts(sweep: Sweep, rows: list[dict[str, Any]], measured: str) -> list[tupl
     facts = [(str(len(sweep.points)), "points")]
     ends = sweep.gap or ()
     found = [row for end in ends for row in rows if row[CASE] == end]
+    where = measured.removeprefix(sweep.metric)
     if len(found) == 2:
         facts += [
-            (f"{row['mean']:.4g}", f"{measured}: {_stamped(row[CASE], row['private'])}")
+            (
+                f"{row['mean']:.4g}",
+                f"{sweep.metric} of {_stamped(row[CASE], row['private'])}{where}",
+            )
             for row in found
         ]
     return facts

@@ -87,8 +87,8 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
     correlation = fred["spearman"]["before"]
     if correlation is not None:
         said.append(
-            f"The Spearman rank correlation of {metric} with FreD is {correlation:.2f} ({len(scored)} "
-            "candidates; 1 = the same order)."
+            f"The Spearman rank correlation of {metric} with FreD is {correlation:.2f} "
+            f"({len(scored)} candidates; 1 = the same order)."
         )
     tied = [
         f"{near['candidate']} and {far['candidate']}"
