@@ -53,9 +53,13 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
     # A temporary file left by a crash may have other permissions.
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        sync(file)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            sync(file)
+    except OSError as error:
+        # A failed write does not name its file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     os.replace(temporary, path)
     fsync_path(path.parent)
 

@@ -20,7 +20,7 @@ IMAGES = {
 }
 MODEL = jp.models.classifier_cnn((8, 8, 1), 3)
 SGD = optax.sgd(0.1)
-SPECIAL = ["<unused>", "<bos>", "<eos>", "<oov>"]
+SPECIAL = ("<unused>", "<bos>", "<eos>", "<oov>")
 
 
 def population() -> jp.data.Population:

@@ -5,6 +5,7 @@ JAX is imported only after the arguments are checked, so that help appears at on
 
 import argparse
 import difflib
+import errno
 import json
 import shlex
 import sys
@@ -213,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, str(error) or "interrupted", 128 + getattr(error, "number", 2), as_json)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(error, f"{where}{error.strerror or error}", 1, as_json)
+        hint = ""
+        if error.errno == errno.ENOSPC:
+            hint = "; make room, and go on with `jaxpfl resume DIR`: what was saved is kept"
+        return _fail(error, f"{where}{error.strerror or error}{hint}", 1, as_json)
     text = result.pop("text")
     print(json.dumps(result) if as_json else text)
     return 0

@@ -13,6 +13,7 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.cli import main
+from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import checkpoint, run_directory
@@ -278,7 +279,8 @@ def test_private_evaluation_data_is_refused_by_the_library(finished):
     """TRUST 31: a bare population is not a statement that it is public."""
     with pytest.raises(InputError, match="DeclaredPublic"):
         Evaluator(object(), object())  # type: ignore[arg-type]
-    assert "repr" not in repr(DeclaredPublic(object()))  # type: ignore[arg-type]
+    held = from_clients({"person": {"x": np.full(1, 7.25)}})
+    assert "7.25" not in repr(DeclaredPublic(held)) and "person" not in repr(DeclaredPublic(held))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])

@@ -10,6 +10,8 @@ incomplete one under that name. `restore` hashes every file BEFORE Orbax opens a
 does not notice flipped bits.
 """
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,7 +171,10 @@ class Checkpoints:
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, ValueError):
-                # Orbax raises it when the disk is full.
+                # Orbax raises it when the disk is full, with all settings of its storage.
+                if "No space left on device" in str(error):
+                    full = errno.ENOSPC
+                    raise OSError(full, os.strerror(full), str(path)) from error
                 raise OSError(f"{path}: the checkpoint cannot be written: {error}") from error
             raise
         for old in self.rounds()[:-_KEPT]:
