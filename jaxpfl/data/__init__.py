@@ -16,3 +16,4 @@ from jaxpfl.data.population import Population as Population
 from jaxpfl.data.population import from_clients as from_clients
 from jaxpfl.data.population import from_rows as from_rows
 from jaxpfl.data.prefetch import prefetch as prefetch
+from jaxpfl.data.readers.frames import from_dataframe as from_dataframe

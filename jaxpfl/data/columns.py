@@ -80,6 +80,20 @@ def as_column(what: str, values: Any) -> Column:
     return array
 
 
+def from_arrow(array: pa.Array) -> Any:
+    """The column of an array without missing values: of strings, numbers, booleans, or fixed-size
+    lists of numbers, [examples, ...]."""
+    if pa.types.is_large_string(array.type):
+        return array
+    shape = []
+    type_ = array.type
+    while pa.types.is_fixed_size_list(type_):
+        shape.append(type_.list_size)
+        array, type_ = array.flatten(), type_.value_type
+    values = array.to_numpy(zero_copy_only=False)
+    return values.reshape(-1, *shape) if shape else values
+
+
 def take(column: Column, rows: np.ndarray) -> Column:
     """The rows of a column, in the given order."""
     if isinstance(column, Padded):

@@ -12,12 +12,11 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from jaxpfl.data.columns import Column, text_array
+from jaxpfl.data.columns import Column, from_arrow
 from jaxpfl.data.stream import Batch
 
 LIMIT_BYTES = 2**26
@@ -29,20 +28,18 @@ _DEALT_BYTES = 2**25
 _CLIENT, _HASH, _HELD = "\0client", "\0hash", "\0held"
 
 
-def block(client_ids: list[str], values: Mapping[str, Any], held: list[bool]) -> pa.RecordBatch:
+def block(client_ids: pa.Array, values: Mapping[str, pa.Array], held: np.ndarray) -> pa.RecordBatch:
     """Rows as `grouped` takes them.
 
     Args:
-      client_ids: the client of each row.
+      client_ids: the client of each row, large_string.
       values: Arrow arrays without missing values, by column.
       held: False for a row that only says that there is this client; its values do not count.
     """
-    known: dict[str, int] = {}
-    for id_ in client_ids:
-        if id_ not in known:
-            known[id_] = _hash(id_)
-    hashes = np.fromiter((known[id_] for id_ in client_ids), np.uint64, len(client_ids))
-    own = {_CLIENT: text_array(client_ids), _HASH: pa.array(hashes), _HELD: pa.array(held)}
+    known = client_ids.dictionary_encode()
+    hashes = np.array([_hash(id_) for id_ in known.dictionary.to_pylist()], np.uint64)
+    hash_R = hashes[known.indices.to_numpy()]
+    own = {_CLIENT: client_ids, _HASH: pa.array(hash_R), _HELD: pa.array(held)}
     return pa.RecordBatch.from_pydict({**own, **values})
 
 
@@ -181,8 +178,7 @@ def _columns(rows: pa.Table | pa.RecordBatch) -> dict[str, Column]:
         if name in (_CLIENT, _HASH, _HELD):
             continue
         column = rows[name]
-        if isinstance(column, pa.ChunkedArray):
-            column = column.combine_chunks()
-        text = pa.types.is_large_string(column.type)
-        found[name] = column if text else column.to_numpy(zero_copy_only=False)
+        found[name] = from_arrow(
+            column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        )
     return found

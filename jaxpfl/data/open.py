@@ -9,15 +9,14 @@
                                            &split=sentences&min_examples=5, each optional
                                            with client=COLUMN|RULE it is read as a table
     digits?clients=100&alpha=0.5&seed=0    scikit-learn's digits, dealt to clients
-    PATH.parquet, FOLDER                   tables larger than memory: Parquet, or the .parquet and
-                                           .jsonl files in it; with ?client=COLUMN|RULE&text=COLUMN
-                                           &columns=COLUMN,COLUMN&split=sentences&min_examples=5. A
-                                           rule is domain, re:PATTERN, mod:NUMBER or value, see
-                                           `readers.client_key`
-    PATH.jsonl, PATH.jsonl.gz              one example a line; with ?client=FIELD&text=FIELD
-                                           &columns=FIELD,FIELD&split=sentences&min_examples=5,
-                                           each optional; ?client=* makes each line a client, and
-                                           ?client=FIELD|RULE reads it as a table
+    PATH.jsonl, .json, .csv, .parquet,     a table, a row = an example; with ?client=FIELD
+      .arrow, .jsonl.gz, .json.gz,         &text=FIELD&label=FIELD&features=FIELD,FIELD
+      .csv.gz                              &columns=FIELD,FIELD&split=sentences&min_examples=5, each
+                                           optional, see `readers.examples.Layout`; ?client=* makes
+                                           each row a client
+    the same with ?client=FIELD|RULE,      tables larger than memory, in one file or in all such
+      FOLDER?client=FIELD                  files of a folder. A rule is domain, re:PATTERN,
+                                           mod:NUMBER or value, see `readers.client_key`
     PATH.npz                               NumPy arrays of images, labels and client ids; with
                                            ?client=ARRAY&image=ARRAY&label=ARRAY&min_examples=5,
                                            each optional ("client", "images", "labels")
@@ -57,14 +56,14 @@ from jaxpfl import checks
 from jaxpfl.data import storage
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers import plain_text, shards
+from jaxpfl.data.readers import plain_text, table
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
-from jaxpfl.data.readers.client_key import ClientKey
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
+from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of
+from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.data.readers.grouped import stream_grouped
 from jaxpfl.data.readers.hugging_face import read_hugging_face, rows_of_hub
-from jaxpfl.data.readers.jsonl import read_jsonl
 from jaxpfl.data.readers.largefedbench import CORPORA, read_largefedbench
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
@@ -75,8 +74,7 @@ from jaxpfl.errors import InputError
 
 _ON_HUB = ("largefedbench", "huggingface")
 _READERS = ("docstrings", "digits", *_ON_HUB)
-_LINES = (".jsonl", ".jsonl.gz")
-_ENDINGS = (*_LINES, ".parquet", ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
+_ENDINGS = (*table.ENDINGS, ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 # How a kind of source is read: a function and its options, each with what converts its text, or
@@ -84,7 +82,15 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _Kinds = Mapping[str, Callable | tuple[str, ...]]
 _Reader = tuple[Callable[..., Population], _Kinds]
 
-_TEXT_OPTIONS = {"split": PIECES, "min_examples": int}
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(","))
+
+
+_TEXT_OPTIONS: dict[str, Any] = {"split": PIECES, "min_examples": int}
+_FIELDS = ("client", "text", "label")
+_TABLE_OPTIONS = {**dict.fromkeys(_FIELDS, str), **dict.fromkeys(("features", "columns"), _names)}
+_TABLE_OPTIONS |= _TEXT_OPTIONS
 _HUB_OPTIONS = {**_TEXT_OPTIONS, **dict.fromkeys(("revision", "part", "text"), str)}
 _TFF_OPTIONS = {"dataset": tuple(SCHEMAS), **dict.fromkeys(("split", "form", "sha256"), str)}
 _TFF_OPTIONS["min_examples"] = int
@@ -107,8 +113,8 @@ def open(source: str | Path | Population) -> Population:
     else:
         head, _, query = source.partition("?")
         options = _parse_query(source, query)
-        table = _is_table(head, options)
-        read, kinds = _table(source, head) if table else _reader(source, head)
+        grouped = _is_grouped(head, options)
+        read, kinds = _grouped(source, head) if grouped else _reader(source, head)
     scheme = _scheme(source, options)
     typed = _typed(source, options, kinds)
     at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
@@ -129,9 +135,9 @@ def streamed(source: str | Path) -> Source:
     options = _parse_query(source, query)
     if {"min_examples", "partition"} & options.keys():
         return of_population(open(source))
-    if _is_table(path, options):
+    if _is_grouped(path, options):
         typed = _typed(source, options, _table_kinds(path))
-        return Source(_identity(source, path), partial(_table_from, source, path, typed))
+        return Source(_identity(source, path), partial(_grouped_from, source, path, typed))
     if not path.endswith(_TFF_ENDINGS):
         return of_population(open(source))
     typed = _typed(source, options, _TFF_OPTIONS)
@@ -154,9 +160,8 @@ def why_missing(source: str) -> str:
     kind = head.partition(":")[0]
     path = Path(expanded)
     _scheme(source, options)
-    if _is_table(head, options) and "client" in options:
-        ClientKey.parse(options["client"], f"source {source!r}: client")
-        _typed(source, options, _table_kinds(head))
+    if _is_grouped(head, options):
+        _layout(source, _typed(source, options, _table_kinds(head)))
         if kind not in _ON_HUB and path.exists():
             return ""
     elif kind in _READERS or path.exists():
@@ -234,7 +239,13 @@ def _reader_of_path(source: str, path: Path) -> _Reader:
         return read_split, kinds
     if path.name.endswith(plain_text.ENDINGS):
         return partial(plain_text.read_plain_text, path, name=name), kinds
-    return partial(read_jsonl, path, name=name), kinds
+
+    def read_one(**options: Any) -> Population:
+        layout = _layout(source, options)
+        rows = table.read_table(path, layout.fields)
+        return population_of(rows, layout, name=name, unit=layout.unit)
+
+    return read_one, kinds
 
 
 def _kinds_of_path(path: Path) -> _Kinds | None:
@@ -245,70 +256,74 @@ def _kinds_of_path(path: Path) -> _Kinds | None:
         return _TFF_OPTIONS
     if path.name.endswith(plain_text.ENDINGS):
         return _TEXT_OPTIONS
-    if path.name.endswith(".parquet"):
-        return _table_kinds(path.name)
-    if path.name.endswith(_ENDINGS):
-        return {"client": str, "text": str, "columns": _names, **_TEXT_OPTIONS}
-    return None
+    return _TABLE_OPTIONS if path.name.endswith(table.ENDINGS) else None
 
 
-def _is_table(head: str, options: Mapping[str, str]) -> bool:
+def _is_grouped(head: str, options: Mapping[str, str]) -> bool:
     """Whether a source is a table whose rows are grouped by client on the disk."""
-    if head.startswith("huggingface:") or head.endswith(_LINES):
+    if head.startswith("huggingface:") or head.endswith(table.ENDINGS):
         return "|" in options.get("client", "")
     path = Path(os.path.expandvars(os.path.expanduser(head)))
-    shards_in = path.is_dir() and not storage.is_stored(path)
-    return head.endswith(".parquet") or (shards_in and bool(options))
+    return path.is_dir() and not storage.is_stored(path) and bool(options)
 
 
 def _table_kinds(head: str) -> _Kinds:
-    hub = {**_HUB_OPTIONS, "config": str} if head.startswith("huggingface:") else _TEXT_OPTIONS
-    return {**hub, "client": str, "text": str, "columns": _names}
+    hub = {**_HUB_OPTIONS, "config": str} if head.startswith("huggingface:") else {}
+    return {**hub, **_TABLE_OPTIONS}
 
 
-def _table(source: str, head: str) -> _Reader:
+def _layout(source: str, options: Mapping[str, Any]) -> Layout:
+    try:
+        return Layout(**options)
+    except InputError as error:
+        raise InputError(f"source {source!r}: {error}") from None
+
+
+def _grouped(source: str, head: str) -> _Reader:
     """Reads a table into memory, by way of files on the disk."""
 
     def read(**options: Any) -> Population:
-        with _stream_table(source, head, None, **options) as found:
+        with _stream_grouped(source, head, None, **options) as found:
             return collect(found)
 
     return read, _table_kinds(head)
 
 
-def _stream_table(
-    source: str, head: str, folder: Path | None, *, client: str = "", **options: Any
+def _stream_grouped(
+    source: str, head: str, folder: Path | None, **options: Any
 ) -> AbstractContextManager[Stream]:
     kind, _, name = head.partition(":")
     which = {key: options.pop(key) for key in ("revision", "part", "config") if key in options}
-    key = ClientKey.parse(client, f"source {source!r}: client")
+    layout = _layout(source, options)
+    if layout.client == EACH_ROW:
+        raise InputError(f"source {source!r}: client=* is for one file, found a folder")
     if kind == "huggingface":
         which = {"revision": "", "part": "train"} | which
 
-        def rows(columns: tuple[str, ...]) -> Iterator[shards.Rows]:
-            return shards.read_mappings(name, rows_of_hub(name, which), columns)
+        def rows(fields: Fields) -> Iterator[Rows]:
+            return table.read_mappings(name, rows_of_hub(name, which), fields)
 
         head = f"{head} [{which['part']}]"
     else:
         path = Path(expanded(head))
         if not path.exists():
             raise InputError(f"source {source!r}: there is no such file")
-        rows = partial(shards.read_shards, path)
-    return stream_grouped(rows, client=key, name=head, folder=folder, **options)
+        rows = partial(table.read_table, path)
+    return stream_grouped(rows, layout, name=head, folder=folder)
 
 
 @contextlib.contextmanager
-def _table_from(
+def _grouped_from(
     source: str, head: str, options: dict[str, Any], begin: int, folder: Path
 ) -> Iterator[Stream]:
-    with _stream_table(source, head, folder, **options) as found:
+    with _stream_grouped(source, head, folder, **options) as found:
         yield behind(found, begin)
 
 
 def _identity(source: str, head: str) -> dict[str, Any]:
     """The source, and the sizes and times of its files; those of the hub have a revision."""
     path = None if head.startswith("huggingface:") else Path(expanded(head))
-    files = shards.files_of(path) if path is not None and path.exists() else []
+    files = table.files_of(path) if path is not None and path.exists() else []
     stats = [(str(file), file.stat()) for file in files]
     return {"source": source, "files": [[n, s.st_size, s.st_mtime_ns] for n, s in stats]}
 
@@ -396,7 +411,3 @@ def _typed(source: str, options: dict[str, str], kinds: _Kinds) -> dict:
         except ValueError:
             raise InputError(f"{what} must be a number, found {value!r}") from None
     return typed
-
-
-def _names(value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.split(","))

@@ -2,8 +2,9 @@
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow as pa
 from jaxpfl import checks
 from jaxpfl.data import storage
 from jaxpfl.data.columns import Column, as_column, describe, part, take, text_array, update_hash
+from jaxpfl.data.held import held_columns
 from jaxpfl.errors import InputError
 
 _BLOCK = 2**20
@@ -293,32 +295,42 @@ class Population:
 
 
 def from_clients(
-    clients: Mapping[str, Mapping[str, Any]], *, name: str = "in memory", unit: str = "client"
+    clients: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+    *,
+    name: str = "in memory",
+    unit: str = "client",
 ) -> Population:
-    """A population from {client id: {column: its examples}}.
+    """A population from what each client holds.
 
     All clients must have the same columns with the same type and example shape. For a client
     without examples, an empty list is a column of any type.
 
+    Args:
+      clients: by id, or pairs of an id and what it holds, as `groupby` of pandas and polars gives
+        them. An id is a non-empty string or a whole number, which means its decimal digits. What a
+        client holds is {column: its examples}, a list of records, or a DataFrame.
+
     Raises:
-      InputError: a client's columns differ from the first client's, or from each other in length;
-        the message names the client by its index.
+      InputError: a client's columns differ from the first client's, or from each other in length,
+        or an id occurs twice; the message names the client by its index.
     """
-    if not clients:
-        raise InputError("from_clients needs at least one client, found none")
-    names = list(next(iter(clients.values())))
-    pieces: dict[str, list[Column]] = {name: [] for name in names}
+    names: list[str] = []
+    ids: list[str] = []
+    pieces: dict[str, list[Column]] = {}
     sizes = []
-    for index, (client, held) in enumerate(clients.items()):
-        if not isinstance(client, str):
-            raise InputError(
-                f"client {index}: its id must be a string, found {type(client).__name__}"
-            )
-        if set(held) != set(names):
+    pairs = clients.items() if isinstance(clients, Mapping) else clients
+    for index, (client, given) in enumerate(pairs):
+        ids.append(_client_id(index, client))
+        held = held_columns(f"client {index}", given)
+        if not index:
+            names = list(held)
+            pieces = {name: [] for name in names}
+        # A client without records has no fields, either.
+        if set(held) != set(names) and (held or len(given)):
             raise InputError(f"client {index} has columns {sorted(held)}, expected {sorted(names)}")
         lengths = set()
         for column_name in names:
-            values = held[column_name]
+            values = held.get(column_name, ())
             lengths.add(len(values))
             if isinstance(values, list | tuple) and not values:
                 continue
@@ -330,13 +342,29 @@ def from_clients(
         if len(lengths) > 1:
             raise InputError(f"client {index} has columns of different lengths: {sorted(lengths)}")
         sizes.append(lengths.pop() if lengths else 0)
+    if not ids:
+        raise InputError("from_clients needs at least one client, found none")
     columns = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
-    return Population(columns, offsets_of(sizes), list(clients), name, unit)
+    return Population(columns, offsets_of(sizes), ids, name, unit)
+
+
+def _client_id(index: int, client: Any) -> str:
+    # polars, and pandas for a list of one column, give tuples.
+    if isinstance(client, tuple) and len(client) == 1:
+        (client,) = client
+    if isinstance(client, Integral) and not isinstance(client, bool):
+        return str(int(client))
+    if not isinstance(client, str) or not client:
+        found = "an empty string" if client == "" else type(client).__name__
+        raise InputError(
+            f"client {index}: its id must be a non-empty string or a whole number, found {found}"
+        )
+    return client
 
 
 def from_rows(
     client_of_row: np.ndarray,
-    client_ids: Sequence[str],
+    client_ids: Sequence[str] | pa.Array,
     columns: Mapping[str, Any],
     *,
     name: str,
@@ -354,7 +382,8 @@ def from_rows(
     if np.any(np.diff(client_of_row) < 0):
         rows = np.argsort(client_of_row, kind="stable")
         ready = {key: take(column, rows) for key, column in ready.items()}
-    return Population(ready, offsets_of(sizes), text_array(list(client_ids)), name, unit)
+    ids = client_ids if isinstance(client_ids, pa.Array) else text_array(list(client_ids))
+    return Population(ready, offsets_of(sizes), ids, name, unit)
 
 
 def offsets_of(sizes: Any) -> np.ndarray:

@@ -3,16 +3,23 @@
 import sys
 from types import ModuleType
 
+import pyarrow as pa
+
 
 class Rows:
+    """As much of a `datasets.Dataset` as is used: Arrow tables, some rows at a time."""
+
     def __init__(self, columns):
-        self.columns, self.column_names = columns, list(columns)
+        self.table = pa.table(columns)
+        self.column_names = self.table.column_names
 
-    def __len__(self):
-        return len(next(iter(self.columns.values())))
+    def with_format(self, kind, columns):
+        assert kind == "arrow"
+        return Rows(self.table.select(columns))
 
-    def __getitem__(self, name):
-        return self.columns[name]
+    def iter(self, rows):
+        for start in range(0, len(self.table), rows):
+            yield self.table.slice(start, rows)
 
 
 def stand_in(monkeypatch, rows) -> ModuleType:

@@ -41,7 +41,7 @@ def test_a_column_can_say_whose_a_row_is(hub):
         # The abstract without a sentence leaves its client without examples.
         assert population.sizes().tolist() == [3, 0, 2]
         assert population.examples(0)["text"].to_pylist()[2] == "Four."
-        assert population.unit == f'all rows with one "{column}"'
+        assert population.unit == f'all rows with one value of "{column}"'
     options = {"split": "test", "revision": REVISION, "name": "small"}
     assert hub.asked[0] == ("owner/abstracts", options)
     few = open_population(f"{source}&client=year&min_examples=3")
@@ -74,11 +74,11 @@ def test_what_is_wrong_with_a_source_is_named(hub, source, message):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"text": ["canary", None]}, "row 2: field 'text' must be a string, found NoneType"),
+        ({"text": ["canary", None]}, "row 2: field 'text' must be a string, found no value"),
         ({"id": ["a", ""], "text": ["canary"] * 2}, "row 2: field 'id' must be .*an empty string"),
-        ({"id": [1, 2.5], "text": ["canary"] * 2}, "row 2: field 'id' must be .*, found float"),
+        ({"id": [1, 2.5], "text": ["canary"] * 2}, "row 1: field 'id' must be .*, found float"),
         ({"id": [True], "text": ["canary"]}, "row 1: field 'id' must be .*, found bool"),
-        ({"id": [], "text": []}, "owner/abstracts has no examples"),
+        ({"id": [], "text": []}, r"owner/abstracts \[train\] has no examples"),
     ],
 )
 def test_rows_that_cannot_be_read_are_named_by_number_alone(hub, rows, message):

@@ -68,7 +68,7 @@ def test_what_is_wrong_with_a_source_is_named(hub, source, message):
 
 def test_rows_without_text_are_named_by_number_alone(hub):
     hub.rows = {"data": ["canary", None]}
-    message = "row 2: field 'data' must be a string, found NoneType"
+    message = "row 2: field 'data' must be a string, found no value"
     with pytest.raises(InputError, match=message) as caught:
         read_largefedbench("congress", revision=REVISION)
     assert "canary" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_each_line_of_a_file_can_be_a_client(tmp_path):
     population = open_population(f"{path}?client=*&split=sentences")
     # Rows are counted as they stand in the file, blank ones too.
     assert population.client_ids.to_pylist() == ["1", "3"]
-    assert population.unit == "one line"
+    assert population.unit == "one row"
     assert open_population(f"{path}").client_ids.to_pylist() == ["m0"]
 
 

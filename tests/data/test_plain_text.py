@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers import plain_text, rows
+from jaxpfl.data.readers import plain_text
 from jaxpfl.data.readers.plain_text import read_plain_text
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -291,7 +291,7 @@ def test_missing_file_is_refused(tmp_path):
 
 def test_memory_is_bounded_by_the_text_itself(written, monkeypatch):
     """Strings of a block, not of the file, are Python's; the text is in Arrow, once or twice."""
-    monkeypatch.setattr(rows, "_BLOCK", 256)
+    monkeypatch.setattr(plain_text, "_BLOCK", 256)
     text = b"".join(b"Sentence number %d is here. And another.\n\n" % i for i in range(40_000))
     path = written("a.txt.gz", text)
     before = pa.total_allocated_bytes()

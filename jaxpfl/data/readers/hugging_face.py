@@ -6,13 +6,15 @@ makes each row a client. With `client=COLUMN`, all rows with the same value in t
 client. The library only reads data files: it never runs code that comes with a data set.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.rows import read_rows
+from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of
+from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.errors import InputError
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -52,19 +54,18 @@ def read_hugging_face(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"huggingface: a data set is OWNER/NAME on the hub, found {name!r}")
-    unit = "one row" if client is None else f'all rows with one "{client}"'
     title = f"huggingface:{name} [{part}]"
     which = {"revision": revision, "part": part, "config": config}
-    return read_hub(name, which, (text,), client=client, split=split, title=title, unit=unit)
+    layout = Layout(EACH_ROW if client is None else client, text, split=split)
+    return read_hub(name, which, (text,), layout, title=title, unit=layout.unit)
 
 
 def read_hub(
     name: str,
     which: dict[str, Any],
     texts: Sequence[str],
+    layout: Layout,
     *,
-    client: str | None = None,
-    split: str | None,
     title: str,
     unit: str,
 ) -> Population:
@@ -73,26 +74,18 @@ def read_hub(
     Args:
       which: its revision and part, and perhaps its config.
       texts: the text is in the first of these columns that the data set has.
+      layout: which columns are what, but for the text.
       title, unit: name and unit of the population.
     """
     table = _load(name, **which)
     known = table.column_names
-    for wanted in (texts, () if client is None else (client,)):
-        if wanted and not set(wanted) & set(known):
-            fields, found = " or ".join(map(repr, wanted)), ", ".join(map(repr, known))
-            raise InputError(f"{name}: there is no field {fields}, found {found}")
+    if not set(texts) & set(known):
+        fields, found = " or ".join(map(repr, texts)), ", ".join(map(repr, known))
+        raise InputError(f"{name}: there is no field {fields}, found {found}")
     text = next(field for field in texts if field in known)
-    fields = [text] if client is None else [text, client]
-    rows = enumerate(zip(*(table[field] for field in fields), strict=True), 1)
-    return read_rows(
-        name,
-        ((number, dict(zip(fields, values, strict=True))) for number, values in rows),
-        client=client,
-        text=text,
-        split=split,
-        name=title,
-        unit=unit,
-    )
+    layout = dataclasses.replace(layout, text=text)
+    rows = read_frame(name, table, layout.fields)
+    return population_of(rows, layout, name=title, unit=unit)
 
 
 def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ abstracts of PubMed (Xie et al. 2024), is not on the hub.
 
 from jaxpfl import checks
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers.examples import EACH_ROW, Layout
 from jaxpfl.data.readers.hugging_face import read_hub
 
 CORPORA = {
@@ -44,7 +45,7 @@ def read_largefedbench(
         CORPORA[corpus],
         {"revision": revision, "part": part},
         _FIELDS if text is None else (text,),
-        split=split,
+        Layout(EACH_ROW, split=split),
         title=f"largefedbench:{corpus} [{part}]",
         unit="one speech" if corpus == "congress" else "one abstract",
     )

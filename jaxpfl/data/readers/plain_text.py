@@ -18,15 +18,17 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 import numpy as np
+import pyarrow as pa
 
+from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
+from jaxpfl.data.readers.compressed import open_binary
 from jaxpfl.data.readers.prose import pieces
-from jaxpfl.data.readers.rows import Texts
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".txt", ".txt.gz", ".tar.gz", ".tar.xz")
@@ -35,6 +37,8 @@ MAX_FILE_BYTES = 2**30
 MAX_ARCHIVE_BYTES = 2**34
 MAX_MEMBERS = 100_000
 
+# Texts that are Python strings at any one time; the others are in Arrow buffers.
+_BLOCK = 65_536
 _TAR_BLOCK = 512
 _CORRUPT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
 
@@ -58,7 +62,7 @@ def read_plain_text(
       CorruptFile: the compressed data or the archive is truncated or altered.
     """
     path = Path(path)
-    examples = Texts()
+    examples = _Texts()
     client_ids: list[str] = []
     offsets = [0]
     with _errors_of(path):
@@ -70,6 +74,31 @@ def read_plain_text(
         raise InputError(f"{path} has no examples")
     columns = {"text": examples.finish()}
     return Population(columns, np.array(offsets), client_ids, name or str(path), "text file")
+
+
+class _Texts:
+    """A growing column of texts, which are moved to Arrow buffers block by block."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._blocks: list[pa.Array] = []
+
+    def __len__(self) -> int:
+        return len(self._texts) + sum(map(len, self._blocks))
+
+    def extend(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._texts.append(text)
+            if len(self._texts) == _BLOCK:
+                self._flush()
+
+    def finish(self) -> pa.Array:
+        self._flush()
+        return pa.concat_arrays(self._blocks)
+
+    def _flush(self) -> None:
+        self._blocks.append(text_array(self._texts))
+        self._texts = []
 
 
 @contextlib.contextmanager
@@ -192,12 +221,3 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
             ) from None
         yield text.removeprefix("\ufeff") if position == 0 else text
         position += len(line)
-
-
-def open_binary(path: Path) -> BinaryIO:
-    """A file that may be compressed, opened for reading its unpacked bytes."""
-    if path.name.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.name.endswith(".xz"):
-        return cast(BinaryIO, lzma.open(path, "rb"))
-    return path.open("rb")

@@ -1,0 +1,386 @@
+"""The fields of a table's rows: what each must hold, checked column by column, named row by row.
+
+A reader gives rows as `Rows`: columns as Arrow arrays of one of these types, without missing
+values. `Fields` says which fields are wanted and what for, and is the only place that checks them:
+
+    "client"   a string, or a whole number, which means its decimal digits
+    "text"     a string
+    "label"    a whole number from 0 to 2^31 - 1, or a boolean
+    "number"   a number, a boolean, or a list of numbers, equally long in each row
+    "value"    a string, boolean or number, or a list of numbers: of the first row's kind in all
+               rows, but whole numbers become numbers where others follow
+
+Errors name the source, the row and the field, what was expected and which kind of value was found,
+and never a value.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jaxpfl.data.columns import text_array
+from jaxpfl.errors import InputError
+
+_SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_EXPECTED = {
+    "client": "a non-empty string or a whole number",
+    "text": "a string",
+    "label": "a whole number from 0 to 2^31 - 1",
+    "number": "a number, or a list of numbers",
+    "value": "a string, boolean or number, or a list of numbers",
+}
+_KINDS = {
+    "client": (str, int),
+    "text": (str,),
+    "label": (int, bool),
+    "number": (int, float, bool, list),
+    "value": (str, bool, int, float, list),
+}
+_CALLED = {str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+_WIDE = "a number of at most 64 bits"
+
+
+class Rows(NamedTuple):
+    """Some rows of one file.
+
+    Attributes:
+      source: the file or data set.
+      numbers: of the rows in it, from 1.
+      columns: Arrow arrays [rows] of type large_string, bool, int64, float64, or fixed-size lists
+        of the last two, without missing values.
+    """
+
+    source: str
+    numbers: Sequence[int]
+    columns: Mapping[str, pa.Array]
+
+
+class Fields:
+    """The fields that are wanted of a table, in all of its files.
+
+    Attributes:
+      names: in the order in which they were asked for.
+      types: the Arrow type of each field whose first row was seen; a whole number becomes a float.
+    """
+
+    def __init__(self, wanted: Iterable[tuple[str, str]]) -> None:
+        """Takes names with what each is for; a name may occur twice."""
+        self._uses: dict[str, list[str]] = {}
+        for name, use in wanted:
+            self._uses.setdefault(name, []).append(use)
+        self.names = tuple(self._uses)
+        self.types: dict[str, pa.DataType] = {}
+
+    def require(self, source: str, known: Iterable[str]) -> None:
+        """Refuses a table that lacks one of the fields, or has it twice."""
+        known = list(known)
+        for name in self.names:
+            if known.count(name) != 1:
+                found = ", ".join(map(repr, known)) or "none"
+                problem = "there is no field" if name not in known else "there are two fields"
+                raise InputError(f"{source}: {problem} {name!r}, found {found}")
+
+    def of_strings(
+        self, source: str, numbers: Sequence[int], found: Mapping[str, pa.Array]
+    ) -> Rows:
+        """Rows of a file without types: non-empty columns of strings.
+
+        Raises:
+          InputError: as for `conformed`.
+        """
+        columns = {}
+        for name, uses in self._uses.items():
+            columns[name] = found[name]
+            if {"client", "text"} & set(uses):
+                continue
+            columns[name] = _numbers(found[name], self.types.get(name))
+            if columns[name].null_count:
+                index = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
+                text = found[name][index].as_py().strip()
+                known = self.types.get(name, columns[name].type)
+                expected = _expected_of(known, uses[-1])
+                what = "another string" if text else "an empty string"
+                raise _error(source, numbers[index], name, expected, what)
+        return self.conformed(source, numbers, columns)
+
+    def conformed(self, source: str, numbers: Sequence[int], found: Mapping[str, Any]) -> Rows:
+        """Rows of Arrow columns of any type.
+
+        Raises:
+          InputError: a column cannot be what it is for; names the first such row.
+        """
+        columns = {}
+        for name in self.names:
+            column = found[name]
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            columns[name], fault = self._conformed(name, column)
+            if fault is not None:
+                index, expected, what = fault
+                raise _error(source, numbers[index], name, expected, what)
+        return Rows(source, numbers, columns)
+
+    def fits(self, found: Mapping[str, Any]) -> dict[str, pa.Array] | None:
+        """The columns as in `Rows`, or None where a row must be named."""
+        columns = {}
+        for name in self.names:
+            column, fault = self._conformed(name, found[name].combine_chunks())
+            if fault is not None:
+                return None
+            columns[name] = column
+        return columns
+
+    def of_mappings(
+        self, source: str, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]
+    ) -> Rows:
+        """Rows of mappings with Python values.
+
+        Raises:
+          InputError: a row lacks a field or has another kind of value.
+        """
+        for number, row in zip(numbers, rows, strict=True):
+            for name in self.names:
+                if name not in row:
+                    raise _error(source, number, name, self._expected(name), "no such field")
+                value = row[name]
+                if (expected := self._note(name, value)) is not None:
+                    empty = value == "" and type(value) is str
+                    what = "an empty string" if empty else _called(value)
+                    raise _error(source, number, name, expected, what)
+        columns = {}
+        if rows:
+            columns = {name: self._array(name, [row[name] for row in rows]) for name in self.names}
+        return Rows(source, numbers, columns)
+
+    def note_first(self, row: Any) -> bool:
+        """Takes the types of fields from the first row, if it has them all."""
+        if not isinstance(row, Mapping):
+            return False
+        return all(name in row and self._note(name, row[name]) is None for name in self.names)
+
+    def _expected(self, name: str) -> str:
+        return _EXPECTED[self._uses[name][-1]]
+
+    def _note(self, name: str, value: Any) -> str | None:
+        """What was expected in place of a Python value that the field cannot hold, else None."""
+        kind = list if isinstance(value, list | np.ndarray) else type(value)
+        uses = self._uses[name]
+        if not all(kind in _KINDS[use] for use in uses):
+            known = self.types.get(name)
+            return self._expected(name) if known is None else _expected_of(known, uses[-1])
+        if "client" in uses and value == "":
+            return _EXPECTED["client"]
+        if set(uses) == {"client"}:
+            # Ids of both kinds may be mixed; the type only says how the fast way begins.
+            self.types.setdefault(name, _SCALARS[kind])
+            return None
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            return _WIDE
+        if "label" in uses and type(value) is int and not 0 <= value < 2**31:
+            return _EXPECTED["label"]
+        type_ = _SCALARS[kind] if kind is not list else _list_type(value)
+        return _WIDE if type_ is None else self._merge(name, type_)
+
+    def _merge(self, name: str, type_: pa.DataType) -> str | None:
+        """Takes a type of the field's values; returns what was expected if it does not fit."""
+        before = self.types.setdefault(name, type_)
+        if before == type_:
+            return None
+        wider = _wider(before, type_)
+        if wider is None:
+            return _expected_of(before, self._uses[name][-1])
+        self.types[name] = wider
+        return None
+
+    def _array(self, name: str, values: list[Any]) -> pa.Array:
+        if set(self._uses[name]) == {"client"}:
+            return text_array([str(value) for value in values])
+        type_ = self.types[name]
+        return text_array(values) if pa.types.is_large_string(type_) else pa.array(values, type_)
+
+    def _conformed(
+        self, name: str, column: pa.Array
+    ) -> tuple[pa.Array, tuple[int, str, str] | None]:
+        """The column in the type of `Rows`, or the first row that does not fit."""
+        uses, expected = self._uses[name], self._expected(name)
+        if column.null_count:
+            first = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            return column, (first, expected, "no value")
+        plain = _plain(column)
+        if plain is None:
+            return column, (0, expected, _name_of_type(column.type))
+        if isinstance(plain, int):
+            return column, (plain, "a list as long as the first row's", "another length")
+        kind = _kind_of(plain.type)
+        if not all(kind in _KINDS[use] for use in uses):
+            known = self.types.get(name)
+            expected = expected if known is None else _expected_of(known, uses[-1])
+            return column, (0, expected, _name_of_type(column.type))
+        if "client" in uses and kind is str:
+            is_empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
+            empty = is_empty.to_numpy(zero_copy_only=False)
+            if empty.any():
+                return plain, (int(np.argmax(empty)), _EXPECTED["client"], "an empty string")
+        if set(uses) == {"client"}:
+            return plain.cast(pa.large_string()), None
+        if "label" in uses and kind is int and len(plain):
+            values = plain.to_numpy()
+            bad = (values < 0) | (values >= 2**31)
+            if bad.any():
+                return plain, (int(np.argmax(bad)), expected, "another number")
+        if (wrong := self._merge(name, plain.type)) is not None:
+            return column, (0, wrong, _name_of_type(column.type))
+        # What came first may have been whole numbers.
+        return plain.cast(self.types[name]), None
+
+
+def _numbers(column: pa.Array, known: pa.DataType | None) -> pa.Array:
+    """Strings as numbers or booleans, if the first row's is one; missing where one is not."""
+    stripped = pc.call_function("utf8_trim_whitespace", [column])
+    if known is None:
+        first = stripped[0].as_py()
+        if first.lower() in ("true", "false"):
+            known = pa.bool_()
+        else:
+            known = pa.large_string() if _cast(stripped[:1], pa.float64()).null_count else None
+    if known == pa.large_string():
+        return column
+    if known == pa.bool_():
+        return _cast(stripped, pa.bool_())
+    try:
+        return stripped.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return _cast(stripped, pa.float64())
+
+
+def _cast(strings: pa.Array, type_: pa.DataType) -> pa.Array:
+    """The strings in a type, missing where they cannot be."""
+    try:
+        return strings.cast(type_)
+    except pa.ArrowInvalid:
+        return pa.array([_scalar(each, type_) for each in strings], type_)
+
+
+def _scalar(string: pa.Scalar, type_: pa.DataType) -> Any:
+    try:
+        return string.cast(type_).as_py()
+    except pa.ArrowInvalid:
+        return None
+
+
+def _error(source: str, number: int, name: str, expected: str, found: str) -> InputError:
+    return InputError(f"{source}, row {number}: field {name!r} must be {expected}, found {found}")
+
+
+def field_error(rows: Rows, index: int, name: str, expected: str) -> InputError:
+    """The error of a row whose value has the right kind, but does not fit a rule."""
+    value = rows.columns[name][index].as_py()
+    found = {"": "an empty string"}.get(value, "another string" if type(value) is str else "int")
+    return _error(rows.source, rows.numbers[index], name, expected, found)
+
+
+def _called(value: Any) -> str:
+    """The kind of a Python value, for messages."""
+    return "no value" if value is None else type(value).__name__
+
+
+def _expected_of(type_: pa.DataType, use: str) -> str:
+    if use != "value":
+        return _EXPECTED[use]
+    if pa.types.is_fixed_size_list(type_):
+        return "a list of numbers as long as the first row's"
+    return _CALLED[_kind_of(type_)]
+
+
+def _kind_of(type_: pa.DataType) -> type:
+    if pa.types.is_fixed_size_list(type_):
+        return list
+    return next(kind for kind, known in _SCALARS.items() if known == type_)
+
+
+def _name_of_type(type_: pa.DataType) -> str:
+    """A type of Arrow in the words of Python, where it has them."""
+    for kind, is_of in (
+        ("bool", pa.types.is_boolean),
+        ("int", pa.types.is_integer),
+        ("float", pa.types.is_floating),
+        ("str", _is_text),
+        ("no value", pa.types.is_null),
+        ("list", pa.types.is_nested),
+    ):
+        if is_of(type_):
+            return kind
+    return str(type_).partition("[")[0]
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    types = pa.types
+    known = types.is_list(type_) or types.is_large_list(type_)
+    return known or types.is_fixed_size_list(type_)
+
+
+def _plain(column: pa.Array) -> pa.Array | int | None:
+    """The column in a type of `Rows`; the first row of another length; or None if it has no such
+    type."""
+    if isinstance(column, pa.ExtensionArray):
+        return _plain(column.storage)
+    type_ = column.type
+    if pa.types.is_dictionary(type_):
+        return _plain(column.cast(type_.value_type))
+    if _is_text(type_):
+        return column.cast(pa.large_string())
+    if pa.types.is_boolean(type_):
+        return column
+    if pa.types.is_uint64(type_) and len(column) and np.any(column.to_numpy() >= 2**63):
+        return None
+    if pa.types.is_integer(type_):
+        return column.cast(pa.int64())
+    if pa.types.is_floating(type_):
+        return column.cast(pa.float64())
+    return _plain_list(column) if _is_list(type_) else None
+
+
+def _plain_list(column: pa.Array) -> pa.Array | int | None:
+    lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
+    if not len(lengths):
+        return None
+    if (lengths != lengths[0]).any() or not lengths[0]:
+        return int(np.argmax(lengths != lengths[0]))
+    values = column.flatten()
+    inner = None if values.null_count else _plain(values)
+    if inner is None or isinstance(inner, int) or _kind_of(inner.type) in (str, bool):
+        return None
+    return pa.FixedSizeListArray.from_arrays(inner, int(lengths[0]))
+
+
+def _list_type(value: Any) -> pa.DataType | None:
+    """The type of a list of numbers, nested perhaps, in Python; None if it is none."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    if array.dtype.kind not in "iuf" or not array.size:
+        return None
+    type_ = pa.float64() if array.dtype.kind == "f" else pa.int64()
+    for size in reversed(array.shape):
+        type_ = pa.list_(type_, size)
+    return type_
+
+
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds both, if only whole numbers become floats."""
+    if {first, second} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    lists = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
+    if not lists or first.list_size != second.list_size:
+        return first if first == second else None
+    inner = _wider(first.value_type, second.value_type)
+    return None if inner is None else pa.list_(inner, first.list_size)

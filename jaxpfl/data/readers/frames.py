@@ -1,0 +1,87 @@
+"""Tables in memory: pandas, polars, Arrow, and data sets of the library `datasets`.
+
+They are read through Arrow's interface (`__arrow_c_stream__`), so that none of these libraries is
+needed here.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from jaxpfl.data.population import Population
+from jaxpfl.data.readers.examples import Layout, population_of
+from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.errors import InputError
+
+_ROWS = 2**16
+
+
+def from_dataframe(
+    frame: Any,
+    *,
+    client: str = "client",
+    text: str | None = None,
+    label: str | None = None,
+    features: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    split: str | None = None,
+    name: str = "DataFrame",
+) -> Population:
+    """The population of a table in memory.
+
+    Args:
+      frame: a DataFrame of pandas or polars, a `datasets.Dataset`, a pyarrow Table, or anything
+        else with `__arrow_c_stream__`. An index is not read: use `reset_index()`.
+      client, text, label, features, columns, split: which columns are what, see `Layout`.
+      name: of the population, in messages and reports: public.
+
+    Returns:
+      Clients in order of first appearance.
+
+    Raises:
+      InputError: a column is missing, or a row has no value or one of another kind.
+    """
+    layout = Layout(client, text, label, tuple(features), tuple(columns), split)
+    rows = read_frame(name, frame, layout.fields)
+    return population_of(rows, layout, name=name, unit=layout.unit)
+
+
+def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
+    """The rows of a table in memory, numbered from 1.
+
+    Raises:
+      InputError: as for `from_dataframe`.
+    """
+    first = 1
+    for batch in _batches(name, frame, fields):
+        if len(batch):
+            found = {column: batch[column] for column in fields.names}
+            yield fields.conformed(name, range(first, first + len(batch)), found)
+        first += len(batch)
+
+
+def _batches(name: str, frame: Any, fields: Fields) -> Iterator[pa.RecordBatch | pa.Table]:
+    if hasattr(frame, "column_names") and hasattr(frame, "with_format"):
+        # The rows that were selected of a data set, in its order; its whole table has others.
+        fields.require(name, frame.column_names)
+        yield from frame.with_format("arrow", columns=list(fields.names)).iter(_ROWS)
+        return
+    known = getattr(frame, "columns", None)
+    if hasattr(frame, "loc") and known is not None:
+        # A column of pandas that nobody asked for may hold what Arrow does not know.
+        fields.require(name, list(known))
+        frame = frame.loc[:, list(fields.names)]
+    if not hasattr(frame, "__arrow_c_stream__"):
+        raise InputError(
+            f"{name}: expected a DataFrame of pandas or polars, a datasets.Dataset or a pyarrow "
+            f"Table, found {type(frame).__name__}"
+        )
+    try:
+        reader = pa.RecordBatchReader.from_stream(frame)
+    except (pa.ArrowException, TypeError):
+        raise InputError(
+            f"{name}: a column holds values of several kinds, expected one kind in each"
+        ) from None
+    fields.require(name, reader.schema.names)
+    yield from reader

@@ -1,0 +1,333 @@
+"""Tables: every format gives the same clients, and names the row that it refuses."""
+
+import csv
+import gzip
+import io
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.data import grouping
+from jaxpfl.data.readers import csv_files, json_files
+from jaxpfl.errors import CorruptFile, InputError
+
+SECRET = "canary-7f3"
+ROWS = [
+    {
+        "user": f"u{n * n % 5}",
+        "text": f'Line {n},\n"quoted" é {"{[" * (n % 3)}\\',
+        "year": 2000 + n,
+        "score": n / 4,
+        "spam": n % 2 == 0,
+        "mood": ["good", "bad"][n % 2],
+    }
+    for n in range(40)
+]
+OPTIONS = "client=user&columns=year,score,spam,mood"
+
+
+def lines(rows) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def table(rows) -> bytes:
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def written_by(write, rows) -> bytes:
+    sink = pa.BufferOutputStream()
+    write(sink, pa.Table.from_pylist(rows))
+    return sink.getvalue().to_pybytes()
+
+
+def arrow(kind):
+    def write(sink, found):
+        with kind(sink, found.schema) as writer:
+            writer.write_table(found, max_chunksize=7)
+
+    return write
+
+
+def to_parquet(sink, found):
+    parquet.write_table(found, sink, row_group_size=7)
+
+
+FORMATS = {
+    "x.jsonl": lines,
+    "x.jsonl.gz": lambda rows: gzip.compress(lines(rows)),
+    "x.json": lambda rows: json.dumps(rows).encode(),
+    "x.json.gz": lambda rows: gzip.compress(json.dumps(rows).encode()),
+    "pretty.json": lambda rows: b" \n" + json.dumps(rows, indent=2).encode() + b"\n",
+    "lines.json": lines,
+    "x.csv": table,
+    "x.csv.gz": lambda rows: gzip.compress(table(rows)),
+    "x.parquet": lambda rows: written_by(to_parquet, rows),
+    "file.arrow": lambda rows: written_by(arrow(pa.ipc.new_file), rows),
+    "stream.arrow": lambda rows: written_by(arrow(pa.ipc.new_stream), rows),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def form(request):
+    return request.param
+
+
+def write(folder, form, rows):
+    path = folder / form
+    path.write_bytes(FORMATS[form](rows))
+    return path
+
+
+def refusal(source) -> str:
+    with pytest.raises(InputError) as error:
+        jp.data.open(source)
+    assert error.value.__context__ is None or error.value.__suppress_context__
+    message = str(error.value)
+    assert SECRET not in message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("block", [2**22, 300])
+def test_every_format_holds_the_same_clients(tmp_path, form, block, monkeypatch):
+    monkeypatch.setattr(json_files, "_BLOCK_BYTES", block)
+    found = jp.data.open(f"{write(tmp_path, form, ROWS)}?{OPTIONS}")
+    order = list(dict.fromkeys(row["user"] for row in ROWS))
+    assert found.client_ids.to_pylist() == order
+    assert found.unit == 'all rows with one value of "user"'
+    for index, user in enumerate(order):
+        held = found.examples(index)
+        for name in ("text", "year", "score", "spam", "mood"):
+            values = [row[name] for row in ROWS if row["user"] == user]
+            assert held[name].tolist() == values
+    dtypes = {"year": np.int64, "score": np.float64, "spam": np.bool_}
+    assert {name: found.columns[name].dtype for name in dtypes} == dtypes
+
+
+def test_rows_grouped_on_the_disk_are_the_same(tmp_path, form, monkeypatch):
+    path = write(tmp_path, form, ROWS)
+    plain = jp.data.open(f"{path}?{OPTIONS}")
+    monkeypatch.setattr(grouping, "LIMIT_BYTES", 1)
+    found = jp.data.open(f"{path}?{OPTIONS.replace('user', 'user|value')}")
+    order = found.client_ids.to_pylist()
+    assert sorted(order) == sorted(plain.client_ids.to_pylist())
+    chosen = plain.select([plain.client_ids.to_pylist().index(id_) for id_ in order])
+    assert found.content == chosen.content
+
+
+def test_each_row_can_be_a_client(tmp_path, form):
+    found = jp.data.open(f"{write(tmp_path, form, ROWS)}?client=*")
+    assert len(found) == found.num_examples == 40
+    # A header is the first row of a spreadsheet.
+    first = 2 if ".csv" in form else 1
+    assert found.client_ids.to_pylist() == [str(number) for number in range(first, first + 40)]
+
+
+def test_label_and_features(tmp_path, form):
+    rows = [{"who": k % 3, "y": k % 4, "a": k / 2, "b": -k} for k in range(12)]
+    found = jp.data.open(f"{write(tmp_path, form, rows)}?client=who&label=y&features=b,a")
+    assert found.client_ids.to_pylist() == ["0", "1", "2"]
+    assert list(found.columns) == ["label", "features"]
+    held = found.examples(1)
+    assert held["label"].dtype == np.int32 and held["features"].dtype == np.float32
+    np.testing.assert_array_equal(held["label"], [1, 0, 3, 2])
+    np.testing.assert_array_equal(held["features"], [[-k, k / 2] for k in (1, 4, 7, 10)])
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "csv" not in form])
+def test_lists_of_numbers(tmp_path, form):
+    rows = [{"client": "a", "y": 0, "x": [[k, 1.5, 2.5], [3.5, 4.5, k]]} for k in range(5)]
+    path = write(tmp_path, form, rows)
+    found = jp.data.open(f"{path}?label=y&columns=x")
+    np.testing.assert_array_equal(found.columns["x"], [row["x"] for row in rows])
+    flat = jp.data.open(f"{path}?label=y&features=x").columns["features"]
+    np.testing.assert_array_equal(flat, [np.ravel(row["x"]) for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "expected"),
+    [
+        ({"user": None}, "client=user", "field 'user' must be a non-empty string"),
+        ({"user": ""}, "client=user", "field 'user' must be a non-empty string"),
+        ({"year": None}, "client=user&columns=year", "field 'year' must be"),
+        ({"year": -7}, "client=user&label=year", "field 'year' must be a whole number from 0"),
+        ({"text": None}, "client=user|value", "field 'text' must be a string, found no value"),
+        ({"mood": "worse"}, r"client=mood|re:(.*d)", "found another string"),
+    ],
+)
+def test_a_bad_row_is_named_in_every_format(tmp_path, form, changed, options, expected):
+    """TRUST 7: by file, row and field, without a value."""
+    if ".csv" in form and list(changed) == ["text"]:
+        pytest.skip("an empty text is an example")
+    rows = [{**row, "text": SECRET} for row in ROWS]
+    rows[33] |= changed
+    path = write(tmp_path, form, rows)
+    message = refusal(f"{path}?{options}")
+    assert expected in message
+    assert message.startswith(f"{path}, row {35 if '.csv' in form else 34}:")
+
+
+def test_a_missing_field_is_named_with_those_that_there_are(tmp_path, form):
+    message = refusal(f"{write(tmp_path, form, ROWS)}?client=usr")
+    assert "'usr'" in message
+    assert "json" in form or "'user', 'text', 'year'" in message
+
+
+def test_truncated_files_are_refused(tmp_path, form):
+    """TRUST 6: a text that ends with a whole line is a valid text; all others are refused."""
+    whole = FORMATS[form](ROWS)
+    path = tmp_path / form
+    step = max(1, len(whole) // 40)
+    for length in range(1, len(whole) - 1, step):
+        if form in ("x.jsonl", "lines.json", "x.csv") and whole[:length].count(b'"') % 2 == 0:
+            # Cut between values, which only shows where a value is missing.
+            continue
+        path.write_bytes(whole[:length])
+        assert str(path) in refusal(f"{path}?{OPTIONS}")
+
+
+@pytest.mark.parametrize("form", ["x.csv.gz", "x.json.gz", "x.jsonl.gz"])
+def test_altered_gzip_is_refused(tmp_path, form):
+    """TRUST 6."""
+    whole = FORMATS[form](ROWS)
+    path = tmp_path / form
+    for position in range(12, len(whole), 17):
+        changed = bytearray(whole)
+        changed[position] ^= 4
+        path.write_bytes(changed)
+        assert str(path) in refusal(f"{path}?{OPTIONS}")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "expected a header, found an empty file"),
+        (b"client\n", "there is no field 'text', found 'client'"),
+        (b"client,text,text\na,b,c\n", "there are two fields 'text'"),
+        (b"client,text\n", "has no examples"),
+        (b"client,text\na,b\na,canary-7f3,c\n", "row 3: expected 2 fields, .* found 3"),
+        (b"client,text\na,b\ncanary-7f3\n", "row 3: expected 2 fields, .* found 1"),
+        (b'client,text\na,b\na,"canary-7f3\n', "row 3: its quote is never closed"),
+        (b"client,text\na,b\na,canary-7f3 \xff\n", "row 3: field 2 is not valid UTF-8"),
+        (b"client,text\n,canary-7f3\n", "row 2: field 'client' must be .*an empty string"),
+    ],
+)
+def test_bad_csv_is_refused(tmp_path, content, expected):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert str(path) in message
+    assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("7", SECRET, "'z' must be a number, found another string"),
+        ("7", "", "'z' must be a number, found an empty string"),
+        ("true", "7.5", "'z' must be a boolean"),
+    ],
+)
+def test_values_of_csv_follow_the_first_row(tmp_path, first, second, expected):
+    path = tmp_path / "x.csv"
+    path.write_text(f"client,text,z\na,x,{first}\na,y,{second}\n")
+    assert f"row 3: field {expected}" in refusal(f"{path}?columns=z")
+    path.write_text(f"client,text,z\na,x,word\na,y,{first}\n")
+    assert jp.data.open(f"{path}?columns=z").columns["z"].to_pylist() == ["word", first]
+
+
+def test_csv_of_spreadsheets(tmp_path):
+    """A byte order mark, CRLF, blank lines, spaces around numbers, leading zeros of ids."""
+    path = tmp_path / "x.csv"
+    path.write_bytes(b'\xef\xbb\xbfclient,text,n\r\n007,"a,\r\nb", 1\r\n\r\n7,, 2.5 \r\n')
+    found = jp.data.open(f"{path}?columns=n")
+    assert found.client_ids.to_pylist() == ["007", "7"]
+    assert found.columns["text"].to_pylist() == ["a,\r\nb", ""]
+    assert found.columns["n"].tolist() == [1.0, 2.5]
+
+
+def test_overlong_row_of_csv_is_refused(tmp_path, monkeypatch):
+    """TRUST 8: memory is bounded by a stated cap."""
+    monkeypatch.setattr(csv_files, "MAX_ROW_BYTES", 100)
+    path = tmp_path / "x.csv"
+    path.write_text(f"client,text\na,{'x' * 60}\n")
+    assert len(jp.data.open(path)) == 1
+    path.write_text(f"client,text\na,b\na,{'x' * 400}\na,b\n")
+    assert "row 3: longer than the 100 bytes" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[]", "has no examples"),
+        (b"", "has no examples"),
+        (b'[{"client": "a", "text": "canary-7f3"}', "the array has no end"),
+        (b'[{"client": "a", "text": "canary-7f3"}] x', "nothing after the end"),
+        (b'[{"client": "a", "text": "x"}, 3]', "row 2: expected a JSON object, found int"),
+        (b'[{"client": "a", "text": "x"},]', "row 2: not valid JSON"),
+        (b'[{"client": "a", "text": "x"},,{"client": "a", "text": "x"}]', "row 2: not valid JSON"),
+        (b'[{"client": "a", "text": "x"}{"client": "a", "text": "x"}]', "row 1: not valid JSON"),
+        (b'[{"client": "a",, "text": "canary-7f3"}]', "row 1: not valid JSON"),
+        (b'{"text": {"0": "canary-7f3"}}', "row 1: field 'client' must be .*no such field"),
+        (b'{"client": "a",\n"text": "x"}{"client": "a", "text": "x"}\n', "row 1: not valid JSON"),
+    ],
+)
+def test_bad_arrays_are_refused(tmp_path, content, expected):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert re.search(expected, message), message
+
+
+def test_unusual_lines_are_read_like_all_others(tmp_path):
+    """The slow way and the fast one give the same."""
+    usual = [{"client": k % 3, "text": f"Inf, NaN {k}", "z": k, "w": [1]} for k in range(9)]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(usual))
+    expected = jp.data.open(f"{path}?columns=z")
+    one_is_a_string = usual[:4] + [{**usual[4], "client": "1"}] + usual[5:]
+    path.write_bytes(lines(one_is_a_string).replace(b"\n", b" \r\n\r\n"))
+    assert jp.data.open(f"{path}?columns=z").content == expected.content
+
+
+def test_an_arrow_file_may_have_any_width_of_type(tmp_path):
+    texts = pa.array([None, "x", "y"]).dictionary_encode()[1:]
+    columns = {
+        "client": pa.array([7, 8], pa.uint16()),
+        "text": texts,
+        "x": pa.array([1.5, 2.5], pa.float16()),
+        "v": pa.array(["p", "q"], pa.string_view()),
+    }
+    path = tmp_path / "x.arrow"
+    with pa.ipc.new_file(path, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    found = jp.data.open(f"{path}?columns=x,v")
+    assert found.client_ids.to_pylist() == ["7", "8"]
+    assert found.columns["text"].to_pylist() == ["x", "y"]
+    assert found.columns["x"].tolist() == [1.5, 2.5]
+    assert found.columns["v"].to_pylist() == ["p", "q"]
+
+
+def test_dates_and_nested_columns_are_refused_with_their_type(tmp_path):
+    path = tmp_path / "x.parquet"
+    day = pa.array([0], pa.timestamp("s"))
+    parquet.write_table(pa.table({"client": ["a"], "text": ["x"], "day": day}), path)
+    assert "field 'day' must be a string, boolean" in refusal(f"{path}?columns=day")
+    assert "found timestamp" in refusal(f"{path}?client=day")
+
+
+def test_an_arrow_file_with_invalid_strings_is_refused(tmp_path):
+    path = tmp_path / "x.arrow"
+    broken = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    with pa.ipc.new_file(path, pa.schema({"client": pa.string(), "text": pa.string()})) as writer:
+        writer.write_batch(pa.record_batch({"client": pa.array(["a"]), "text": broken}))
+    with pytest.raises(CorruptFile, match="damaged"):
+        jp.data.open(path)
