@@ -119,7 +119,7 @@ def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
         (["--training.chunk", "3"], "chunk"),
         (["--training.clients-per-round", "4001"], "clients_per_round"),
         (["--privacy.delta", "1e-3"], "delta"),
-        (["--data.source", "clients.json"], "clients.json"),
+        (["--data.source", "clients.tsv"], "clients.tsv"),
         (["--data.source", "$NOT_SET/a.jsonl?klient=b"], "klient"),
         (["--data.public", "dokstrings:numpy"], "docstrings"),
     ],
