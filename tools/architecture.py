@@ -50,6 +50,8 @@ EXPERIMENTS: dict[str, set[str]] = {
     "carry_out": SHARED | {"systems", "registry"},
     "sweep": SHARED | {"systems", "registry", "carry_out"},
     "export": SHARED | {"systems", "registry", "carry_out"},
+    "init_config": SHARED,
+    "init": SHARED | {"systems", "registry", "init_config"},
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"

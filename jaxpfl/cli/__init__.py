@@ -23,6 +23,7 @@ from jaxpfl.cli import (
     convert,
     export,
     fred,
+    init,
     run,
     sweep,
     synthesize,
@@ -72,6 +73,12 @@ COMMANDS = {
         run.add_run,
         run.run,
         takes_overrides=True,
+    ),
+    "init": _Command(
+        "Look at a table of your own and write a config that runs on it.",
+        "jaxpfl init messages.csv",
+        init.add,
+        init.run,
     ),
     "configs": _Command(
         "List the configs that come with jaxpfl.", "jaxpfl configs", configs.add, configs.run

@@ -19,6 +19,7 @@ from jaxpfl.models.encoder.network import Encoder as Encoder
 from jaxpfl.models.gan import GAN as GAN
 from jaxpfl.models.gan import sample_images as sample_images
 from jaxpfl.models.lstm import LSTMLanguageModel as LSTMLanguageModel
+from jaxpfl.models.mlp import MLP as MLP
 from jaxpfl.models.own import OwnModel as OwnModel
 from jaxpfl.models.own import from_functions as from_functions
 from jaxpfl.models.own_flax import from_flax as from_flax

@@ -49,21 +49,6 @@ def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
         raise CorruptFile(f"{path}: truncated, damaged or no {what} file") from None
 
 
-def schema_of(path: Path) -> pa.Schema:
-    """The columns of a Parquet or Arrow file.
-
-    Raises:
-      CorruptFile: the file is truncated or damaged.
-    """
-    try:
-        if path.name.endswith(PARQUET):
-            return parquet.read_schema(path)
-        with pa.memory_map(str(path)) as mapped:
-            return _opened(mapped).schema
-    except (pa.ArrowException, OSError, ValueError):
-        raise CorruptFile(f"{path}: truncated, damaged or no Parquet or Arrow file") from None
-
-
 def _parquet(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         fields.require(str(path), file.schema_arrow.names)
@@ -72,22 +57,30 @@ def _parquet(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
 
 def _arrow(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as mapped:
-        opened = _opened(mapped)
-        fields.require(str(path), opened.schema.names)
-        if isinstance(opened, pa.RecordBatchFileReader):
-            batches = (opened.get_batch(k) for k in range(opened.num_record_batches))
-        else:
-            mapped.seek(max(0, mapped.size() - len(_END_OF_STREAM)))
-            if mapped.read() != _END_OF_STREAM:
-                raise CorruptFile(f"{path} is truncated: the stream has no end mark")
-            mapped.seek(0)
-            batches = pa.ipc.open_stream(mapped)
-        for batch in batches:
+        fields.require(str(path), _opened(mapped).schema.names)
+        for batch in batches(mapped):
             for start in range(0, len(batch), _ROWS):
                 yield batch.select(list(fields.names)).slice(start, _ROWS)
 
 
+def batches(mapped: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow file or stream.
+
+    Raises:
+      ArrowInvalid: it is neither, or a stream without its end mark, so truncated.
+    """
+    opened = _opened(mapped)
+    if isinstance(opened, pa.RecordBatchFileReader):
+        yield from (opened.get_batch(index) for index in range(opened.num_record_batches))
+        return
+    mapped.seek(max(0, mapped.size() - len(_END_OF_STREAM)))
+    if mapped.read() != _END_OF_STREAM:
+        raise pa.ArrowInvalid("a stream without its end mark")
+    yield from _opened(mapped)
+
+
 def _opened(mapped: pa.MemoryMappedFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    mapped.seek(0)
     is_file = mapped.read(len(_FILE_MARK)) == _FILE_MARK
     mapped.seek(0)
     return pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)

@@ -63,6 +63,19 @@ def read_json(path: Path, fields: Fields) -> Iterator[Rows]:
         raise CorruptFile(f"{error} after row {lines_before_damage(path)}") from None
 
 
+def objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one by one.
+
+    Raises:
+      InputError, CorruptFile: as for `read_json`.
+    """
+    array = not path.name.endswith(LINES) and _begins_with_array(path)
+    first = 1
+    for block in _array_blocks(path) if array else _line_blocks(path):
+        yield from (row for _, row in _parsed(path, block, first, array))
+        first += block.count(b"\n")
+
+
 def _begins_with_array(path: Path) -> bool:
     for block in blocks(path, 2**16):
         if begin := block.removeprefix(_MARK).lstrip():
@@ -193,16 +206,20 @@ def _parsed_as(type_: pa.DataType) -> pa.DataType:
 
 
 def _slow(path: Path, block: bytes, first: int, fields: Fields, array: bool) -> Rows:
-    numbers: list[int] = []
-    rows: list[dict[str, Any]] = []
+    found = list(_parsed(path, block, first, array))
+    numbers = [number for number, _ in found]
+    return fields.of_mappings(str(path), numbers, [row for _, row in found])
+
+
+def _parsed(
+    path: Path, block: bytes, first: int, array: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Row numbers and objects of a block."""
     lines = block.removesuffix(b"\n").split(b"\n")
     for number, line in enumerate(lines, first):
-        if not array and (line.isspace() or not line):
-            continue
-        at_end = number == first + len(lines) - 1 and not block.endswith(b"\n")
-        numbers.append(number)
-        rows.append(_object(f"{path}, row {number}", line, at_end and not array))
-    return fields.of_mappings(str(path), numbers, rows)
+        if array or (line and not line.isspace()):
+            cut = number == first + len(lines) - 1 and not block.endswith(b"\n") and not array
+            yield number, _object(f"{path}, row {number}", line, cut)
 
 
 def _object(where: str, line: bytes, at_end: bool) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The config sections `model` of the field's baseline tasks (Reddi et al. 2021, appendix C)."""
+"""The config sections `model` of the field's baseline tasks (Reddi et al. 2021, appendix C), and of
+rows of numbers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -78,4 +79,23 @@ class ResNetConfig:
             )
 
 
-BaselineModelConfig = CharacterModelConfig | TagModelConfig | ResNetConfig
+@dataclass(frozen=True)
+class FeatureModelConfig:
+    """`models.MLP`, on the columns "features" and "label" of a table (`data.readers.examples`).
+
+    `features`, how many there are, and `classes` are not read from the data, which is private.
+    `hidden` is the width of the hidden layer; 0 is logistic regression.
+    """
+
+    name: Literal["classifier_mlp"]
+    features: int
+    classes: int
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("features", "classes"):
+            checks.positive_int(f"model.{name}", getattr(self, name))
+        checks.non_negative_int("model.hidden", self.hidden)
+
+
+BaselineModelConfig = CharacterModelConfig | TagModelConfig | ResNetConfig | FeatureModelConfig

@@ -18,6 +18,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
+    FeatureModelConfig,
     ResNetConfig,
     TagModelConfig,
 )
@@ -34,6 +35,7 @@ from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution
 from jaxpfl.models import (
+    MLP,
     CIFGLanguageModel,
     LSTMLanguageModel,
     ResNet,
@@ -129,6 +131,8 @@ def build_model(
         )
     if isinstance(settings, TagModelConfig):
         return TagPrediction(settings.words, settings.tags)
+    if isinstance(settings, FeatureModelConfig):
+        return MLP(settings.features, settings.classes, settings.hidden)
     if isinstance(settings, ResNetConfig):
         return ResNet(
             image_shape=settings.image_shape,
@@ -215,15 +219,32 @@ def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
     """Refuses images that the model cannot read; messages contain no values of the data."""
-    for name in ("image", "label"):
-        if name not in clients.columns:
-            found = ", ".join(sorted(clients.columns)) or "none"
-            raise InputError(f"data.source: needs a column {name!r}, found {found}")
+    _require(clients, ("image", "label"))
     shape = tuple(clients.columns["image"].shape[1:])
     if shape != image_shape:
         raise InputError(
             f"image_shape is {list(image_shape)}, the images of data.source are {list(shape)}"
         )
+    _check_labels(clients, classes)
+
+
+def check_features(clients: Population, features: int, classes: int) -> None:
+    """Refuses rows of numbers that the model cannot read, as `check_images` does images."""
+    _require(clients, ("features", "label"))
+    shape = tuple(clients.columns["features"].shape[1:])
+    if shape != (features,):
+        raise InputError(f"model.features is {features}, data.source has {list(shape)} of them")
+    _check_labels(clients, classes)
+
+
+def _require(clients: Population, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in clients.columns:
+            found = ", ".join(sorted(clients.columns)) or "none"
+            raise InputError(f"data.source: needs a column {name!r}, found {found}")
+
+
+def _check_labels(clients: Population, classes: int) -> None:
     label = clients.columns["label"]
     if label.dtype.kind not in "iu":
         raise InputError(f"data.source: column 'label' must hold integers, found {label.dtype}")

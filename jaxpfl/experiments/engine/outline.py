@@ -19,6 +19,7 @@ from jaxpfl.experiments.central.published import described
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
+    FeatureModelConfig,
     TagModelConfig,
 )
 from jaxpfl.experiments.config.published import PublishedModelConfig
@@ -148,6 +149,8 @@ def example_columns(
             column((settings.max_tags,), np.int16),
         )
         return {"words": words, "tags": tags}
+    if isinstance(settings, FeatureModelConfig):
+        return {"features": column((settings.features,), np.float32), "label": column((), np.int32)}
     return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
 
 

@@ -19,6 +19,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.baselines import (
     CharacterModelConfig,
+    FeatureModelConfig,
     ResNetConfig,
     TagModelConfig,
 )
@@ -28,6 +29,7 @@ from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
     build_plan,
+    check_features,
     check_images,
     open_public,
     plan_without_privacy,
@@ -128,6 +130,9 @@ def build(config: Config) -> Experiment:
     if isinstance(config.model, ImageModelConfig | ResNetConfig):
         for part in (clients, parts["valid"]):
             check_images(part, config.model.image_shape, config.model.classes)
+    if isinstance(config.model, FeatureModelConfig):
+        for part in (clients, parts["valid"]):
+            check_features(part, config.model.features, config.model.classes)
     sources, public = parts["train"], parts["public"]
     private = PrivateContent(sources)
     candidates = None

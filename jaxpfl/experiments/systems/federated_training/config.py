@@ -10,6 +10,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
+    FeatureModelConfig,
     TagModelConfig,
 )
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
@@ -151,7 +152,7 @@ class Config:
         """Refuses combinations of `fred` and `prefinetune` that have no meaning."""
         fred, prefinetune = self.fred, self.prefinetune
         others = prefinetune is not None and prefinetune.other_candidates
-        other = CharacterModelConfig | TagModelConfig
+        other = CharacterModelConfig | TagModelConfig | FeatureModelConfig
         if prefinetune is not None and isinstance(self.model, other):
             raise InputError(
                 f"prefinetune must be absent with model.name: {self.model.name}, found one: it "
