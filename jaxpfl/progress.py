@@ -1,5 +1,7 @@
 """Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
+The bar shows the latest values and when they were measured. A line of the log has each value once.
+
 Where progress is switched off, rich is not imported and messages alone are printed.
 """
 
@@ -9,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 _SECONDS_BETWEEN_LINES = 10.0
+COMPILING = "compiling"
+"""Shown until the first step is done, which takes as long as its programs take to compile."""
+
 _T = TypeVar("_T")
 
 
@@ -34,6 +39,7 @@ class Progress:
     ) -> None:
         self._label, self._total, self._step, self._clients = label, total, step, clients
         self._progress, self._start = progress, 0
+        self._values = self._unsaid = ""
         self._began = self._said = time.monotonic()
         self._bar: Any = None
         if progress:
@@ -63,22 +69,38 @@ class Progress:
         self._began = time.monotonic()
         self._total = self._total if total is None else total
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=self._total)
+            self._bar.update(self._task, completed=done, total=self._total, status=COMPILING)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
-        """Shows that `done` steps are done, and values by name, such as the epsilon so far."""
+        """Shows that `done` steps are done, and what was measured after the last of them.
+
+        Args:
+          values: by name, such as the epsilon so far; empty where nothing was measured.
+        """
         if not self._progress:
             return
         now = time.monotonic()
-        speed = (done - self._start) / max(now - self._began, 1e-9)
-        parts = [f"{speed:.2f} {self._step}s/s"]
-        if self._clients is not None:
-            parts.append(f"{speed * self._clients:.0f} clients/s")
-        status = "  ".join([*parts, *(f"{name} {value}" for name, value in values.items())])
+        if values:
+            measured = "  ".join(f"{name} {value}" for name, value in values.items())
+            self._values = self._unsaid = f"{measured} at {self._step} {done}"
+        if done > self._start:
+            speed = (done - self._start) / max(now - self._began, 1e-9)
+            parts = [f"{speed:.2f} {self._step}s/s"]
+            if self._clients is not None:
+                parts.append(f"{speed * self._clients:.0f} clients/s")
+        else:
+            parts = [COMPILING]
         if self._bar is not None:
+            status = "  ".join(filter(None, [parts[0], self._values, *parts[1:]]))
             self._bar.update(self._task, completed=done, status=status)
-        elif now - self._said >= _SECONDS_BETWEEN_LINES or done == self._total:
+        elif (
+            now - self._said >= _SECONDS_BETWEEN_LINES
+            or done == self._total
+            or parts == [COMPILING]
+        ):
             self._said = now
+            status = "  ".join(filter(None, [*parts, self._unsaid]))
+            self._unsaid = ""
             self.message(f"{self._label}: {self._step} {done}/{self._total or '?'}  {status}")
 
     def message(self, text: str) -> None:
@@ -100,13 +122,19 @@ def track(items: Sequence[_T], label: str, *, progress: bool) -> Iterator[_T]:
 def _rich_bar(console: Any) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
+
+    # In a narrow window the status is cut, then the label: the bar, the count and the time stay.
+    label = Column(no_wrap=True, overflow="ellipsis", max_width=34)
+    status = Column(no_wrap=True, overflow="ellipsis", ratio=1)
 
     return Bar(
         # Labels are plain text: square brackets in a user's name are no markup.
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=28),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}", markup=False),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", style="bold", markup=False, table_column=label),
+        BarColumn(bar_width=14),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[status]}", markup=False, table_column=status),
         console=console,
+        expand=True,
     )

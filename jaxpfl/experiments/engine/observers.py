@@ -61,7 +61,6 @@ class Observers:
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._shown: dict[str, str] = {}
         self._stamp = directory.stamp
         self._late: _Values | None = None
         self._closing = ExitStack()
@@ -112,14 +111,13 @@ class Observers:
         self._show(late.round, record)
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
-        """Shows the latest epsilon and evaluation beside the progress bar."""
+        """Shows the epsilon and the scores of this round beside the progress bar."""
+        evaluated = flat(record.get("evaluation") or {})
+        names = [name for name in evaluated if name not in ("loss", "count")] or ["loss"]
+        shown = {name: f"{evaluated[name]:.4g}" for name in names if name in evaluated}
         if record.get("epsilon") is not None and round:
-            self._shown["epsilon"] = f"{record['epsilon']:.4g} at round {round}"
-        numbers = flat(record)
-        for name in ("perplexity", "accuracy", "recall_at_5"):
-            if f"evaluation/{name}" in numbers:
-                self._shown[name] = f"{numbers[f'evaluation/{name}']:.4g}"
-        self._bar.update(round, self._shown)
+            shown["this run's epsilon"] = f"{record['epsilon']:.4g}"
+        self._bar.update(round, shown)
 
     def latest(self, done: int) -> dict[str, Any]:
         """The latest value of each public metric; not every round has all metrics."""

@@ -34,6 +34,7 @@ from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.experiments.report.cautions import of_rounds
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
@@ -149,7 +150,15 @@ class Loop:
             params = None if algorithm.params is None else algorithm.params(state)
             evaluated_on = directory.evaluated_on
             return Result(
-                statement, metrics, done, directory.path, state, params, evaluated_on, epsilons
+                privacy=statement,
+                metrics=metrics,
+                rounds=done,
+                out=directory.path,
+                state=state,
+                params=params,
+                evaluated_on=evaluated_on,
+                epsilons=epsilons,
+                cautions=tuple(of_rounds(observers.metrics.records(), evaluated_on or "")),
             )
 
     def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:

@@ -25,6 +25,7 @@ class Result:
       params: the model's parameters, on the device; None without a model.
       evaluated_on: names the data of the scores in "evaluation"; None without an evaluation.
       epsilons: of "this run", and of "everything on its ledger".
+      cautions: sentences on what the scores may be mistaken for, as the report has them.
     """
 
     privacy: str
@@ -35,12 +36,14 @@ class Result:
     params: Any = field(repr=False)
     evaluated_on: str | None = None
     epsilons: Mapping[str, float] = field(default_factory=dict)
+    cautions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The result in lines, each score with its data and each epsilon with what it is of."""
         scores = self.metrics.get("evaluation") or {}
         found = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
         found += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
+        found += [f"caution: {each}" for each in self.cautions]
         return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])
 
 

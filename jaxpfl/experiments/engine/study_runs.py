@@ -17,7 +17,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
-from jaxpfl.experiments.engine.cost import both_statements, stamped
+from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -82,6 +82,9 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     runs = (run["run"], *prior)
     statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
     record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
+    if run["private"]:
+        spent = Ledger.read(ledger).spent(plan.delta, plan.accountant)
+        record["epsilons"] = {**record["epsilons"], SHARED: spent}
     files.write_json(path, record)
     write_run_page(folder)
     return record["privacy"]

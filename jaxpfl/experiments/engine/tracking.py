@@ -55,6 +55,10 @@ class MetricsFile:
         """The record of `round` in the file, or None."""
         return json.loads(self._lines[round]) if round < len(self._lines) else None
 
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all rounds in the file."""
+        return [json.loads(line) for line in self._lines]
+
     def append(self, round: int, record: dict[str, Any]) -> None:
         """Writes the record of `round`; if the file holds another, it and all later ones go.
 

@@ -68,6 +68,35 @@ def test_progress_without_a_terminal_is_a_line(capsys):
     assert "round 2/2" in err and "clients/s" in err and "loss 2" in err
 
 
+def test_a_line_has_a_value_once_and_says_when_it_is_from(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    with Progress("test", total=4, step="round") as bar:
+        bar.begin(0)
+        for done, values in enumerate([{"loss": "2"}, {}, {"loss": "1"}, {}, {}]):
+            bar.update(done, values)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"test: round {n}/4" for n in range(5)]
+    assert "compiling" in lines[0] and not any("compiling" in line for line in lines[1:])
+    said = [line[line.index("loss") :] if "loss" in line else "" for line in lines]
+    assert said == ["loss 2 at round 0", "", "loss 1 at round 2", "", ""]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_window_keeps_bar_count_and_time(width):
+    shown = io.StringIO()
+    bar = progress._rich_bar(Console(file=shown, force_terminal=True, width=width))
+    with bar:
+        task = bar.add_task("fed_avg (NOT PRIVATE)", total=2000, status="compiling")
+        status = "12.34 rounds/s  perplexity 123.4  accuracy 0.1234  this run's epsilon 7.123"
+        bar.update(task, completed=1234, status=status)
+        table = bar.make_tasks_table(bar.tasks)
+    Console(file=(once := io.StringIO()), width=width).print(table)
+    lines = once.getvalue().rstrip("\n").split("\n")
+    assert len(lines) == 1
+    assert "1234/2000" in lines[0] and ":" in lines[0] and "━" in lines[0]
+    assert "12.34 rounds/s" in lines[0] or width < 80
+
+
 def test_a_label_with_brackets_is_shown_as_it_is():
     """A user's name for a candidate or a sweep is no markup."""
     shown = io.StringIO()
