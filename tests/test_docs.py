@@ -1,7 +1,8 @@
-"""The documents are true: links lead somewhere, examples run, notebooks hold no outputs."""
+"""The documents are true: links lead somewhere, examples run, notebooks show what they compute."""
 
 import ast
 import doctest
+import json
 import re
 import shlex
 import textwrap
@@ -20,7 +21,7 @@ from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.config.reader import parse_overrides
 from jaxpfl.experiments.sweep.config import load_sweep
 from tests import published_models
-from tools import site_pages
+from tools import notebooks, site_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -248,6 +249,36 @@ def test_every_test_that_the_threat_model_names_exists():
     assert not missing, missing
     # None is written in a way that is not looked at.
     assert len(named) == len(re.findall(r"`test_\w+`", page)) > 20
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
+def test_notebook_shows_the_outputs_of_the_code_that_it_has(notebook: Path):
+    assert notebooks.is_current(notebook), f"make notebooks NAMES={notebook.stem}"
+    document = json.loads(notebook.read_text("utf-8"))
+    outputs = [each for cell in document["cells"] for each in cell.get("outputs", [])]
+    assert any("image/png" in each.get("data", {}) for each in outputs)
+    assert not [each for each in outputs if each["output_type"] == "error"]
+    # Nothing of one machine or of one moment.
+    assert not [each for each in outputs if each.get("name") == "stderr"]
+    assert "/tmp/" not in json.dumps(outputs)
+    assert not [cell for cell in document["cells"] if "execution" in cell["metadata"]]
+
+
+def test_a_change_of_code_makes_a_notebook_outdated(tmp_path: Path):
+    document = json.loads(NOTEBOOKS[0].read_text("utf-8"))
+    changed = tmp_path / "changed.ipynb"
+    markdown = next(cell for cell in document["cells"] if cell["cell_type"] == "markdown")
+    markdown["source"] = ["another text"]
+    changed.write_text(json.dumps(document))
+    assert notebooks.is_current(changed)
+    code = next(cell for cell in document["cells"] if cell["cell_type"] == "code")
+    code["source"] = [*code["source"], "\nx = 1"]
+    changed.write_text(json.dumps(document))
+    assert not notebooks.is_current(changed)
+
+
+def test_notebooks_are_small_enough_to_clone():
+    assert sum(path.stat().st_size for path in NOTEBOOKS) <= 1_500_000
 
 
 @pytest.mark.parametrize(
