@@ -26,8 +26,6 @@ from tools import notebooks, site_pages
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Its outputs are not stored: it has not been run at full size since they are.
-NOT_STORED = ("debugging_text.ipynb",)
 # A generator, its adapters and their tuning are many programs to compile.
 SLOW = ("popri.ipynb",)
 # `>>>` and what it prints; other Python is in blocks of "python".
@@ -253,9 +251,7 @@ def test_every_test_that_the_threat_model_names_exists():
     assert len(named) == len(re.findall(r"`test_\w+`", page)) > 20
 
 
-@pytest.mark.parametrize(
-    "notebook", [path for path in NOTEBOOKS if path.name not in NOT_STORED], ids=_name
-)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=_name)
 def test_notebook_shows_the_outputs_of_the_code_that_it_has(notebook: Path):
     assert notebooks.is_current(notebook), f"make notebooks NAMES={notebook.stem}"
     document = json.loads(notebook.read_text("utf-8"))
