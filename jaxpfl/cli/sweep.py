@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         from jaxpfl.experiments.dry_run import dry_run_sweep
 
         return dry_run_sweep(sweep)
-    from jaxpfl.experiments.sweep.page import measured_on, table_lines
+    from jaxpfl.experiments.sweep.page import baseline_lines, measured_on, table_lines
     from jaxpfl.experiments.sweep.points import SIMULATION, run_sweep
 
     out = arguments.out or Path("runs", path.stem)
@@ -44,11 +44,13 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     report = outcome.out / "report.html"
     measured = measured_on(sweep.metric, outcome.scored_on)
     lines = [f"report: {report}", "", f"{measured}:", *table_lines(sweep, outcome.rows), ""]
+    lines += [*baseline_lines(sweep, outcome.baselines), ""]
     lines += [f"caution: {each}" for each in outcome.cautions] + [SIMULATION]
     return {
         "out": str(outcome.out),
         "report": str(report),
         "rows": outcome.rows,
+        "baselines": outcome.baselines,
         "cautions": outcome.cautions,
         "note": SIMULATION,
         "text": "\n".join(lines),

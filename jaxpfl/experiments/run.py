@@ -38,7 +38,7 @@ def run(
       out: run directory, for `report.html`, `metrics.jsonl`, checkpoints and `private/`.
       seed: of the initial state. Noise, cohorts and shuffles do not depend on it.
       evaluation: scores parameters on public data, `jaxpfl.Evaluator(model,
-        jaxpfl.DeclaredPublic(held_out))`; None evaluates nothing.
+        jaxpfl.DeclaredPublic(test, "test clients"))`; None evaluates nothing.
       budget: hard limit of the whole ledger.
       every: rounds between two evaluations, and between two checkpoints.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.

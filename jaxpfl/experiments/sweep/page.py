@@ -9,6 +9,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.report.page import Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.plots import COLOURS, INK, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
@@ -53,6 +54,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         sections=[
             Section("Figure", figures=[("sweep", "", figure)], wide=True),
             Section("Table", f"{measured}. {_gap_text(sweep, rows)}", table=_table(sweep, rows)),
+            *_baselines(sweep, record["baselines"]),
             *_costs(sweep, record["points"]),
             *_texts(sweep, record["points"]),
             Section("Points", "Each point has a ledger of its own.", table=points),
@@ -64,6 +66,16 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
 def table_lines(sweep: Sweep, rows: list[dict[str, Any]]) -> list[str]:
     """The table as text."""
     return text_lines(_table(sweep, rows))
+
+
+def baseline_lines(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The models that the runs are compared with as text, each with its data."""
+    return [
+        f"{row[0]}: mean {sweep.metric} {row[1]} on {row[3]}"
+        for section in _baselines(sweep, found)
+        if section.table is not None
+        for row in section.table.rows
+    ]
 
 
 def measured_on(metric: str, scored_on: Sequence[str]) -> str:
@@ -135,6 +147,24 @@ def _gap_text(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
         some = f" at some {over}" if repeated else ""
         text += f" It is not shown{where}: both cases have the same {sweep.metric}{some}."
     return text
+
+
+def _baselines(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """The models that every run is compared with, beside the runs on the same data."""
+    if not found:
+        return []
+    rows = [
+        (
+            "the points' runs" if row["model"] == OURS else row["model"],
+            f"{row['value']:.5g}",
+            str(row["points"]),
+            row["scored_on"],
+        )
+        for row in found
+    ]
+    columns = ("model", f"mean {sweep.metric} over points", "points", "scored on")
+    text = "Means over the points that have such a model, all scored at their ends."
+    return [Section("Compared with", text, table=Table(columns, rows, (1, 2)))]
 
 
 def _costs(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:

@@ -16,7 +16,7 @@ own. Whoever publishes several points has released all of them, and the report s
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,14 @@ class SweepOutcome:
     (standard error of the mean; None for a single run), "runs", and in a sweep with a gap "gap" and
     "gap_error" in per cent, which are None where there is no gap. `cautions` are warnings such as
     that all points end worse than word frequencies. `scored_on` names the data of the metric, point
-    by point.
+    by point, and `baselines` are the rows of the function of this name.
     """
 
     out: Path
     rows: list[dict[str, Any]]
     cautions: list[str]
     scored_on: list[str]
+    baselines: list[dict[str, Any]]
 
 
 def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepOutcome:
@@ -81,7 +82,8 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
         rows = summary(sweep, values, [is_private(result) for result in results])
         _write(directory, sweep, results, rows)
     scored = [scored_on(result, sweep.metric) for result in results]
-    return SweepOutcome(directory, rows, of_points(results), scored)
+    beside = baselines(results, sweep.metric)
+    return SweepOutcome(directory, rows, of_points(results), scored, beside)
 
 
 def _carried_out(point: Point, folder: Path, memory: dict[Any, Any], sweep: str) -> dict[str, Any]:
@@ -133,6 +135,30 @@ def scored_on(result: Mapping[str, Any], metric: str) -> str:
     if metric in (result["metrics"].get("evaluation") or {}):
         return result.get("evaluated_on") or ""
     return result.get("tested_on") or ""
+
+
+def baselines(results: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """What the points' results compare their runs with, such as the untrained model and word
+    frequencies: "model", "value" of the metric, "scored_on", and how many "points" have this row.
+
+    The runs' own rows are there too, as "this run", with the mean over the points: their scores on
+    the same data, which need not be the data of the sweep's metric. Empty where no row has it.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for result in results:
+        for row in result.get("table") or ():
+            if row.get(metric) is not None:
+                scored = str(result.get("tested_on") or "")
+                found.setdefault((row["model"], scored), []).append(float(row[metric]))
+    return [
+        {
+            "model": model,
+            "scored_on": name,
+            "value": _mean_and_error(values)[0],
+            "points": len(values),
+        }
+        for (model, name), values in found.items()
+    ]
 
 
 def summary(sweep: Sweep, values: list[float], private: list[bool]) -> list[dict[str, Any]]:
@@ -233,6 +259,7 @@ def _write(
         **({"gap": dict(zip(("from", "to"), sweep.gap, strict=True))} if sweep.gap else {}),
         "rows": rows,
         "points": points,
+        "baselines": baselines(results, sweep.metric),
         "cautions": of_points(results),
     }
     files.write_json(directory / "sweep.json", record)

@@ -13,7 +13,7 @@ from jaxpfl.text.tokenisers.vocabulary import BOS, OOV, UNUSED
 
 @dataclass(frozen=True)
 class UnigramBaseline:
-    """How well word frequencies alone predict held-out text.
+    """How well word frequencies alone predict other text than they were counted on.
 
     Attributes:
       perplexity: exp of the mean negative log-likelihood in nats.
