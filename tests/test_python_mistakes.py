@@ -115,6 +115,23 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "'image' only x",
     ),
+    "images of another shape": (
+        lambda: run(algorithm=fed_avg(jp.models.classifier_cnn((28, 28, 1), 3))),
+        "'image' [28, 1] [8, 1]",
+    ),
+    "too few classes": (
+        lambda: run(algorithm=fed_avg(jp.models.classifier_cnn((8, 8, 1), 2))),
+        "classes = 2 'label' larger",
+    ),
+    "a vocabulary larger than the model's": (
+        lambda: run(
+            algorithm=fed_avg(jp.models.CIFGLanguageModel(vocab_size=9)),
+            clients=jp.data.from_clients(
+                {c: {"tokens": np.full((1, 4), 40, np.int32)} for c in IMAGES}
+            ),
+        ),
+        "vocab_size = 9 'tokens' larger",
+    ),
     "text without a vocabulary": (
         lambda: run(
             algorithm=fed_avg(jp.models.CIFGLanguageModel(vocab_size=9)),

@@ -11,8 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
+
+from jaxpfl.errors import InputError
 
 PAD = -1
 """Padding of token rows in every model, tokeniser and file: an id that no vocabulary has.
@@ -76,11 +79,33 @@ class Model(Protocol):
 
 @runtime_checkable
 class Checking(Protocol):
-    """A model, or what clients compute, that is checked on the shapes of data before a charge."""
+    """A model, or what clients compute, that is checked on the data before a charge."""
 
     def check(self, columns: Mapping[str, Any]) -> None:
-        """Raises `InputError` if it does not fit columns [examples, ...]; computes nothing."""
+        """Raises `InputError`, which names no value, if it does not fit columns [examples, ...]."""
         ...
+
+
+def require_shape(columns: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
+    """Raises `InputError` unless an example of the column has this shape."""
+    found = tuple(columns[name].shape[1:])
+    if found != tuple(shape):
+        raise InputError(
+            f"the model reads {name!r} of shape {list(shape)}, the data has {list(found)}"
+        )
+
+
+def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: int) -> None:
+    """Raises `InputError` if a column in memory, or mapped from a file, has a value >= `limit`.
+
+    A compiled program would read such a label or id as another one, or as none, and train on it.
+    """
+    column = columns[name]
+    if isinstance(column, np.ndarray) and column.size and column.max() >= limit:
+        raise InputError(
+            f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}, but the "
+            "data has larger values"
+        )
 
 
 @runtime_checkable

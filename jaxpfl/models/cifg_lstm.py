@@ -8,8 +8,10 @@ symbols, embedding 128, three layers of 256 hidden and 128 projected units, unti
 peepholes 758,274.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import OOV, PAD, Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import OOV, PAD, Batch, Metrics, Params, masked_loss, require_below, split
 from jaxpfl.models.layers import cifg_cell
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
@@ -168,6 +170,10 @@ class CIFGLanguageModel:
         logits_NxV = network.logits(network(tokens_BxL.T))
         length, batch = tokens_BxL.shape[1], tokens_BxL.shape[0]
         return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_below(columns, "tokens", "vocab_size", self.vocab_size)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""

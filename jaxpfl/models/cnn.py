@@ -6,8 +6,10 @@ effective ML on private, decentralized datasets"), `emnist_cnn` the EMNIST netwo
 clipping and noise regularise already.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,15 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import (
+    Batch,
+    Metrics,
+    Params,
+    masked_loss,
+    require_below,
+    require_shape,
+    split,
+)
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve, max_pool
 
 _KERNEL = 3
@@ -130,6 +140,11 @@ class CNN:
         if image_BxHxWxC.dtype == jnp.uint8:
             image_BxHxWxC = image_BxHxWxC.astype(jnp.float32) / 255.0
         return nnx.merge(self._graphdef, params)(image_BxHxWxC)
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_shape(columns, "image", self.image_shape)
+        require_below(columns, "label", "classes", self.classes)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""

@@ -5,8 +5,10 @@ Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. The network is an em
 layers of 256 units it has 820,522 parameters, the number of the field's Shakespeare baseline.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, require_below, split
 from jaxpfl.models.layers import lstm_cell
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
@@ -105,6 +107,10 @@ class LSTMLanguageModel:
         logits_NxV = network.logits(network(tokens_BxL.T))
         batch, length = tokens_BxL.shape
         return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_below(columns, "tokens", "vocab_size", self.vocab_size)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""

@@ -1,13 +1,15 @@
 """A classifier of rows of numbers: a hidden layer, or none for logistic regression."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxpfl.checks import non_negative_int, positive_int
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss
+from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, require_below, require_shape
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class MLP:
             x_BxF = jax.nn.relu(x_BxF) if place else x_BxF
             x_BxF = x_BxF @ layer["kernel"] + layer["bias"][None, :]
         return x_BxF
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_shape(columns, "features", (self.features,))
+        require_below(columns, "label", "classes", self.classes)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""

@@ -10,8 +10,10 @@ Images are cropped and standardised, (x - mean) / max(deviation, 1 / sqrt(values
 While a client trains, the crop is random and half of the images are flipped, anew in every step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,15 @@ from jax import Array, lax
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import (
+    Batch,
+    Metrics,
+    Params,
+    masked_loss,
+    require_below,
+    require_shape,
+    split,
+)
 from jaxpfl.models.layers.convolution import Form, check_images, convolve
 
 _EPSILON = 1e-3
@@ -195,6 +205,11 @@ class ResNet:
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
         crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
         return nnx.merge(self._graphdef, params)(_standardised(crop.astype(jnp.float32)))
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_shape(columns, "image", self.image_shape)
+        require_below(columns, "label", "classes", self.classes)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""
