@@ -70,6 +70,10 @@ def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any
       InputError: there is no such system, or its config is not valid; names the key.
     """
     name = mapping.get("system", DEFAULT) if isinstance(mapping, Mapping) else DEFAULT
+    for place, argument in enumerate(overrides):
+        key, has_value, value = argument.partition("=")
+        if key == "--system":
+            name = value if has_value else "".join(overrides[place + 1 : place + 2])
     try:
         system = system_of(name)
     except InputError as error:

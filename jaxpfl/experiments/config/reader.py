@@ -121,6 +121,9 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
             )
         name, has_value, text = argument[2:].partition("=")
         key = name.replace("-", "_")
+        if key not in valid and (named := _named_by_user(name, valid)) is not None:
+            key, kind_of_value = named
+            valid[key] = kind_of_value
         if key not in valid:
             raise InputError(
                 f"{_COMMAND_LINE}: there is no option --{key}{_nearest(key, list(valid))}"
@@ -135,6 +138,16 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
         else:
             found[key] = _parse_yaml(text, f"{_COMMAND_LINE}: --{name}")
     return found
+
+
+def _named_by_user(name: str, valid: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Key and type of an option such as fred.candidates.NAME, whose last part the user chooses."""
+    parent, _, own = name.rpartition(".")
+    section = parent.replace("-", "_")
+    for kind in _members(valid.get(section)):
+        if typing.get_origin(kind) is dict:
+            return f"{section}.{own}", typing.get_args(kind)[1]
+    return None
 
 
 def to_mapping(config: Any) -> dict[str, Any]:

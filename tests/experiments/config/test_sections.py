@@ -175,6 +175,25 @@ def test_all_missing_settings_are_said_at_once():
         assert key in str(refused.value)
 
 
+def test_overrides_fill_in_what_the_file_lacks(tmp_path):
+    """They are applied before anything is checked: required keys, names, the system itself."""
+    given = [
+        *("--data.source", "x.csv?label=y&features=a", "--model.name", "classifier_mlp"),
+        *("--model.features", "1", "--model.classes", "2", "--privacy.epsilon", "8"),
+        *("--privacy.delta", "1e-4", "--training.rounds", "5", "--evaluation.every", "0"),
+    ]
+    config = _load(tmp_path, "training: {clients_per_round: 3}", *given)
+    assert (config.training.rounds, config.model.features, config.privacy.delta) == (5, 1, 1e-4)
+    missing = _refused(tmp_path, "data: {source: x}", "--fred.candidates.two-words", "digits")
+    assert "model" in missing and "training" in missing
+    found = reader.parse_overrides(
+        Config, ["--fred.candidates.two-words", "digits", "--run.seed=3"]
+    )
+    assert found == {"fred.candidates.two-words": "digits", "run.seed": 3}
+    assert "system must be one of" in _refused(tmp_path, TEXT, "--system", "nothere")
+    assert "there is no" in _refused(tmp_path, TEXT, "--system=gan_inversion")
+
+
 def test_overrides_reach_every_section_and_keep_their_types(tmp_path):
     config = _load(
         tmp_path, TEXT, "--training.rounds", "7", "--model.hidden=9",
