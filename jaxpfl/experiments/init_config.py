@@ -31,7 +31,7 @@ model:
   projection: 64
   unigram_prior: true    # starts from the word frequencies of the public text
 """,
-        training=(60, 16, _most_examples(clients, rows), 1, 2.0),
+        training=(30, 16, _most_examples(clients, rows), 1, 2.0),
     )
 
 
