@@ -331,3 +331,22 @@ def test_an_arrow_file_with_invalid_strings_is_refused(tmp_path):
         writer.write_batch(pa.record_batch({"client": pa.array(["a"]), "text": broken}))
     with pytest.raises(CorruptFile, match="damaged"):
         jp.data.open(path)
+
+
+def test_a_stream_that_ends_between_two_batches_is_refused(tmp_path):
+    """TRUST 6: all that is there is whole, but the end mark."""
+    whole = FORMATS["stream.arrow"](ROWS)
+    path = tmp_path / "x.arrow"
+    path.write_bytes(whole[:-8])
+    assert "truncated" in refusal(f"{path}?{OPTIONS}")
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_constants_that_json_lacks_are_refused(tmp_path, constant):
+    """Wherever they are; as words of a text they are words."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"client": "a", "text": "x, NaN, y", "z": 1.5}\n' * 2)
+    assert jp.data.open(f"{path}?columns=z").num_examples == 2
+    path.write_text(path.read_text() + f'{{"client": "a", "text": "x", "z": {constant}}}\n')
+    for options in ("columns=z", "client=client"):
+        assert "row 3: expected JSON without NaN" in refusal(f"{path}?{options}")
