@@ -1,0 +1,109 @@
+"""A stopwatch for a new user: a wheel in a new environment, a first run, then data of one's own.
+
+    python -m benchmarks.macro.first_steps
+
+Builds the wheel, installs it into a new environment without any cache of jaxpfl's, and carries out
+what README.md and docs/own_data.md say, in an empty folder: `jaxpfl run quickstart`, then for a
+JSONL, a CSV and a Parquet file `jaxpfl init` and `jaxpfl run`, then `jaxpfl.run` on a DataFrame.
+Nothing is corrected by hand: a step that is refused is recorded with its message. Needs an index
+to install from.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+from benchmarks.harness import record, table
+
+ROOT = Path(__file__).parents[2]
+# A user's file: other column names than ours, 600 users, words of a natural language.
+WRITE = """
+import random
+import pandas as pd
+import jaxpfl as jp
+draw = random.Random(0)
+held = jp.data.open("docstrings:scipy,pandas").columns["text"].to_pylist()
+texts = [text for text in held if len(text.split()) > 4][:6000]
+frame = pd.DataFrame({
+    "author": [f"u{draw.randrange(600)}" for _ in texts],
+    "when": [draw.randrange(2000, 2026) for _ in texts],
+    "message": texts,
+})
+frame.to_json("a.jsonl", orient="records", lines=True)
+frame.to_csv("b.csv", index=False)
+frame.to_parquet("c.parquet")
+"""
+DATA_FRAME = """
+import optax
+import pandas as pd
+import jaxpfl as jp
+frame = pd.read_csv("b.csv")
+clients = jp.data.from_dataframe(frame, client="author", text="message")
+vocabulary = jp.text.Vocabulary.from_public("docstrings:numpy", 2_000)
+parts = vocabulary.encode(clients).split({"train": 0.8, "test": 0.2}, seed=0)
+model = jp.models.CIFGLanguageModel(len(vocabulary))
+plan = jp.Plan.calibrated(
+    epsilon=8.0, delta=1e-4, rounds=20, clip=jp.Clip(0.3),
+    participation=jp.Poisson(len(parts["train"]), clients_per_round=100),
+)
+algorithm = jp.algorithms.fed_avg(
+    model, client=optax.sgd(0.5), server=optax.sgd(1.0, momentum=0.9), plan=plan,
+)
+test = jp.DeclaredPublic(parts["test"], "test authors of mine")
+result = jp.run(
+    algorithm, parts["train"], ledger="ledger.jsonl", out="runs/frame",
+    evaluation=jp.Evaluator(model, test, vocabulary=vocabulary),
+)
+print(result.privacy)
+"""
+
+
+def timed(what: str, command: list[str], folder: Path) -> dict:
+    """Runs a command in a folder; its seconds, whether it succeeded, and its last line."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    for name in ("PYTHONPATH", "JAXPFL_DATA", "JAX_COMPILATION_CACHE_DIR"):
+        environment.pop(name, None)
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    seconds = time.perf_counter() - began
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    said = next((line for line in lines if "epsilon =" in line), lines[-1] if lines else "")
+    row = {"what": what, "seconds": round(seconds, 1), "done": done.returncode == 0}
+    print(
+        f"{what:44}{seconds:>8.1f} s  {'' if row['done'] else 'FAILED: '}{said[:100]}", flush=True
+    )
+    return row if row["done"] else {**row, "said": "\n".join(lines[-3:])}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        built = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(ROOT)]
+        subprocess.run(built, check=True, capture_output=True)
+        (wheel,) = folder.glob("*.whl")
+        python, jaxpfl = str(folder / "env/bin/python"), str(folder / "env/bin/jaxpfl")
+        pip = [python, "-m", "pip", "install", "-q", str(wheel), "-c", f"{ROOT}/constraints.txt"]
+        rows = [
+            timed("a new environment", [sys.executable, "-m", "venv", "env"], folder),
+            timed("pip install jaxpfl", pip, folder),
+            timed("jaxpfl run quickstart", [jaxpfl, "run", "quickstart"], folder),
+            timed("(pandas, to write a user's files)", [*pip[:-3], "pandas"], folder),
+            timed("(a user's files)", [python, "-c", textwrap.dedent(WRITE)], folder),
+        ]
+        for name in ("a.jsonl", "b.csv", "c.parquet"):
+            rows.append(timed(f"jaxpfl init {name}", [jaxpfl, "init", name], folder))
+            config = f"{name.partition('.')[0]}.yaml"
+            rows.append(timed(f"jaxpfl run {config}", [jaxpfl, "run", config], folder))
+        rows.append(timed("jaxpfl.run on a DataFrame", [python, "-c", DATA_FRAME], folder))
+    record("first_steps", rows)
+    print(table(rows, ("what", "seconds", "done")))
+
+
+if __name__ == "__main__":
+    main()
