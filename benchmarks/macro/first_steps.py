@@ -102,7 +102,7 @@ def main() -> None:
             rows.append(timed(f"jaxpfl run {config}", [jaxpfl, "run", config], folder))
         rows.append(timed("jaxpfl.run on a DataFrame", [python, "-c", DATA_FRAME], folder))
     record("first_steps", rows)
-    print(table(rows, ("what", "seconds", "done")))
+    table(rows, ["what", "seconds", "done"])
 
 
 if __name__ == "__main__":
