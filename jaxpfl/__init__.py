@@ -8,6 +8,7 @@ The parts that everyone uses have short names here:
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
     jp.release              one noisy sum, without an algorithm
+    jp.track                follows runs with Weights & Biases, MLflow, Trackio or your own
 
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from jaxpfl.data.cohort import CohortSpec
     from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
     from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+    from jaxpfl.experiments.engine.trackers import track
     from jaxpfl.experiments.run import Result, run
     from jaxpfl.federated.one_release import OneRelease, release
     from jaxpfl.federated.query import Execution, Query
@@ -58,6 +60,7 @@ __all__ = [
     "release",
     "run",
     "text",
+    "track",
 ]
 
 _MODULES = {"algorithms", "data", "federated", "models", "privacy", "text"}
@@ -84,6 +87,7 @@ _HOMES = {
     "RunLocked": "errors",
     "release": "federated.one_release",
     "run": "experiments.run",
+    "track": "experiments.engine.trackers",
 }
 
 

@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -86,7 +87,7 @@ COMMANDS = {
     "resume": _Command(
         "Go on with an interrupted run, to the same final bits.",
         "jaxpfl resume runs/mine",
-        run.add_directory,
+        run.add_resume,
         run.resume,
     ),
     "sweep": _Command(
@@ -191,6 +192,14 @@ def _completion(shell: str) -> str:
     return shtab.complete(made, shell)
 
 
+def _tracked(parsed: argparse.Namespace) -> AbstractContextManager[None]:
+    if not getattr(parsed, "track", None):
+        return nullcontext()
+    from jaxpfl.experiments.engine.trackers import track
+
+    return track(*parsed.track)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -214,7 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")
         compilation_cache.enable()
         parsed.command_line = shlex.join(["jaxpfl", *given])
-        result = parsed.command.run(parsed, rest)
+        with _tracked(parsed):
+            result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)
     except KeyboardInterrupt as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_config, add_dry_run, unused_directory, use_devices
+from jaxpfl.cli.common import add_config, add_dry_run, add_track, unused_directory, use_devices
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="same as --privacy.ledger: a ledger that several runs on these clients share "
         "(default: the run's own, in its directory)",
     )
+    add_track(parser)
     add_dry_run(parser)
 
 
@@ -48,6 +49,11 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path)
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    add_directory(parser)
+    add_track(parser)
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_config, add_dry_run, use_devices
+from jaxpfl.cli.common import add_config, add_dry_run, add_track, use_devices
 from jaxpfl.errors import InputError
 
 
@@ -18,6 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory (default: runs/NAME-OF-CONFIG); points finished there are kept",
     )
+    add_track(parser)
     add_dry_run(parser)
 
 

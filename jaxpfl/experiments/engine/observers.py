@@ -2,6 +2,7 @@
 
     metrics.jsonl            one line per round: public values and no times, see `tracking`
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
+    trackers                 the same numbers and sentences, see `trackers`
     stderr                   the progress bar
 
 Metrics are fetched one round late, so that the device never waits for the host.
@@ -22,6 +23,7 @@ from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.engine.trackers import Followers
 from jaxpfl.experiments.engine.tracking import MetricsFile, flat
 from jaxpfl.progress import Progress
 
@@ -46,6 +48,7 @@ class Observers:
       bar: shows the latest values.
       done: rounds that earlier attempts completed.
       confirm: `confirm(before)` returns when all releases of rounds < `before` are confirmed.
+      trackers: have begun this run.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class Observers:
         *,
         done: int,
         confirm: Callable[[int], None],
+        trackers: Followers | None = None,
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._stamp = directory.stamp
+        self._stamp, self._trackers = directory.stamp, trackers
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
@@ -105,10 +109,21 @@ class Observers:
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
+        # What an earlier attempt published, the services have.
+        if self.metrics.recorded(late.round) != record:
+            self._track(late.round, record)
         self.metrics.append(late.round, record)
         if self._board is not None:
             self._board.append(late.round, record)
         self._show(late.round, record)
+
+    def _track(self, round: int, record: Mapping[str, Any]) -> None:
+        if self._trackers is None:
+            return
+        prefix = "NOT_PRIVATE/" if self._stamp else ""
+        self._trackers.log(round, {prefix + name: value for name, value in flat(record).items()})
+        if record.get("sentences"):
+            self._trackers.sentences(round, record["sentences"])
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
         """Shows the epsilon and the scores of this round beside the progress bar."""

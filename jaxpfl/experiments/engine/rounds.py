@@ -34,6 +34,7 @@ from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.experiments.engine.trackers import Followers, TrackedRun, current
 from jaxpfl.experiments.report.cautions import of_rounds
 from jaxpfl.experiments.report.run_page import write_run_page
 from jaxpfl.federated.release import Releaser
@@ -98,6 +99,9 @@ class Loop:
             )
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
+            # A simulation of a run is not covered by its statement, so that no service gets it.
+            trackers = Followers(() if self.setting.note else current(), bar.message)
+            trackers.begin(self._tracked())
             folder, private = self.directory / "checkpoints", not directory.stamp
             checkpoints = stack.enter_context(
                 Checkpoints(folder, run=directory.run_id, private=private)
@@ -114,6 +118,7 @@ class Loop:
                     bar,
                     done=done,
                     confirm=lambda before: releaser and releaser.confirm(before=before),
+                    trackers=trackers,
                 )
             )
             if not done:
@@ -145,6 +150,7 @@ class Loop:
             epsilons = cost.epsilons()
             metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
             statement = directory.end(done, cost.statement(), metrics, epsilons)
+            trackers.end(statement)
             if failure is not None:
                 raise failure
             params = None if algorithm.params is None else algorithm.params(state)
@@ -179,6 +185,12 @@ class Loop:
         ledger.verify(restored.ledger_head)
         bar.message(f"resumed after round {restored.round}")
         return restored.state, restored.round
+
+    def _tracked(self) -> TrackedRun:
+        directory = self._directory
+        name = f"{self.algorithm.name}, {self.directory.resolve().name}"
+        config = {"seed": self.setting.seed, **self.setting.config}
+        return TrackedRun(directory.run_id, name, self.directory, config, directory.stamp)
 
     def _bar(self) -> Progress:
         name = self.algorithm.name
