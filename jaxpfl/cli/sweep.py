@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     report = outcome.out / "report.html"
     measured = measured_on(sweep.metric, outcome.scored_on)
     lines = [f"report: {report}", "", f"{measured}:", *table_lines(sweep, outcome.rows), ""]
-    lines += [*baseline_lines(sweep, outcome.baselines), ""]
+    compared = baseline_lines(sweep, outcome.baselines)
+    lines += [*compared, ""] if compared else []
     lines += [f"caution: {each}" for each in outcome.cautions] + [SIMULATION]
     return {
         "out": str(outcome.out),
