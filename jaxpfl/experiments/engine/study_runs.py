@@ -82,7 +82,7 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     runs = (run["run"], *prior)
     statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
     record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
-    if run["private"]:
+    if plan.private:
         spent = Ledger.read(ledger).spent(plan.delta, plan.accountant)
         record["epsilons"] = {**record["epsilons"], SHARED: spent}
     files.write_json(path, record)
