@@ -96,14 +96,14 @@ def of_population(population: Population) -> Source:
     """A population, in memory or mapped from a folder, as a source of blocks of examples."""
 
     def batches(begin: int) -> Iterator[Batch]:
-        ids, sizes, told = population.client_ids, population.sizes(), 0
+        ids, sizes, seen = population.client_ids, population.sizes(), 0
         starts = range(begin, max(population.num_examples, begin + 1), _EXAMPLES)
         for start in starts:
             rows = slice(start, min(start + _EXAMPLES, population.num_examples))
             columns = {name: part(column, rows) for name, column in population.columns.items()}
             done = int(np.searchsorted(population.offsets[1:], rows.stop, "right"))
-            yield Batch(columns, ids[told:done].to_pylist(), sizes[told:done].tolist())
-            told = done
+            yield Batch(columns, ids[seen:done].to_pylist(), sizes[seen:done].tolist())
+            seen = done
 
     def stream(begin: int, _: Path) -> AbstractContextManager[Stream]:
         described = (population.name, population.unit, population.splitting)
@@ -157,7 +157,7 @@ def write(
 
     Args:
       encoder: writes only a column "tokens", which it makes of the column "text".
-      progress: is told the number of examples after each batch.
+      progress: is seen the number of examples after each batch.
 
     Returns:
       The numbers of clients and of examples.

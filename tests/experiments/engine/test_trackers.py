@@ -70,7 +70,7 @@ def _run(out, ledger, resume=False) -> jp.Result:
         plan=plan,
         cohort=jp.CohortSpec(batch_size=2, max_examples=2, clients_per_bucket=4),
     )
-    return jp.run(algorithm, clients, ledger=ledger, out=out, every=1, resume=resume)
+    return jp.run(algorithm, clients, ledger=ledger, out=out, every=10, resume=resume)
 
 
 class Crashing(Recorder):
@@ -89,7 +89,7 @@ class Crashing(Recorder):
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """A run that crashes in round 2, and is resumed."""
+    """A run that crashes in round 2, before its first checkpoint, and is begun again."""
     folder = tmp_path_factory.mktemp("followed")
     first, failing = Recorder(), Failing()
     with jp.track(Crashing(), first, failing):
