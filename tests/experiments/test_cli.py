@@ -3,15 +3,21 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from jaxpfl import track
 from jaxpfl.cli import main
 
 CALIBRATE = [
     "calibrate", "--delta", "3e-6", "--rounds", "20", "--population", "10000",
     "--clients-per-round", "1000",
 ]  # fmt: skip
+
+
+def _ignore(*_: object) -> None: ...
 
 
 def _json(capsys) -> dict:
@@ -216,7 +222,12 @@ def test_the_last_lines_are_the_table_and_the_statement(config, tmp_path, capsys
 def test_a_simulation_stands_below_the_statement_and_a_line_that_says_so(config, tmp_path, capsys):
     arguments = ["--training.rounds", "1", "--run.also-without-privacy", "True"]
     out = tmp_path / "run"
-    assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
+    begun = []
+    follower: Any = SimpleNamespace(begin=begun.append, log=_ignore, sentences=_ignore, end=_ignore)
+    with track(follower):
+        assert main(["run", str(config), *arguments, "--out", str(out)]) == 0
+    # No service gets what the statement does not cover.
+    assert [(run.directory, run.stamp) for run in begun] == [(out, "")]
     text = capsys.readouterr().out
     above, note, below = text.partition("SIMULATION: ")
     assert note and "unit = client, adjacency" in above.splitlines()[-2]

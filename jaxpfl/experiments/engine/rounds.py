@@ -99,8 +99,7 @@ class Loop:
             )
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
-            # A simulation of a run is not covered by its statement, so that no service gets it.
-            trackers = Followers(() if self.setting.note else current(), bar.message)
+            trackers = Followers(current(), bar.message)
             trackers.begin(self._tracked())
             folder, private = self.directory / "checkpoints", not directory.stamp
             checkpoints = stack.enter_context(

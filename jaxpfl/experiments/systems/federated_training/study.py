@@ -27,6 +27,7 @@ from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.texts import sentences_of, written_by
+from jaxpfl.experiments.engine.trackers import track
 from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
@@ -166,7 +167,11 @@ class _Progress:
             ),
             resume=(directory / "run.json").exists(),
         )
-        return loop.run_and_report() if folder else loop.run()
+        if not folder:
+            return loop.run()
+        # The run's statement does not cover a simulation, so no service may receive it.
+        with track():
+            return loop.run_and_report()
 
     def _starts_from(self, start: Fitted | None) -> str | None:
         """Identifies the prefinetuned and the published parameters, where there are any."""
