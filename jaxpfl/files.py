@@ -64,6 +64,28 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
     fsync_path(path.parent)
 
 
+def publish(temporary: Path, path: Path) -> None:
+    """Gives a file that is complete its name; another of that name is replaced."""
+    fsync_path(temporary)
+    os.replace(temporary, path)
+    fsync_path(path.parent)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a file for writing at its end, which only one process can do at a time.
+
+    Raises:
+      RunLocked: another process has it open.
+    """
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunLocked(f"{path}: another process is writing it; wait for it") from error
+        yield file
+
+
 def write_json(path: Path, record: Any, *, mode: int = 0o644) -> None:
     """Writes `json_text(record)`; see `write_atomically`."""
     write_atomically(path, json_text(record), mode=mode)

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 _SECONDS_BETWEEN_LINES = 10.0
 COMPILING = "compiling"
-"""Shown until the first step is done, which takes as long as its programs take to compile."""
+"""A first step takes as long as its programs take to compile."""
 
 _T = TypeVar("_T")
 
@@ -26,6 +26,7 @@ class Progress:
       step: what one step is called, such as "round".
       clients: planned clients per step, to show clients per second. Never the sampled number,
         which is private.
+      waiting: shown until the first step is done.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Progress:
         progress: bool = True,
         step: str = "step",
         clients: int | None = None,
+        waiting: str = COMPILING,
     ) -> None:
         self._label, self._total, self._step, self._clients = label, total, step, clients
+        self._waiting = waiting
         self._progress, self._start = progress, 0
         self._values = self._unsaid = ""
         self._began = self._said = time.monotonic()
@@ -69,7 +72,7 @@ class Progress:
         self._began = time.monotonic()
         self._total = self._total if total is None else total
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=self._total, status=COMPILING)
+            self._bar.update(self._task, completed=done, total=self._total, status=self._waiting)
 
     def update(self, done: int, values: Mapping[str, str] = {}) -> None:
         """Shows that `done` steps are done, and what was measured after the last of them.
@@ -89,14 +92,14 @@ class Progress:
             if self._clients is not None:
                 parts.append(f"{speed * self._clients:.0f} clients/s")
         else:
-            parts = [COMPILING]
+            parts = [self._waiting]
         if self._bar is not None:
             status = "  ".join(filter(None, [parts[0], self._values, *parts[1:]]))
             self._bar.update(self._task, completed=done, status=status)
         elif (
             now - self._said >= _SECONDS_BETWEEN_LINES
             or done == self._total
-            or parts == [COMPILING]
+            or parts == [self._waiting]
         ):
             self._said = now
             status = "  ".join(filter(None, [*parts, self._unsaid]))

@@ -22,6 +22,7 @@ from jaxpfl.cli import (
     compare,
     configs,
     convert,
+    data,
     export,
     fred,
     init,
@@ -83,6 +84,12 @@ COMMANDS = {
     ),
     "configs": _Command(
         "List the configs that come with jaxpfl.", "jaxpfl configs", configs.add, configs.run
+    ),
+    "data": _Command(
+        "List the data sets that the configs read, and fetch one.",
+        "jaxpfl data get shakespeare --folder data/tff",
+        data.add,
+        data.run,
     ),
     "resume": _Command(
         "Go on with an interrupted run, to the same final bits.",

@@ -54,6 +54,7 @@ from urllib.parse import parse_qsl
 
 from jaxpfl import checks
 from jaxpfl.data import storage
+from jaxpfl.data.catalogue import VARIABLES
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers import plain_text, table
@@ -92,6 +93,7 @@ _FIELDS = ("client", "text", "label")
 _TABLE_OPTIONS = {**dict.fromkeys(_FIELDS, str), **dict.fromkeys(("features", "columns"), _names)}
 _TABLE_OPTIONS |= _TEXT_OPTIONS
 _HUB_OPTIONS = {**_TEXT_OPTIONS, **dict.fromkeys(("revision", "part", "text"), str)}
+_OF_HUB = ("revision", "part", "config")
 _TFF_OPTIONS = {"dataset": tuple(SCHEMAS), **dict.fromkeys(("split", "form", "sha256"), str)}
 _TFF_OPTIONS["min_examples"] = int
 
@@ -274,7 +276,7 @@ def _table_kinds(head: str) -> _Kinds:
 
 def _layout(source: str, options: Mapping[str, Any]) -> Layout:
     try:
-        return Layout(**options)
+        return Layout(**{name: each for name, each in options.items() if name not in _OF_HUB})
     except InputError as error:
         raise InputError(f"source {source!r}: {error}") from None
 
@@ -293,7 +295,7 @@ def _stream_grouped(
     source: str, head: str, folder: Path | None, **options: Any
 ) -> AbstractContextManager[Stream]:
     kind, _, name = head.partition(":")
-    which = {key: options.pop(key) for key in ("revision", "part", "config") if key in options}
+    which = {key: options[key] for key in _OF_HUB if key in options}
     layout = _layout(source, options)
     if layout.client == EACH_ROW:
         raise InputError(f"source {source!r}: client=* is for one file, found a folder")
@@ -357,7 +359,7 @@ def expanded(path: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
-            known = "; docs/data_sets.md says what belongs there" if name == "JAXPFL_DATA" else ""
+            known = "; `jaxpfl data list` says what belongs there" if name in VARIABLES else ""
             raise InputError(f"source {path!r}: the environment variable {name} is not set{known}")
         return os.environ[name]
 

@@ -21,6 +21,9 @@ class Rows:
         for start in range(0, len(self.table), rows):
             yield self.table.slice(start, rows)
 
+    def __iter__(self):
+        return iter(self.table.to_pylist())
+
 
 def stand_in(monkeypatch, rows) -> ModuleType:
     """Notes in `asked` what was asked for, and gives `rows`, or raises them."""

@@ -29,6 +29,14 @@ MISTAKES = [
     ("synthesize folder", "--out"),
     ("export folder", "FOLDER"),
     ("convert clients.jsonl", "OUT"),
+    ("data", "ACTION data --help"),
+    ("data gett emnist", "'gett' list get"),
+    ("data get", "NAME jaxpfl data list"),
+    ("data get emnits", "'emnits' emnist"),
+    ("data get digits", "digits nothing to fetch"),
+    ("data get emnist", "JAXPFL_TFF not set --folder"),
+    ("data get emnist --folder folder --revision x", "--revision hub emnist"),
+    ("data list emnist", "'emnist'"),
     ("resume folder --training.rounds 7", "--training.rounds resume --help"),
     ("run run.yaml training.rounds=5", "'training.rounds=5' --section.key VALUE"),
     ("run run.yaml --help-me", "--help_me valid"),
@@ -128,6 +136,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(("typed", "said"), MISTAKES, ids=[typed for typed, _ in MISTAKES])
 def test_a_mistake_is_refused_in_one_sentence(folder, capsys, monkeypatch, typed, said):
     monkeypatch.chdir(folder)
+    monkeypatch.delenv("JAXPFL_TFF", raising=False)
     before = sorted(folder.rglob("*"))
     assert main(typed.split()) == 2
     printed = capsys.readouterr()

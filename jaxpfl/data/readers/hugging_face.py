@@ -108,6 +108,23 @@ def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def newest_commit(name: str) -> str:
+    """The commit that a data set on the hub has now.
+
+    Raises:
+      InputError: the hub's library is missing, or the hub did not answer.
+    """
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise _not_installed(name) from error
+    try:
+        return str(huggingface_hub.HfApi().dataset_info(name).sha)
+    # As for `_load`.
+    except Exception as error:
+        raise _unread(name, "its newest commit", error) from None
+
+
 def _load(
     name: str, *, revision: str, part: str, config: str | None = None, streaming: bool = False
 ) -> Any:
@@ -125,10 +142,7 @@ def _load(
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise InputError(
-            f"{name} is read by the library datasets, which is not installed: "
-            "pip install 'jaxpfl[datasets]'"
-        ) from error
+        raise _not_installed(name) from error
     named: dict[str, Any] = {} if config is None else {"name": config}
     if streaming:
         named["streaming"] = True
@@ -140,8 +154,16 @@ def _load(
         raise _unread(name, revision, error) from (error if known else None)
 
 
+def _not_installed(name: str) -> InputError:
+    return InputError(
+        f"{name} is read by the library datasets, which is not installed: "
+        "pip install 'jaxpfl[datasets]'"
+    )
+
+
 def _unread(name: str, revision: str, error: Exception) -> InputError:
     # Only errors of network and disk are quoted: the message of another may contain a row.
     lines = str(error).strip().splitlines() if isinstance(error, OSError) else []
     reason = ": ".join([type(error).__name__, *lines[:1]])
-    return InputError(f"the Hugging Face hub did not give {name} at {revision[:12]}... ({reason})")
+    at = f"{revision[:12]}..." if _COMMIT.fullmatch(revision) else revision
+    return InputError(f"the Hugging Face hub did not give {name} at {at} ({reason})")

@@ -140,24 +140,36 @@ def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterato
     try:
         target = temporary / "unpacked.sqlite"
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with path.open("rb") as packed, os.fdopen(descriptor, "wb") as file:
-            unpacker = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
-            written, piece = 0, b""
+        with os.fdopen(descriptor, "wb") as file:
+            written = 0
+            for content in unpacked_pieces(path):
+                written += len(content)
+                _check_size(path, written, in_memory)
+                file.write(content)
+        yield target
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unpacked_pieces(path: Path) -> Iterator[bytes]:
+    """The unpacked content of an .lzma or .xz file, some of it at a time.
+
+    Raises:
+      CorruptFile: the file is truncated or damaged.
+    """
+    unpacker, piece = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY), b""
+    try:
+        with path.open("rb") as packed:
             while not unpacker.eof:
                 if unpacker.needs_input and not (piece := packed.read(_PIECE)):
                     raise CorruptFile(f"{path} is truncated: its LZMA stream has no end")
                 content = unpacker.decompress(piece, _PIECE)
                 piece = b""
-                written += len(content)
-                _check_size(path, written, in_memory)
-                file.write(content)
+                yield content
             if unpacker.unused_data or packed.read(1):
                 raise CorruptFile(f"{path} has more bytes behind the end of its LZMA stream")
-        yield target
     except lzma.LZMAError:
         raise CorruptFile(f"{path} is damaged, or no LZMA stream that 256 MiB can unpack") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -61,6 +61,11 @@ def find(given: str | Path) -> Path:
     raise InputError(f"{given}: neither a file here nor a config that comes with jaxpfl; {nearest}")
 
 
+def sources(name: str) -> tuple[str, ...]:
+    """The sources of data that the config of this name, or its base, reads."""
+    return tuple(re.findall(r"(?:\$\w+/|\bdocstrings:|\bdigits\?)[^\s\"',}]*", _settings(name)))
+
+
 class About(NamedTuple):
     """What a config says of itself.
 
@@ -80,11 +85,17 @@ def about(name: str) -> About:
     text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
     head = re.match(r"(?:#.*\S.*\n)*", text)
     words = " ".join(line.lstrip("# ") for line in (head[0] if head else "").splitlines())
-    settings = re.sub(r"(^|\s)#.*", "", text)
-    base = re.search(r"^base: (\S+)\.yaml", settings, re.M)
-    own = set(re.findall(r"\$\{?(\w+)", settings))
-    needs = own | set(about((Path(name).parent / base[1]).as_posix()).needs) if base else own
-    return About(_SENTENCE.split(words)[0], "sweep" if base else "run", tuple(sorted(needs)))
+    needs = {source[1:].partition("/")[0] for source in sources(name) if source.startswith("$")}
+    command = "sweep" if re.search("^base: ", text, re.M) else "run"
+    return About(_SENTENCE.split(words)[0], command, tuple(sorted(needs)))
+
+
+def _settings(name: str) -> str:
+    """A config without its comments, and before it its base, if it has one."""
+    text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
+    own = re.sub(r"(^|\s)#.*", "", text)
+    base = re.search(r"^base: (\S+)\.yaml", own, re.M)
+    return _settings((Path(name).parent / base[1]).as_posix()) + own if base else own
 
 
 def _papers_last(path: Path) -> tuple[int, str]:

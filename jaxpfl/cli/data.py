@@ -1,0 +1,124 @@
+"""`jaxpfl data`: which data sets the configs read, where they are, and how to get them."""
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.errors import InputError
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "jaxpfl data list\n       jaxpfl data get NAME [--folder DIR]"
+    parser.add_argument(
+        "action",
+        metavar="ACTION",
+        choices=("list", "get"),
+        help="list: all data sets, and whether they are here; get: fetch one, or say where it is",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of a data set, for get")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="where to put it (default: the folder that its environment variable names)",
+    )
+    parser.add_argument(
+        "--revision",
+        metavar="COMMIT",
+        help="of a data set on the Hugging Face hub, 40 hexadecimal digits (default: the newest)",
+    )
+
+
+def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.action == "list":
+        if arguments.name is not None:
+            raise InputError(f"jaxpfl data list: unexpected argument {arguments.name!r}")
+        return _listed()
+    if arguments.name is None:
+        raise InputError("jaxpfl data get: expected a NAME; `jaxpfl data list` has them")
+    return _get(arguments)
+
+
+def _listed() -> dict[str, Any]:
+    from jaxpfl.data.catalogue import DATA_SETS
+    from jaxpfl.experiments.config import shipped
+
+    users = {
+        name: [each for each in shipped.names() if any(map(data_set.holds, shipped.sources(each)))]
+        for name, data_set in DATA_SETS.items()
+    }
+    records = {
+        name: {
+            "state": each.state(),
+            "clients": each.clients,
+            "licence": each.licence,
+            "folder": each.variable and f"${each.variable}",
+            "files": list(each.files) if each.variable else [],
+            "fetched_by_get": bool(each.downloads or each.hub),
+            "used_by": users[name],
+        }
+        for name, each in DATA_SETS.items()
+    }
+    width = max(map(len, records))
+    lines = []
+    for name, record in records.items():
+        mark = "*" if record["fetched_by_get"] else " "
+        lines.append(f"{mark} {name:{width}}  {record['state']}")
+        used = ", ".join(record["used_by"]) or "no config"
+        about = f"{record['clients']}; licence: {record['licence']}; used by {used}"
+        lines += textwrap.wrap(about, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    lines += [
+        "",
+        "* `jaxpfl data get NAME` fetches it. Of the others that are absent, the same command says "
+        "what they are made of.",
+    ]
+    return {"data_sets": records, "text": "\n".join(lines)}
+
+
+def _get(arguments: argparse.Namespace) -> dict[str, Any]:
+    from jaxpfl.data.catalogue import EMBEDDED, find
+
+    found = find(arguments.name)
+    if arguments.revision is not None and found.hub is None:
+        raise InputError(f"--revision is for data sets of the Hugging Face hub, not {found.name}")
+    if found.variable == EMBEDDED:
+        raise InputError(f"{found.name} {found.origin}: there is nothing to fetch")
+    if not found.downloads and found.hub is None:
+        folder = arguments.folder or Path(f"${found.variable}")
+        paths = " and ".join(str(folder / file) for file in found.files)
+        text = (
+            f"{found.name} is at no public address in the form that jaxpfl reads. It is made of: "
+            f"{found.origin}. Licence: {found.licence}. What is expected: {found.form}. Put it at "
+            f"{paths}; docs/data_sets.md says more of its form."
+        )
+        return {"name": found.name, "fetched": [], "text": text.replace("`", "")}
+    folder = found.folder(arguments.folder)
+    missing = [file for file in found.files if not (folder / file).exists()]
+    if not missing:
+        raise InputError(
+            f"{found.name} is here already: {', '.join(str(folder / file) for file in found.files)}"
+        )
+    fetched: dict[str, Any] = {}
+    if found.hub is not None:
+        from jaxpfl.data.convert import convert
+        from jaxpfl.data.readers.hugging_face import newest_commit
+
+        commit = arguments.revision or newest_commit(found.hub.repository)
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in missing:
+            source = found.hub.sources[file].format(revision=commit)
+            fetched[str(folder / file)] = {**convert(source, folder / file), "source": source}
+        where = [f"{path}: {record['source']}" for path, record in fetched.items()]
+    else:
+        from jaxpfl.data.fetch import fetch
+
+        for file in missing:
+            fetched[str(folder / file)] = fetch(found.downloads[file], folder / file)
+        where = [
+            f"{path}: {record['bytes']} bytes of {record['url']}, SHA-256 {record['sha256']}"
+            for path, record in fetched.items()
+        ]
+    lines = [*where, f"Licence: {found.licence}. Configs find it where {found.variable} = {folder}"]
+    return {"name": found.name, "fetched": fetched, "text": "\n".join(lines)}

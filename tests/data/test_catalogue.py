@@ -1,0 +1,74 @@
+"""The data sets that configs read: each is known, and the documentation says what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.data.catalogue import DATA_SETS, find
+from jaxpfl.data.open import why_missing
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config import shipped
+
+PAGE = Path(__file__).parents[2] / "docs" / "data_sets.md"
+
+
+@pytest.mark.parametrize("name", shipped.names())
+def test_every_source_of_a_config_is_of_a_data_set(name):
+    for source in shipped.sources(name):
+        holders = [each.name for each in DATA_SETS.values() if each.holds(source)]
+        assert len(holders) == 1, f"{source} is of {holders}"
+
+
+def test_every_data_set_but_one_is_read_by_a_config():
+    read = [source for name in shipped.names() for source in shipped.sources(name)]
+    idle = [each.name for each in DATA_SETS.values() if not any(map(each.holds, read))]
+    assert idle == ["text_shakespeare_roles"]
+
+
+def test_the_documentation_has_the_same_table():
+    expected = ["| name | place | clients | made of | licence | `jaxpfl data get` |"]
+    expected.append("|---|---|---|---|---|---|")
+    for name, each in DATA_SETS.items():
+        place = " and ".join(f"`${each.variable}/{file}`" for file in each.files)
+        how = "fetches it" if each.downloads or each.hub else "says how" if each.variable else ""
+        cells = (place if each.variable else "in the installation", each.clients, each.origin)
+        expected.append(f"| `{name}` | {' | '.join(cells)} | {each.licence} | {how} |")
+    found = re.search(r"## All of them\n\n((?:\|.*\n)+)", PAGE.read_text("utf-8"))
+    assert found is not None
+    assert found[1].splitlines() == expected
+
+
+def test_what_is_fetched_has_a_name_that_the_readers_know(tmp_path):
+    for each in DATA_SETS.values():
+        for file, download in each.downloads.items():
+            assert download.url.split("/")[-1].removesuffix(".lzma") == file
+            assert file.endswith(".tar.bz2") or "no such file" in why_missing(str(tmp_path / file))
+            if not file.endswith("overflow.sqlite"):
+                assert re.fullmatch("[0-9a-f]{64}", download.sha256 or "")
+        if each.hub is not None:
+            for source in each.hub.sources.values():
+                assert "hub" in why_missing(source.format(revision=40 * "a"))
+            assert tuple(each.hub.sources) == each.files
+
+
+def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for variable in {each.variable for each in DATA_SETS.values() if each.variable}:
+        monkeypatch.delenv(variable, raising=False)
+    assert find("digits").state() == "embedded"
+    assert "JAXPFL_TFF" in find("emnist").state()
+    monkeypatch.setenv("JAXPFL_TFF", str(tmp_path))
+    assert find("emnist").state() == "absent"
+    (tmp_path / "emnist_all.sqlite").touch()
+    assert find("emnist").state() == "here"
+    (tmp_path / "stackoverflow.tag_count.tar.bz2").touch()
+    assert find("stackoverflow").state() == "1 of 3 files here"
+    (tmp_path / "hub" / "datasets--allenai--c4" / "snapshots").mkdir(parents=True)
+    assert "cache" in find("fedc4").state()
+
+
+@pytest.mark.parametrize(("given", "nearest"), [("emnits", "emnist"), ("nova", "nova")])
+def test_an_unknown_name_is_refused_with_the_nearest(given, nearest):
+    with pytest.raises(InputError, match=f"did you mean .*{nearest}"):
+        find(given)

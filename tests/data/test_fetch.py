@@ -1,0 +1,209 @@
+"""Fetching: whole or not at all, on from where it stopped, and only what is known."""
+
+import dataclasses
+import hashlib
+import http.server
+import json
+import lzma
+import re
+import shutil
+import threading
+
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.data import catalogue
+from jaxpfl.data import fetch as fetching
+from jaxpfl.data.catalogue import Download
+from jaxpfl.data.fetch import fetch
+from jaxpfl.errors import CorruptFile, InputError
+from tests.data.hub import stand_in
+from tests.data.tff_files import example, write_file
+
+CONTENT = bytes(range(256)) * 12_000  # three pieces
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Serves `server.content`, from any byte on; cuts the answer after `server.cut` bytes."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        server = self.server
+        begin, status = 0, 200
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if wanted and server.etag and self.headers["If-Range"] == server.etag:
+            begin, status = int(wanted[1]), 206
+        server.asked.append((self.path, begin))
+        if self.path.endswith("absent"):
+            self.send_error(404, "Not Found")
+            return
+        content = server.content[begin:]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        if server.etag:
+            self.send_header("ETag", server.etag)
+        self.end_headers()
+        self.wfile.write(content[: server.cut])
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    made.content, made.etag, made.cut, made.asked = CONTENT, '"one"', None, []
+    made.url = f"http://127.0.0.1:{made.server_port}"
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def get(server, target, *, name="data.bin", **known):
+    return fetch(Download(f"{server.url}/{name}", **known), target, progress=False)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_comes_whole_with_its_record(server, tmp_path):
+    target = tmp_path / "new" / "data.bin"
+    record = get(server, target, size=len(CONTENT), sha256=SHA256)
+    assert target.read_bytes() == CONTENT
+    assert names(target.parent) == ["data.bin", "data.bin.origin.json"]
+    assert json.loads((target.parent / "data.bin.origin.json").read_text()) == record
+    assert (record["sha256"], record["bytes"]) == (SHA256, len(CONTENT))
+    with pytest.raises(InputError, match="exists already"):
+        get(server, target)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("sha256", [SHA256, None])
+def test_what_was_cut_off_goes_on_where_it_stopped(server, tmp_path, sha256):
+    target, server.cut = tmp_path / "data.bin", 1_500_000
+    with pytest.raises(InputError, match="goes on from there"):
+        get(server, target, sha256=sha256)
+    assert not target.exists()
+    server.cut = None
+    assert get(server, target, sha256=sha256)["sha256"] == SHA256
+    assert target.read_bytes() == CONTENT
+    assert [begin for _, begin in server.asked] == [0, 1_500_000]
+    assert names(tmp_path) == ["data.bin", "data.bin.origin.json"]
+
+
+@pytest.mark.parametrize("etags", [('"one"', '"two"'), ("", ""), ('W/"one"', 'W/"one"')])
+def test_another_version_is_fetched_from_its_beginning(server, tmp_path, etags):
+    """Also where the server does not say which version it has."""
+    target = tmp_path / "data.bin"
+    server.etag, server.cut = etags[0], 1_500_000
+    with pytest.raises(InputError):
+        get(server, target)
+    server.etag, server.cut, server.content = etags[1], None, CONTENT[::-1]
+    get(server, target)
+    assert target.read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("known", [{"sha256": 64 * "0"}, {"size": 5}])
+def test_another_file_than_the_known_one_is_refused_and_removed(server, tmp_path, known):
+    with pytest.raises(CorruptFile, match=SHA256):
+        get(server, tmp_path / "data.bin", **known)
+    assert names(tmp_path) == []
+
+
+def test_packed_files_are_unpacked_and_damaged_ones_refused(server, tmp_path):
+    target = tmp_path / "data.sqlite"
+    server.content = lzma.compress(CONTENT, lzma.FORMAT_ALONE)
+    get(server, target, name="data.sqlite.lzma")
+    assert target.read_bytes() == CONTENT
+    assert names(tmp_path) == ["data.sqlite", "data.sqlite.origin.json"]
+    target.unlink()
+    server.content = server.content[:-20]
+    with pytest.raises(CorruptFile, match="truncated"):
+        get(server, target, name="data.sqlite.lzma")
+    assert names(tmp_path) == ["data.sqlite.origin.json"]
+
+
+def test_a_full_disk_is_said_before_anything_comes(server, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage._replace(free=10**6))
+    with pytest.raises(InputError, match="1 MB of free space, expected 3 MB"):
+        get(server, tmp_path / "data.bin")
+    with pytest.raises(InputError, match="expected 103 MB"):
+        get(server, tmp_path / "data.bin", unpacked=10**8)
+    assert names(tmp_path) == []
+
+
+def test_without_an_answer_one_sentence_says_so_and_nothing_is_left(server, tmp_path):
+    with pytest.raises(InputError, match="404"):
+        get(server, tmp_path / "data.bin", name="absent")
+    with pytest.raises(InputError, match="cannot be fetched"):
+        fetch(Download("http://127.0.0.1:9/x"), tmp_path / "data.bin", progress=False)
+    with pytest.raises(InputError, match="https"):
+        fetch(Download(f"file://{__file__}"), tmp_path / "data.bin", progress=False)
+    assert names(tmp_path) == []
+
+
+def _point_at(server, monkeypatch, name):
+    """The data set's files are at the local server, under their own names."""
+    known = catalogue.DATA_SETS[name]
+    moved = {
+        file: Download(f"{server.url}/{each.url.rsplit('/', 1)[1]}")
+        for file, each in known.downloads.items()
+    }
+    changed = dataclasses.replace(known, downloads=moved)
+    monkeypatch.setitem(catalogue.DATA_SETS, name, changed)
+
+
+def test_the_command_fetches_a_file_that_a_config_reads(server, tmp_path, monkeypatch, capsys):
+    row = example({"snippets": b"to be or not"})
+    stored = write_file(tmp_path / "made.sqlite", {"HAMLET": [row, row]}, split="train")
+    server.content = lzma.compress(stored.read_bytes(), lzma.FORMAT_ALONE)
+    _point_at(server, monkeypatch, "shakespeare")
+    monkeypatch.setenv("JAXPFL_TFF", str(tmp_path / "tff"))
+    assert main(["data", "get", "shakespeare", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert list(record["fetched"]) == [str(tmp_path / "tff" / "shakespeare.sqlite")]
+    from jaxpfl.data import open as open_population
+    from jaxpfl.experiments.config import shipped
+
+    source = next(each for each in shipped.sources("shakespeare_characters") if "train" in each)
+    assert open_population(source).num_examples == 2
+    assert main(["data", "get", "shakespeare"]) == 2
+    assert "here already" in capsys.readouterr().err
+
+
+def test_the_command_groups_a_data_set_of_the_hub(tmp_path, monkeypatch, capsys):
+    rows = {"url": ["https://a.org/1", "https://b.org/", "https://a.org/2"], "text": ["x"] * 3}
+    module = stand_in(monkeypatch, rows)
+    monkeypatch.setattr(
+        "jaxpfl.data.readers.hugging_face.newest_commit", lambda repository: 40 * "c"
+    )
+    assert main(["data", "get", "fedccnews", "--folder", str(tmp_path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["fetched"][str(tmp_path / "fedccnews")]["clients"] == 2
+    assert {options["revision"] for _, options in module.asked} == {40 * "c"}
+
+
+def test_of_what_is_at_no_address_the_command_says_all_that_is_needed(tmp_path, capsys):
+    assert main(["data", "get", "text_irc_ubuntu"]) == 0
+    said = capsys.readouterr().out
+    for word in ("irc-disentanglement at 82ed04f", "CC BY 4.0", "client and text", "$JAXPFL_DATA"):
+        assert word in said
+    assert said.strip().count("\n") == 0
+
+
+def test_the_list_names_every_data_set_and_what_uses_it(capsys):
+    assert main(["data", "list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["data_sets"]
+    assert found.keys() == catalogue.DATA_SETS.keys()
+    assert "irc_word_lm" in found["text_irc_ubuntu"]["used_by"]
+    assert main(["data", "list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in found)
