@@ -15,6 +15,10 @@ class CorruptFile(InputError):
     """A file is truncated, altered or not of the stated format: exit code 2."""
 
 
+class NoDataFolder(InputError):
+    """The environment variable that names the folder of a data set is not set: exit code 2."""
+
+
 class RunLocked(InputError):
     """Another process is using the run directory or the ledger: exit code 2."""
 

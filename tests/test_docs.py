@@ -122,7 +122,7 @@ def test_commands_are_accepted_and_their_keys_exist(given: list[str]):
         if given[0] == "run":
             parse_overrides(type(registry.load(path)), rest)
         else:
-            assert load_sweep(path).points
+            assert load_sweep(path, rest).points
     else:
         assert not rest
 

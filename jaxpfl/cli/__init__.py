@@ -102,6 +102,7 @@ COMMANDS = {
         "jaxpfl sweep grid.yaml --out runs/grid",
         sweep.add,
         sweep.run,
+        takes_overrides=True,
     ),
     "synthesize": _Command(
         "Write the synthetic corpus of a run, and the card of its privacy.",

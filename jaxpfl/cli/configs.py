@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     lines = []
     # First those that need nothing.
     for name, about in sorted(found.items(), key=lambda item: bool(item[1].needs)):
-        needs = f"  (needs {', '.join(about.needs)})" if about.needs else ""
+        own = ", or the command at its head" if about.without_data else ""
+        needs = f"  (needs {', '.join(about.needs)}{own})" if about.needs else ""
         lines.append(f"jaxpfl {about.command} {name}{needs}")
         lines.append(f"    {textwrap.shorten(about.sentence, 90, placeholder=' ...')}")
     lines.append("\n`jaxpfl configs NAME` prints one, to be changed.")

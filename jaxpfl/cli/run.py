@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
     print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
-    return carry_out.run(config, out, command=arguments.command_line).to_dict()
+    with shipped.form_without_data_named(path):
+        return carry_out.run(config, out, command=arguments.command_line).to_dict()
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

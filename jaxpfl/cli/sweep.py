@@ -11,6 +11,7 @@ from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "jaxpfl sweep CONFIG [--section.key VALUE ...] [--out DIR] [--dry-run]"
     add_config(parser)
     parser.add_argument(
         "--out",
@@ -22,12 +23,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_dry_run(parser)
 
 
-def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments.config import shipped
     from jaxpfl.experiments.sweep.config import load_sweep
 
     path = shipped.find(arguments.config)
-    sweep = load_sweep(path)
+    sweep = load_sweep(path, overrides)
     devices = {point.config.run.devices for point in sweep.points}
     if len(devices) > 1:
         raise InputError(f"{path}: run.devices must be the same at all points")
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
     out = arguments.out or Path("runs", path.stem)
     print(f"sweep directory: {out}", file=sys.stderr)
-    outcome = run_sweep(sweep, out)
+    with shipped.form_without_data_named(path):
+        outcome = run_sweep(sweep, out)
     report = outcome.out / "report.html"
     measured = measured_on(sweep.metric, outcome.scored_on)
     lines = [f"report: {report}", "", f"{measured}:", *table_lines(sweep, outcome.rows), ""]

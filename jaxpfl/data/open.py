@@ -71,7 +71,7 @@ from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.data.stream import Source, Stream, behind, collect, of_population
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, NoDataFolder
 
 _ON_HUB = ("largefedbench", "huggingface")
 _READERS = ("docstrings", "digits", *_ON_HUB)
@@ -359,8 +359,10 @@ def expanded(path: str) -> str:
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
-            known = "; `jaxpfl data list` says what belongs there" if name in VARIABLES else ""
-            raise InputError(f"source {path!r}: the environment variable {name} is not set{known}")
+            what = f"source {path!r}: the environment variable {name} is not set"
+            if name in VARIABLES:
+                raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
+            raise InputError(what)
         return os.environ[name]
 
     return os.path.expanduser(_VARIABLE.sub(value, path))

@@ -69,13 +69,21 @@ def from_mapping(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any
     Raises:
       InputError: there is no such system, or its config is not valid; names the key.
     """
+    return reader.from_mapping(mapping, where, config_type(mapping, where, overrides), overrides)
+
+
+def config_type(mapping: Any, where: str, overrides: Sequence[str] = ()) -> Any:
+    """The config class of the system that a config names; arguments as for `from_mapping`.
+
+    Raises:
+      InputError: there is no such system.
+    """
     name = mapping.get("system", DEFAULT) if isinstance(mapping, Mapping) else DEFAULT
     for place, argument in enumerate(overrides):
         key, has_value, value = argument.partition("=")
         if key == "--system":
             name = value if has_value else "".join(overrides[place + 1 : place + 2])
     try:
-        system = system_of(name)
+        return system_of(name).Config
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    return reader.from_mapping(mapping, where, system.Config, overrides)

@@ -51,6 +51,7 @@ MISTAKES = [
     ("sweep run.yaml", "run.yaml jaxpfl run"),
     ("sweep absent.yaml", "absent.yaml no such file jaxpfl configs"),
     ("sweep grid.yaml", "training.round 'training.rounds'"),
+    ("sweep grid.yaml --training.round 5", "--training.round 'training.rounds'"),
     ("sweep no_metric.yaml", "no_metric.yaml metric missing"),
     ("resume absent", "absent no such directory"),
     ("resume folder", "folder no config.yaml"),

@@ -4,11 +4,14 @@ They lie in the repository's `configs/`, and in an installed package in `jaxpfl/
 """
 
 import difflib
+import itertools
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InputError, NoDataFolder
 
 _PACKAGE = Path(__file__).parents[2]
 _SUFFIX = ".yaml"
@@ -66,6 +69,22 @@ def sources(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"(?:\$\w+/|\bdocstrings:|\bdigits\?)[^\s\"',}]*", _settings(name)))
 
 
+@contextmanager
+def form_without_data_named(path: Path) -> Iterator[None]:
+    """Adds the command for data that comes with jaxpfl where a config's own data is not named.
+
+    Raises:
+      NoDataFolder: as it was raised, with that command if the config at `path` has one.
+    """
+    try:
+        yield
+    except NoDataFolder as error:
+        command = _without_data(path.read_text("utf-8"))
+        if not command:
+            raise
+        raise NoDataFolder(f"{error}. On data that comes with jaxpfl: {command}") from None
+
+
 class About(NamedTuple):
     """What a config says of itself.
 
@@ -73,21 +92,34 @@ class About(NamedTuple):
       sentence: the first of the comment at its head.
       command: "run" or "sweep".
       needs: the environment variables that its sources of data are named by.
+      without_data: a command that carries it out on data that comes with jaxpfl; "" if none is
+        given, or if it needs no other.
     """
 
     sentence: str
     command: str
     needs: tuple[str, ...]
+    without_data: str
 
 
 def about(name: str) -> About:
     """Reads what the config of this name says of itself, without building it."""
     text = (folder() / f"{name}{_SUFFIX}").read_text("utf-8")
-    head = re.match(r"(?:#.*\S.*\n)*", text)
-    words = " ".join(line.lstrip("# ") for line in (head[0] if head else "").splitlines())
+    words = " ".join(line.lstrip("# ") for line in _head(text))
     needs = {source[1:].partition("/")[0] for source in sources(name) if source.startswith("$")}
     command = "sweep" if re.search("^base: ", text, re.M) else "run"
-    return About(_SENTENCE.split(words)[0], command, tuple(sorted(needs)))
+    return About(_SENTENCE.split(words)[0], command, tuple(sorted(needs)), _without_data(text))
+
+
+def _head(text: str) -> list[str]:
+    """The lines of the comment that a config begins with."""
+    return list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
+
+
+def _without_data(text: str) -> str:
+    """The command after "No data:" in the head of a config, on one line; "" if there is none."""
+    found = re.search(r"^# No data: +((?:.*\\\n)*.*)$", "\n".join(_head(text)), re.M)
+    return re.sub(r"\s*\\\n#\s*", " ", found[1]) if found else ""
 
 
 def _settings(name: str) -> str:

@@ -2,15 +2,15 @@
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.config.reader import REMOVED, read_mapping, with_value
-from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.experiments.config.reader import REMOVED, parse_overrides, read_mapping, with_value
+from jaxpfl.experiments.registry import config_type, from_mapping
 
 MOST_POINTS = 1_000
 CASE = "case"
@@ -85,8 +85,12 @@ class Sweep:
         )
 
 
-def load_sweep(path: str | Path) -> Sweep:
+def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Reads the YAML file of a sweep and builds the config of every point.
+
+    Args:
+      overrides: arguments such as `--training.rounds 5`, of the base and in place of all values of
+        that field in the grid. A case's own fields hold.
 
     Raises:
       InputError: the file or its base cannot be read, a field does not exist, or a value is
@@ -111,7 +115,12 @@ def load_sweep(path: str | Path) -> Sweep:
             raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")
     grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
     over = mapping.get("over") or "run.seed"
-    points = _points(read_mapping(path.parent / mapping["base"]), grid, cases, where)
+    base = read_mapping(path.parent / mapping["base"])
+    for name, value in parse_overrides(config_type(base, where), overrides).items():
+        if name in grid:
+            grid[name] = [value]
+        base = with_value(base, name, value, f"command line: --{name}")
+    points = _points(base, grid, cases, where)
     fields = [CASE, *grid] if cases else list(grid)
     for name in ("x", "line"):
         if mapping.get(name) is not None and mapping[name] not in fields:

@@ -16,7 +16,8 @@ own. Whoever publishes several points has released all of them, and the report s
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     directory = Path(out)
-    with files.exclusive(directory):
-        _require_same(directory / "sweep.yaml", sweep)
+    with files.exclusive(directory), _begun(directory, sweep):
         results = []
         memory: dict[Any, Any] = {}
         label, total = f"sweep {sweep.title}", len(sweep.points)
@@ -220,8 +220,14 @@ def is_private(result: Mapping[str, Any]) -> bool:
     return bool(result.get("private", False)) and not result.get("stamp")
 
 
-def _require_same(path: Path, sweep: Sweep) -> None:
-    """Writes what the sweep is, or refuses a directory that holds another sweep."""
+@contextmanager
+def _begun(directory: Path, sweep: Sweep) -> Iterator[None]:
+    """Writes what the sweep is; takes it back if not even its first point could begin.
+
+    Raises:
+      InputError: the directory holds another sweep.
+    """
+    path = directory / "sweep.yaml"
     described = {
         "metric": sweep.metric,
         "over": sweep.over,
@@ -232,6 +238,12 @@ def _require_same(path: Path, sweep: Sweep) -> None:
         files.write_atomically(path, text)
     elif path.read_text(encoding="utf-8") != text:
         raise InputError(f"{path}: the directory holds another sweep; choose another --out")
+    try:
+        yield
+    except BaseException:
+        if not (directory / POINTS).exists():
+            path.unlink()
+        raise
 
 
 def _write(

@@ -76,6 +76,20 @@ def test_a_field_with_one_value_is_set_and_names_nothing(write):
     assert (sweep.x, sweep.line, sweep.varied) == (None, "case", ("case",))
 
 
+def test_settings_of_the_command_line_are_the_base_s_and_replace_the_grid_s(write):
+    typed = ["--privacy.clip_norm", "0.7", "--training.clients_per_round=7"]
+    sweep = load_sweep(write(), typed)
+    assert {point.config.privacy.clip_norm for point in sweep.points} == {0.7}
+    assert {point.config.training.clients_per_round for point in sweep.points} == {7}
+    assert [point.name for point in sweep.points[:2]] == ["case=slow,seed=0", "case=slow,seed=1"]
+    # A case is what is compared, and keeps its own.
+    kept = load_sweep(write(), ["--training.server.learning_rate", "0.3"])
+    rates = [point.config.training.server.learning_rate for point in kept.points]
+    assert rates == [0.1] * 4 + [0.3] * 4
+    with pytest.raises(InputError, match="nearest valid name is 'training.rounds'"):
+        load_sweep(write(), ["--training.round", "7"])
+
+
 def test_mean_and_standard_error(write):
     sweep = load_sweep(write())
     rows = summary(sweep, [1.0, 3.0, 5.0, 5.0, 0.0, 1.0, 2.0, 4.0])
