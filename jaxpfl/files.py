@@ -168,21 +168,37 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
     except OSError as error:
         raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
-    lock = directory / "run.lock"
-    with open(lock, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    path = directory / "run.lock"
+    with lock(path) as held:
+        if not held:
             raise RunLocked(
                 f"{directory}: another process is using this run directory; wait for it or "
                 "choose another --out"
-            ) from error
+            )
         try:
             yield
         except BaseException:
-            if made and list(directory.iterdir()) == [lock]:
-                lock.unlink()
+            if made and list(directory.iterdir()) == [path]:
+                path.unlink()
                 with suppress(OSError):  # a parent that something else uses by now
                     for each in made:
                         each.rmdir()
             raise
+
+
+@contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Locks the file `path`, which is made if absent; yields whether this process holds the lock.
+
+    The kernel releases the lock when the process ends, however it ends.
+
+    Args:
+      wait: waits until no other process holds the lock, so that True is yielded.
+    """
+    with open(path, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        except BlockingIOError:
+            held = False
+        yield held

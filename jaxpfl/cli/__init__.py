@@ -38,6 +38,7 @@ exit codes:
   1    a fault of the program or the machine, such as a full disk
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
+  4    a sweep ended, and points of it failed: each with its sentence; the others are done
   130  interrupted by SIGINT; 143: by SIGTERM. A run was saved: `jaxpfl resume DIR`
 """
 
@@ -57,7 +58,7 @@ class _Command(NamedTuple):
       example: a command line.
       add: adds the command's arguments to a parser.
       run: takes the parsed and the unknown arguments and returns the result: its entry "text" is
-        printed, or with --json all other entries.
+        printed, or with --json all other entries. "exit_code" is not printed; absent, it is 0.
       takes_overrides: whether unknown arguments set keys of a config.
     """
 
@@ -99,7 +100,7 @@ COMMANDS = {
     ),
     "sweep": _Command(
         "Carry out one experiment at every point of a grid.",
-        "jaxpfl sweep grid.yaml --out runs/grid",
+        "jaxpfl sweep grid.yaml --out runs/grid --seeds 3",
         sweep.add,
         sweep.run,
         takes_overrides=True,
@@ -243,9 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno == errno.ENOSPC:
             hint = "; make room, and go on with `jaxpfl resume DIR`: what was saved is kept"
         return _fail(error, f"{where}{error.strerror or error}{hint}", 1, as_json)
-    text = result.pop("text")
+    text, code = result.pop("text"), result.pop("exit_code", 0)
     print(json.dumps(result) if as_json else text)
-    return 0
+    return code
 
 
 def _fail(error: BaseException, message: str, code: int, as_json: bool) -> int:

@@ -3,6 +3,7 @@
     CACHE/tokeniser-HASH/    the tokeniser
     CACHE/NAME-HASH/         a pretrained decoder, and the losses of its pretraining
     CACHE/training/          checkpoints of the pretraining
+    CACHE/*.lock             held by the process that makes a model; others wait for it
 
 HASH covers the texts of the corpora and every setting, so that all studies with the same ones share
 a model. Cached files are verified whenever they are read, see `engine.artifacts`. Interrupted
@@ -11,7 +12,7 @@ pretraining continues from its last checkpoint.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -112,7 +113,7 @@ class PublicModels:
             return Artifact({"tokenizer": _learned(self.texts(), self.vocab_size)})
 
         name = f"tokeniser-{self._hash(tuple(self.sources), {})}"
-        text = self._store.load_or_compute(name, learned).record["tokenizer"]
+        text = self._cached(name, learned).record["tokenizer"]
         tokenizer = require("tokenizers", "text").Tokenizer.from_str(text)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return FastTokeniser(tokenizer, name=f"tokeniser {digest[:12]}", end_of_text=0, ends=(0,))
@@ -136,7 +137,7 @@ class PublicModels:
         def pretrained() -> Artifact:
             return self._pretrained(model, settings, names, self.cache / "training" / stored_as)
 
-        found = self._store.load_or_compute(stored_as, pretrained)
+        found = self._cached(stored_as, pretrained)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         params = jax.device_put(tree_of(found.arrays, shapes, f"{self.cache / stored_as}"))
         return LanguageModel(model, params, self.tokeniser, mesh=data_mesh())
@@ -170,10 +171,16 @@ class PublicModels:
         record = {**found.record, "corpora": list(names), "tokens": int(np.sum(rows != PAD))}
         return Artifact(record, tree_arrays(found.params))
 
-    @cached_property
-    def _store(self) -> Artifacts:
+    def _cached(self, name: str, compute: Callable[[], Artifact]) -> Artifact:
+        """The artifact of this name, which one process makes while others wait for it."""
         # Names say what each model follows from, so all studies share the models.
-        return Artifacts(self.cache, run="public models")
+        store = Artifacts(self.cache, run="public models")
+        found = store.find(name)
+        if found is not None:
+            return found
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with files.lock(self.cache / f"{name}.lock", wait=True):
+            return store.load_or_compute(name, compute)
 
     @cached_property
     def _texts_hashes(self) -> dict[str, str]:

@@ -1,6 +1,11 @@
 """Sweeps: one experiment, carried out at every point of a grid.
 
-config    what a sweep is, and the config of every point
-points    carries out all points, one after the other in one process, and compares them
-page      the table, and `report.html`
+config      what a sweep is, and the config of every point
+directory   what its directory holds, and how several processes share it
+points      carries out the points, one after the other in one process
+launchers   the same in processes of Ray, or as jobs of Slurm
+collect     compares the points that are there
+summary     values, means, the gap closed, baselines
+page        the table, and `report.html`
+figures     its figure
 """

@@ -14,6 +14,7 @@ from jaxpfl.experiments.registry import config_type, from_mapping
 
 MOST_POINTS = 1_000
 CASE = "case"
+SEED = "run.seed"
 _KEYS = ("base", "metric", "grid", "cases", "x", "line", "over", "gap")
 
 
@@ -37,7 +38,7 @@ class Sweep:
 
     Each point calibrates its noise to the epsilon in its own config, and has its own directory and
     ledger. Points that differ only in the field `over` are repetitions: the table and the plot show
-    their mean and its standard error.
+    their mean and standard deviation.
 
     The file of a sweep:
 
@@ -56,8 +57,8 @@ class Sweep:
 
     With `gap`, each point states how much of the gap between two cases it closes, in per cent:
     (its metric - that of `from`) / (that of `to` - that of `from`), with all other values,
-    including the repetition, equal. The standard error is that of this ratio. Source: POPri (Hou
-    et al. 2025), Table 1.
+    including the repetition, equal. The standard deviation is that of this ratio. Source: POPri
+    (Hou et al. 2025), Table 1.
 
     Attributes:
       title: the file's name without its suffix.
@@ -85,12 +86,16 @@ class Sweep:
         )
 
 
-def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+def load_sweep(
+    path: str | Path, overrides: Sequence[str] = (), *, seeds: int | None = None
+) -> Sweep:
     """Reads the YAML file of a sweep and builds the config of every point.
 
     Args:
       overrides: arguments such as `--training.rounds 5`, of the base and in place of all values of
         that field in the grid. A case's own fields hold.
+      seeds: every point is repeated with so many seeds, from the first of the file's `run.seed`
+        on, or from that of its base, in place of the file's own. None: the file's own.
 
     Raises:
       InputError: the file or its base cannot be read, a field does not exist, or a value is
@@ -114,12 +119,14 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         if mapping.get(key) is not None and not isinstance(mapping[key], str):
             raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")
     grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
-    over = mapping.get("over") or "run.seed"
+    over = mapping.get("over") or SEED
     base = read_mapping(path.parent / mapping["base"])
     for name, value in parse_overrides(config_type(base, where), overrides).items():
         if name in grid:
             grid[name] = [value]
         base = with_value(base, name, value, f"command line: --{name}")
+    if seeds is not None:
+        grid = _repeated(grid, cases, over, base, checks.positive_int("--seeds", seeds))
     points = _points(base, grid, cases, where)
     fields = [CASE, *grid] if cases else list(grid)
     for name in ("x", "line"):
@@ -152,6 +159,22 @@ def _grid(grid: Any, where: str) -> dict[str, list[Any]]:
         if len({repr(value) for value in values}) != len(values):
             raise InputError(f"{where}: grid.{name} must not have a value twice, found {values!r}")
     return {str(name): values for name, values in grid.items()}
+
+
+def _repeated(
+    grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], over: str, base: Any, seeds: int
+) -> dict[str, list[Any]]:
+    """The grid with this number of seeds."""
+    if over != SEED:
+        raise InputError(f"--seeds needs repetitions over {SEED!r}, found over: {over!r}")
+    for name, fields in cases.items():
+        if SEED in fields:
+            raise InputError(f"--seeds needs cases without {SEED}, found it in the case {name!r}")
+    run = base.get("run") if isinstance(base, Mapping) else None
+    first = grid.get(SEED, [run.get("seed", 0) if isinstance(run, Mapping) else 0])[0]
+    checks.non_negative_int(SEED, first)
+    others = {name: values for name, values in grid.items() if name != SEED}
+    return {**others, SEED: [first + number for number in range(seeds)]}
 
 
 def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from jaxpfl.experiments.sweep import page as sweep_page
-from jaxpfl.experiments.sweep import points as sweep_module
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import table_lines
 from jaxpfl.experiments.sweep.points import run_sweep
@@ -32,8 +31,9 @@ VALUES = [0.2, 0.3, 0.6, 0.5, 0.3, 0.45]
 
 
 @pytest.fixture
-def finished(tmp_path, monkeypatch):
+def finished(tmp_path, invented):
     """Carries out a sweep whose points come to `values`, and to what is given of their cases."""
+    folders = (tmp_path / f"out{number}" for number in range(9))
 
     def carried_out(change, values, of_case=None):
         (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
@@ -44,8 +44,8 @@ def finished(tmp_path, monkeypatch):
             more = (of_case or {}).get(point.values["case"], {})
             told = {"metrics": {"accuracy": value}, "privacy": "(8, 0)", "private": True}
             results[point.name] = {**told, **more}
-        monkeypatch.setattr(sweep_module, "_carried_out", lambda point, *_: results[point.name])
-        outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+        invented(lambda _, folder: results[folder.name])
+        outcome = run_sweep(sweep, next(folders), progress=False)
         return sweep, outcome, (outcome.out / "report.html").read_text()
 
     return carried_out
@@ -79,8 +79,8 @@ def tables(page, heading):
 def test_gap_in_files_and_tables(finished):
     sweep, outcome, page = finished({}, VALUES)
     (table,) = tables(page, "Table")
-    assert table[0] == ["case", "accuracy", "standard error", "runs", "gap closed"]
-    assert [row[-1] for row in table[1:]] == ["0 %", "100 %", "50.0 ± 25.0 %"]
+    assert table[0] == ["case", "accuracy", "standard deviation", "runs", "gap closed"]
+    assert [row[-1] for row in table[1:]] == ["0 %", "100 %", "50.0 ± 35.4 %"]
     assert "from that of “public” (0 %) to that of “best” (100 %), seed by seed" in page
     assert "not shown" not in page
     lines = table_lines(sweep, outcome.rows)
@@ -88,7 +88,7 @@ def test_gap_in_files_and_tables(finished):
     with open(outcome.out / "table.csv") as file:
         rows = list(csv.DictReader(file))
     assert float(rows[2]["gap"]) == pytest.approx(50)
-    assert float(rows[2]["gap_error"]) == pytest.approx(25)
+    assert float(rows[2]["gap_deviation"]) == pytest.approx(50 / 2**0.5)
     record = json.loads((outcome.out / "sweep.json").read_text())
     assert record["gap"] == {"from": "public", "to": "best"}
     assert record["rows"][2]["gap"] == pytest.approx(50)
@@ -101,7 +101,7 @@ def test_the_page_says_where_there_is_no_gap(finished):
     _, outcome, page = finished(change, values)
     assert "not shown at clip norm 1.0: both cases have the same accuracy at some seed." in page
     (table,) = tables(page, "Table")
-    assert [row[-1] for row in table[1:]] == ["0 %", "", "100 %", "", "50.0 ± 25.0 %", ""]
+    assert [row[-1] for row in table[1:]] == ["0 %", "", "100 %", "", "50.0 ± 35.4 %", ""]
     with open(outcome.out / "table.csv") as file:
         assert [row["gap"] == "" for row in csv.DictReader(file)] == [False, True] * 3
 
@@ -125,7 +125,7 @@ def test_bars_are_of_the_gap_closed_without_its_ends(finished, drawn):
     assert panel.get_title(loc="left") == "Gap in accuracy closed"
     (_, _, (errors,)) = panel.containers[0].lines
     widths = [segment[1][0] - segment[0][0] for segment in errors.get_segments()]
-    assert widths == pytest.approx([50.0, 15.0])
+    assert widths == pytest.approx([100 / 2**0.5, 30 / 2**0.5])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_without_a_gap_bars_are_of_the_metric(finished, drawn, change, values):
 
 def test_a_sweep_without_gap_costs_and_texts_says_nothing_of_them(finished):
     sweep, outcome, page = finished({"gap": None}, VALUES)
-    assert list(outcome.rows[0]) == ["case", "mean", "error", "runs", "private"]
+    assert list(outcome.rows[0]) == ["case", "mean", "deviation", "runs", "points", "private"]
     assert "gap" not in (outcome.out / "sweep.json").read_text()
     assert "gap" not in "".join(table_lines(sweep, outcome.rows))
     assert re.findall("<h2>(.*?)</h2>", page) == ["Figure", "Table", "Points"]
@@ -205,7 +205,7 @@ def test_the_first_repetition_is_the_one_whose_texts_are_shown(finished):
 
 def test_what_a_sweep_costs_is_said_beside_the_stamp(finished):
     _, _, page = finished({}, VALUES, {"best": {"private": False}})
-    assert "Some points are NOT PRIVATE" in page and "SIMULATION" in page
+    assert "Some results are NOT PRIVATE" in page and "SIMULATION" in page
 
 
 def test_what_is_not_private_says_so_wherever_it_is_shown(finished, drawn):
@@ -229,7 +229,6 @@ def test_what_is_not_private_says_so_wherever_it_is_shown(finished, drawn):
         assert labels == ["ours (NOT PRIVATE)"]
         assert panel.get_xlabel().endswith("(0: public;  100: best (NOT PRIVATE))")
         assert "accuracy of best (NOT PRIVATE)" in html.unescape(page)
-        (outcome.out / "sweep.yaml").unlink()
     drawn.clear()
     _, _, page = finished({"gap": None}, VALUES, {"best": {"private": False}})
     labels = [label.get_text() for label in drawn[0].axes[0].get_yticklabels()]

@@ -9,9 +9,10 @@ import yaml
 
 from jaxpfl import cli
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.sweep import points as sweep_module
+from jaxpfl.experiments.sweep import summary as summary_module
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.points import gap_closed, run_sweep, value_of
+from jaxpfl.experiments.sweep.points import run_sweep
+from jaxpfl.experiments.sweep.summary import gap_closed, value_of
 from jaxpfl.federated import door, release
 from jaxpfl.privacy.ledger import Ledger
 
@@ -37,7 +38,7 @@ SWEEP = {
 
 
 def summary(sweep, values):
-    return sweep_module.summary(sweep, values, [True] * len(values))
+    return summary_module.summary(sweep, values, [True] * len(values))
 
 
 @pytest.fixture
@@ -90,14 +91,16 @@ def test_settings_of_the_command_line_are_the_base_s_and_replace_the_grid_s(writ
         load_sweep(write(), ["--training.round", "7"])
 
 
-def test_mean_and_standard_error(write):
+def test_mean_and_standard_deviation(write):
     sweep = load_sweep(write())
     rows = summary(sweep, [1.0, 3.0, 5.0, 5.0, 0.0, 1.0, 2.0, 4.0])
     assert [row["mean"] for row in rows] == [2.0, 5.0, 0.5, 3.0]
-    np.testing.assert_allclose([row["error"] for row in rows], [1.0, 0.0, 0.5, 1.0])
+    # Of two values it is their distance over the root of two.
+    deviations = np.array([2.0, 0.0, 1.0, 2.0]) / 2**0.5
+    np.testing.assert_allclose([row["deviation"] for row in rows], deviations)
     assert rows[0]["runs"] == 2 and "run.seed" not in rows[0]
     one = load_sweep(write({"grid": {"training.clients_per_round": [5, 10]}}))
-    assert [row["error"] for row in summary(one, [1.0, 2.0, 3.0, 4.0])] == [None] * 4
+    assert [row["deviation"] for row in summary(one, [1.0, 2.0, 3.0, 4.0])] == [None] * 4
 
 
 GAP = {
@@ -116,15 +119,15 @@ def test_the_gap_closed_is_that_of_the_same_repetition_and_values(write):
     assert gap_closed(sweep, VALUES) == pytest.approx([0] * 4 + [100] * 4 + [25, 75, -50, 25])
     rows = summary(sweep, VALUES)
     assert [row["gap"] for row in rows] == pytest.approx([0, 0, 100, 100, 50, -12.5])
-    # Of two values the standard error is half their distance.
-    assert [row["gap_error"] for row in rows] == pytest.approx([0, 0, 0, 0, 25, 37.5])
+    deviations = [0, 0, 0, 0, 50 / 2**0.5, 75 / 2**0.5]
+    assert [row["gap_deviation"] for row in rows] == pytest.approx(deviations)
     assert [row["mean"] for row in rows] == pytest.approx([0.25, 0.25, 0.55, 0.55, 0.375, 0.25])
 
 
-def test_the_gap_closed_of_one_repetition_has_no_error(write):
+def test_the_gap_closed_of_one_repetition_has_no_deviation(write):
     rows = summary(load_sweep(write(GAP | {"grid": {}})), [0.2, 0.4, 0.3])
     assert [row["gap"] for row in rows] == pytest.approx([0, 100, 50])
-    assert [row["gap_error"] for row in rows] == [None] * 3
+    assert [row["gap_deviation"] for row in rows] == [None] * 3
 
 
 def test_no_gap_where_its_ends_came_to_the_same(write):
@@ -133,7 +136,7 @@ def test_no_gap_where_its_ends_came_to_the_same(write):
     values[3] = values[7] = 0.4
     rows = summary(load_sweep(write(GAP)), values)
     assert [row["gap"] is None for row in rows] == [False, True] * 3
-    assert [row["gap_error"] is None for row in rows] == [False, True] * 3
+    assert [row["gap_deviation"] is None for row in rows] == [False, True] * 3
     assert all("gap" not in row for row in summary(load_sweep(write(GAP | {"gap": None})), values))
 
 
@@ -210,14 +213,17 @@ def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
     sweep, _ = finished
     real, calls = release.Cohort, iter(range(10_000))
 
+    class Killed(BaseException):
+        pass
+
     def crashing(*arguments, **options):
         if next(calls) == 4:
-            raise RuntimeError("crash")
+            raise Killed
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", crashing)
-        with pytest.raises(RuntimeError, match="crash"):
+        with pytest.raises(Killed):
             run_sweep(sweep, tmp_path / "out", progress=False)
     done = list((tmp_path / "out" / "points").glob("*/point.json"))
     assert len(done) == 1
@@ -236,18 +242,20 @@ def test_another_sweep_in_the_same_directory_is_refused(finished, write):
         run_sweep(other, outcome.out, progress=False)
 
 
-def test_command_line(write, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sweep_module, "_carried_out", lambda point, *_: {
-        "metrics": {"accuracy": point.config.training.clients_per_round / 10},
+def test_command_line(write, tmp_path, capsys, invented):
+    invented(lambda config, _: {
+        "metrics": {"accuracy": config.training.clients_per_round / 10},
         "private": True, "privacy": "(epsilon = 8)",
     })  # fmt: skip
     path = write({"cases": None})
     assert cli.main(["sweep", str(path), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "clients per round  accuracy  standard error  runs" in text
-    *_, five, ten, empty, note = text.splitlines()
-    assert (five.split(), ten.split()) == (["5", "0.5", "0", "2"], ["10", "1", "0", "2"])
-    assert (empty, note) == ("", sweep_module.SIMULATION)
+    *_, head, five, ten, empty, note = text.splitlines()
+    columns = ["clients", "per", "round", "accuracy", "standard", "deviation", "runs", "time"]
+    assert head.split() == [*columns, "clients/s"]
+    assert (five.split()[:4], ten.split()[:4]) == (["5", "0.5", "0", "2"], ["10", "1", "0", "2"])
+    assert empty == "" and note.startswith("SIMULATION: every point spent its own epsilon")
+    assert "a mean over repetitions" in note
 
 
 @pytest.mark.parametrize(

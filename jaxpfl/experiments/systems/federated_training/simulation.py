@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpfl import files
+from jaxpfl.experiments.report import cautions
 from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
@@ -44,9 +45,9 @@ NOTE = (
 def called(folder: str) -> str:
     """The name, in tables and pictures, of the run in a folder of the run directory."""
     if not folder:
-        return "this run"
+        return cautions.OURS
     if folder == WITHOUT_PRIVACY:
-        return "the same run without privacy"
+        return cautions.WITHOUT_PRIVACY
     return f"the same run from {folder.removeprefix(f'{OTHER_CANDIDATES}/')}"
 
 

@@ -1,0 +1,262 @@
+"""What a sweep's directory holds, and how several processes share it.
+
+    points.json                 what the sweep is, and the config of every point
+    sweep.lock                  held while `points.json`, the table and the page are written
+    points/NAME/                the run of a point, with its own ledger, report and result.json
+      point.lock                held by the process that carries it out
+      point.json                the SHA-256 of the result.json of a finished point
+      failed.json               why the last attempt failed, in one sentence
+      private/durations.json    how long its attempts took
+
+The kernel releases a lock when its process ends, however it ends: what a killed process left is
+resumed by the next one. Processes on several machines need a file system that shares `flock`.
+"""
+
+import json
+import shutil
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxpfl import files
+from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, NoDataFolder
+from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.registry import from_mapping
+from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.experiments.systems.base import CONFIG, RESULT, SIMULATION
+
+POINTS = "points"
+DESCRIBED = "points.json"
+_LOCK = "sweep.lock"
+FINISHED = "point.json"
+_FAILED = "failed.json"
+_PRIVATE = "private"
+_DURATIONS = "durations.json"
+_TRACEBACK = "failure.txt"
+
+
+@dataclass(frozen=True)
+class PointState:
+    """What the folder of a point says of it.
+
+    Attributes:
+      result: the content of its `result.json`; None unless it is finished.
+      simulation: the content of its `simulation.json`, if there is one.
+      error: why its last attempt failed; "" unless it failed.
+      seconds: how long its attempts took together; None where that is not known, such as after a
+        crash. PRIVATE: it depends on what the clients hold.
+    """
+
+    state: Literal["finished", "failed", "unfinished"]
+    result: dict[str, Any] | None = None
+    simulation: dict[str, Any] | None = None
+    error: str = ""
+    seconds: float | None = None
+
+
+def begin(sweep: Sweep, directory: Path) -> None:
+    """Writes what the sweep is, or refuses a directory that holds another sweep.
+
+    Raises:
+      InputError: the directory cannot be made, or holds another sweep.
+    """
+    described = {
+        "title": sweep.title,
+        "metric": sweep.metric,
+        "over": sweep.over,
+        "x": sweep.x,
+        "line": sweep.line,
+        "gap": sweep.gap,
+        "points": [
+            {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
+            for point in sweep.points
+        ],
+    }
+    text = json.dumps(described, indent=1) + "\n"
+    path = directory / DESCRIBED
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "is a file" if directory.is_file() else f"cannot be made: {error.strerror}"
+        raise InputError(f"{directory}: {reason}, expected a directory or a new name") from error
+    with sweep_lock(directory):
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return
+        if _any_begun(directory):
+            raise InputError(f"{path}: the directory holds another sweep; choose another --out")
+        shutil.rmtree(directory / POINTS, ignore_errors=True)
+        files.write_atomically(path, text)
+
+
+def take_back(directory: Path) -> None:
+    """Removes what `begin` wrote, unless a point has begun."""
+    if _any_begun(directory):
+        return
+    shutil.rmtree(directory / POINTS, ignore_errors=True)
+    for name in (DESCRIBED, _LOCK):
+        (directory / name).unlink(missing_ok=True)
+    with suppress(OSError):  # something else is in it
+        directory.rmdir()
+
+
+def _any_begun(directory: Path) -> bool:
+    """Whether a point has begun, or is about to. One that was refused has not."""
+    for folder in (directory / POINTS).glob("*"):
+        if (folder / CONFIG).exists() or (folder / RESULT).exists():
+            return True
+        with held(folder) as free:
+            if not free:
+                return True
+    return False
+
+
+def is_sweep(directory: Path) -> bool:
+    """Whether a directory holds a sweep."""
+    return (directory / DESCRIBED).is_file()
+
+
+def load_begun(directory: Path) -> Sweep:
+    """The sweep that a directory holds.
+
+    Raises:
+      InputError: it holds none.
+      CorruptFile: its `points.json` is damaged.
+    """
+    found = _described(directory)
+    points = tuple(_point(each, directory) for each in found["points"])
+    gap = found["gap"] and tuple(found["gap"])
+    return Sweep(
+        found["title"], found["metric"], found["over"], points, found["x"], found["line"], gap
+    )
+
+
+def load_point(directory: Path, number: int) -> tuple[Point, str, str]:
+    """The point of this number, counted from 1, of a begun sweep, and its title and metric.
+
+    Raises:
+      InputError: there is no such point, or no sweep.
+    """
+    found = _described(directory)
+    points = found["points"]
+    if not 1 <= number <= len(points):
+        raise InputError(
+            f"--point must be from 1 to {len(points)}, the number of points of {directory}, found "
+            f"{number}"
+        )
+    return _point(points[number - 1], directory), found["title"], found["metric"]
+
+
+def _described(directory: Path) -> dict[str, Any]:
+    if not is_sweep(directory):
+        found = f"there is no {DESCRIBED} in it" if directory.is_dir() else "no such directory"
+        raise InputError(f"{directory}: holds no sweep: {found}")
+    return files.read_json(directory / DESCRIBED)
+
+
+def _point(described: dict[str, Any], directory: Path) -> Point:
+    where = f"{directory / DESCRIBED}: {described['name']}"
+    return Point(described["name"], described["values"], from_mapping(described["config"], where))
+
+
+def sweep_lock(directory: Path) -> Any:
+    """A context in which no other process writes the sweep's own files."""
+    return files.lock(directory / _LOCK, wait=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Whether this process may carry out the point of a folder: no other one does, meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.lock(folder / "point.lock") as free:
+        yield free
+
+
+def state_of(folder: Path) -> PointState:
+    """What the folder of a point, which need not exist, says of it."""
+    result, finished, failed = folder / RESULT, folder / FINISHED, folder / _FAILED
+    if finished.exists():
+        try:
+            if files.sha256_file(result) != files.read_json(finished)["sha256"]:
+                raise CorruptFile(
+                    f"{result}: was altered after the point was finished: it does not match the "
+                    f"SHA-256 in {FINISHED}; delete that file to resume the point"
+                )
+            simulation = folder / SIMULATION
+            simulated = files.read_json(simulation) if simulation.exists() else None
+            record = files.read_json(result)
+        except (OSError, InputError) as error:
+            return PointState("failed", error=sentence_of(error))
+        return PointState("finished", record, simulated, seconds=_seconds(folder))
+    if failed.exists():
+        return PointState("failed", error=files.read_json(failed)["error"])
+    return PointState("unfinished")
+
+
+def finish(folder: Path) -> None:
+    """Records that the point of a folder is finished."""
+    files.write_json(folder / FINISHED, {"sha256": files.sha256_file(folder / RESULT)})
+
+
+def fail(folder: Path, sentence: str) -> None:
+    """Records why an attempt failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / _FAILED, {"error": sentence})
+
+
+def failed_since(folder: Path, moment: float) -> bool:
+    """Whether the point failed after a moment, in seconds since the epoch."""
+    path = folder / _FAILED
+    return path.exists() and path.stat().st_mtime >= moment
+
+
+@contextmanager
+def attempted(folder: Path) -> Iterator[None]:
+    """Counts and times an attempt, and records the error that ends it, which goes no further.
+
+    An interrupt does go further: the point can be resumed. So does the name of a folder of data
+    that is not set: it is no point's own fault.
+    """
+    (folder / _FAILED).unlink(missing_ok=True)
+    path = files.private_directory(folder / _PRIVATE) / _DURATIONS
+    before = {"seconds": 0.0, "begun": 0, "ended": 0}
+    before = files.read_json(path) if path.exists() else before
+    before["begun"] += 1
+    files.write_json(path, before, mode=0o600)
+    began = time.monotonic()
+    try:
+        yield
+    except NoDataFolder:
+        raise
+    except Exception as error:
+        if not isinstance(error, (InputError, BudgetExhausted)):
+            text = traceback.format_exc()
+            files.write_atomically(folder / _PRIVATE / _TRACEBACK, text, mode=0o600)
+        fail(folder, sentence_of(error))
+    finally:
+        before["seconds"] += time.monotonic() - began
+        before["ended"] += 1
+        files.write_json(path, before, mode=0o600)
+
+
+def _seconds(folder: Path) -> float | None:
+    path = folder / _PRIVATE / _DURATIONS
+    found = files.read_json(path) if path.exists() else {"begun": 1, "ended": 0}
+    return found["seconds"] if found["begun"] == found["ended"] else None
+
+
+def sentence_of(error: BaseException) -> str:
+    """Why a point failed; of a fault of the program its kind alone, because its text may say more
+    of the clients than is public."""
+    if isinstance(error, (InputError, BudgetExhausted)):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return (
+        f"{type(error).__name__}, a fault of the program or the machine: {_PRIVATE}/{_TRACEBACK} "
+        "in the point's folder says where"
+    )

@@ -1,0 +1,166 @@
+"""What the results of a sweep's points come to: values, means, the gap closed, and baselines."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
+from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
+
+
+def value_of(result: Mapping[str, Any], metric: str) -> float:
+    """The value of a metric in a point's "metrics", which include those of an evaluation.
+
+    Raises:
+      InputError: there is no such number; the message lists those that exist.
+    """
+    known: dict[str, float] = {}
+
+    def add(mapping: Mapping[str, Any]) -> None:
+        for name, value in mapping.items():
+            if isinstance(value, Mapping):
+                add(value)
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                known[name] = float(value)
+
+    add(result.get("metrics", {}))
+    if metric not in known:
+        raise InputError(
+            f"metric must be a number in the points' results, one of {', '.join(sorted(known))}, "
+            f"found {metric!r}"
+        )
+    return known[metric]
+
+
+def scored_on(result: Mapping[str, Any], metric: str) -> str:
+    """Names the data that a point's metric was measured on; "" where it is none of data."""
+    if metric in ("epsilon", "round", "clip_norm", "update_norm"):
+        return ""
+    if metric in (result["metrics"].get("evaluation") or {}):
+        return result.get("evaluated_on") or ""
+    return result.get("tested_on") or ""
+
+
+def is_private(result: Mapping[str, Any]) -> bool:
+    """Whether the result of a point states that it is private and has no contrary stamp."""
+    return bool(result.get("private", False)) and not result.get("stamp")
+
+
+def compared_with(
+    result: Mapping[str, Any], simulation: Mapping[str, Any] | None, metric: str
+) -> list[dict[str, Any]]:
+    """What a point is compared with: "model", "value" of the metric, "scored_on", "private".
+
+    These are the rows of its result's table, such as the untrained model and word frequencies, with
+    the run's own score on the same data; and the same run without privacy, where it was carried
+    out. Empty where no row has the metric.
+
+    Args:
+      simulation: the content of the point's `simulation.json`, if there is one.
+    """
+    rows = [
+        (row["model"], row, result.get("tested_on"), row["model"] != OURS or is_private(result))
+        for row in result.get("table") or ()
+    ]
+    rows += [
+        (WITHOUT_PRIVACY, row, (simulation or {}).get("tested_on"), False)
+        for row in (simulation or {}).get("table") or ()
+        if row["model"] == WITHOUT_PRIVACY
+    ]
+    return [
+        {
+            "model": model,
+            "value": float(row[metric]),
+            "scored_on": str(tested_on or ""),
+            "private": private,
+        }
+        for model, row, tested_on, private in rows
+        if row.get(metric) is not None
+    ]
+
+
+def baselines(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows that `compared_with` found of each point, as means over the points that have them.
+
+    Adds "points", the number of these. The runs' own rows are there too, as "this run": their
+    scores on the same data, which need not be the data of the sweep's metric.
+    """
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for rows in points:
+        for row in rows:
+            found.setdefault((row["model"], row["scored_on"]), []).append(row)
+    return [
+        {
+            "model": model,
+            "scored_on": name,
+            "value": _mean_and_deviation([row["value"] for row in rows])[0],
+            "private": all(row["private"] for row in rows),
+            "points": len(rows),
+        }
+        for (model, name), rows in found.items()
+    ]
+
+
+def summary(
+    sweep: Sweep, values: Sequence[float | None], private: Sequence[bool]
+) -> list[dict[str, Any]]:
+    """The rows of `SweepOutcome`: one for each combination of values, over its repetitions.
+
+    Args:
+      values: the metric of each point; None for a point that did not finish.
+      private: whether each point is private; of those that did not finish it does not count.
+    """
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for index, point in enumerate(sweep.points):
+        kept = {name: each for name, each in point.values.items() if name != sweep.over}
+        groups.setdefault(repr(kept), (kept, []))[1].append(index)
+    closed = gap_closed(sweep, values) if sweep.gap is not None else None
+    rows = []
+    for kept, found in groups.values():
+        done = [index for index in found if values[index] is not None]
+        mean, deviation = _mean_and_deviation([values[index] for index in done])
+        row = {**kept, "mean": mean, "deviation": deviation, "runs": len(done)}
+        row["points"] = len(found)
+        if closed is not None:
+            gaps = [gap for index in found if (gap := closed[index]) is not None]
+            whole = len(gaps) == len(found)
+            row["gap"], row["gap_deviation"] = _mean_and_deviation(gaps if whole else [])
+        rows.append({**row, "private": all(private[index] for index in done)})
+    return rows
+
+
+def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:
+    """How much of the gap each point closes, in per cent: `from` closes 0 and `to` closes 100.
+
+    None where one of the three runs did not finish, both cases have the same metric at the point's
+    other values, or a value is infinite.
+    """
+    assert sweep.gap is not None
+
+    def others(point: Point) -> str:
+        return repr({name: each for name, each in point.values.items() if name != CASE})
+
+    ends: dict[str, dict[str, float]] = {}
+    for point, value in zip(sweep.points, values, strict=True):
+        known = math.nan if value is None else value
+        ends.setdefault(others(point), {})[point.values[CASE]] = known
+    closed: list[float | None] = []
+    for point in sweep.points:
+        known = ends[others(point)]
+        start, end = (known[case] for case in sweep.gap)
+        width = end - start
+        found = 100 * ((known[point.values[CASE]] - start) / width) if width else math.nan
+        closed.append(found if math.isfinite(found) else None)
+    return closed
+
+
+def _mean_and_deviation(found: Sequence[Any]) -> tuple[float | None, float | None]:
+    """The mean and the standard deviation of a sample, None where there are too few values."""
+    if not found:
+        return None, None
+    mean = math.fsum(found) / len(found)
+    if len(found) == 1:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
+    return mean, math.sqrt(variance)

@@ -1,0 +1,308 @@
+"""A sweep's directory: failures are recorded, processes share it, repetitions are counted."""
+
+import json
+import re
+import time
+
+import pytest
+import yaml
+
+from jaxpfl import cli, files
+from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder
+from jaxpfl.experiments.sweep import directory as folders
+from jaxpfl.experiments.sweep.collect import collect
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.sweep.points import carry_out_point, run_sweep
+
+BASE = {
+    "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
+    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
+    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
+    "training": {"rounds": 3, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
+    "evaluation": {"declared_public": True, "every": 3},
+}
+SECRET = "the text of a client"
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A sweep of three points; the base begins with seed 7."""
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"run": {"seed": 7}}))
+    grid = {
+        "base": "base.yaml",
+        "metric": "accuracy",
+        "grid": {"training.clients_per_round": [5, 10, 20]},
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    return path
+
+
+@pytest.fixture
+def sweep(path):
+    return load_sweep(path)
+
+
+def result(config, _=None):
+    value = config.training.clients_per_round / 100 + config.run.seed
+    return {"metrics": {"accuracy": value}, "private": True, "privacy": "(8, 0)"}
+
+
+def failing(*errors):
+    """The points of 10 clients a round fail, once for each error."""
+    left = list(errors)
+
+    def result_of(config, _):
+        if config.training.clients_per_round == 10 and left:
+            raise left.pop(0)
+        return result(config)
+
+    return result_of
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InputError("data.source: no such file"), "data.source: no such file"),
+        (BudgetExhausted("the budget is spent"), "the budget is spent"),
+        (OSError(28, "No space left on device", "x.npz"), "x.npz: No space left on device"),
+        (RuntimeError(SECRET), "RuntimeError, a fault of the program"),
+    ],
+)
+def test_a_failed_point_is_recorded_and_tried_again(path, tmp_path, invented, capsys, error, said):
+    begun = invented(failing(error))
+    command = ["sweep", str(path), "--out", str(tmp_path / "out")]
+    assert cli.main(command) == 4
+    printed = capsys.readouterr()
+    assert f"failed: clients_per_round=10: {said}" in printed.out
+    assert len(begun) == 3
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    states = [point["state"] for point in record["points"]]
+    assert states == ["finished", "failed", "finished"]
+    assert said in record["points"][1]["error"]
+    assert [row["mean"] for row in record["rows"]] == [7.05, None, 7.2]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert said in page and "2 of 3 points" in page and "FAILED" in page
+    # Only what is known not to hold a client's data is shown.
+    assert SECRET not in page + json.dumps(record) + printed.out + printed.err
+    assert cli.main(command) == 0
+    assert begun[3:] == ["clients_per_round=10"]
+    assert "\nfailed" not in capsys.readouterr().out
+    assert "FAILED" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_fault_of_the_program_is_kept_for_its_owner(sweep, tmp_path, invented):
+    invented(failing(RuntimeError(SECRET)))
+    run_sweep(sweep, tmp_path / "out", progress=False)
+    private = tmp_path / "out" / "points" / "clients_per_round=10" / "private"
+    assert SECRET in (private / "failure.txt").read_text()
+    assert private.stat().st_mode & 0o077 == 0
+
+
+def test_a_sweep_of_which_every_point_fails_has_a_page(sweep, tmp_path, invented):
+    def never(config, _):
+        raise InputError("data.source: no such file")
+
+    invented(never)
+    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+    assert len(outcome.failed) == 3
+    assert (outcome.out / "report.html").read_text().count("no such file") == 3
+
+
+def test_a_metric_that_is_not_there_is_said_after_the_first_point(sweep, tmp_path, invented):
+    begun = invented(lambda *_: {"metrics": {"loss": 1.0}, "private": True})
+    with pytest.raises(InputError, match="one of loss, found 'accuracy'"):
+        run_sweep(sweep, tmp_path / "out", progress=False)
+    assert len(begun) == 1
+
+
+def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invented):
+    begun = invented(result)
+    folders.begin(sweep, tmp_path / "out")
+    # What another open file holds is locked for this process, too.
+    with folders.held(tmp_path / "out" / "points" / "clients_per_round=5"):
+        outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+        assert outcome.unfinished == ["clients_per_round=5"] and not outcome.failed
+        assert begun == ["clients_per_round=10", "clients_per_round=20"]
+    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+    assert begun[2:] == ["clients_per_round=5"] and not outcome.unfinished
+
+
+def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_path, invented):
+    """Its lock goes with it, and this process looks again."""
+    out = tmp_path / "out"
+    folders.begin(sweep, out)
+    other = folders.held(out / "points" / "clients_per_round=5")
+    other.__enter__()
+
+    def result_of(config, _):
+        if config.training.clients_per_round == 20:
+            other.__exit__(None, None, None)
+        return result(config)
+
+    begun = invented(result_of)
+    assert not run_sweep(sweep, out, progress=False).unfinished
+    assert begun[-1] == "clients_per_round=5"
+
+
+def test_a_failure_of_another_process_is_not_repeated_at_once(sweep, tmp_path, invented):
+    begun = invented(failing(InputError("no"), InputError("no")))
+    folders.begin(sweep, tmp_path)
+    point, before = sweep.points[1], time.time() - 1
+    for since, times in ((before, 1), (before, 1), (time.time() + 60, 2)):
+        assert carry_out_point(point, tmp_path, "grid", since=since) == "failed"
+        assert len(begun) == times
+
+
+def test_an_altered_result_is_refused_where_it_stands(sweep, tmp_path, invented):
+    invented(result)
+    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+    altered = outcome.out / "points" / "clients_per_round=5" / "result.json"
+    altered.write_text(altered.read_text().replace("7.05", "7.99"))
+    (error,) = run_sweep(sweep, outcome.out, progress=False).failed.values()
+    assert "was altered after the point was finished" in error
+
+
+def test_points_of_an_unknown_sweep_are_not_taken_for_this_one(sweep, tmp_path):
+    (tmp_path / "points" / "clients_per_round=5").mkdir(parents=True)
+    (tmp_path / "points" / "clients_per_round=5" / "config.yaml").touch()
+    with pytest.raises(InputError, match="holds another sweep"):
+        run_sweep(sweep, tmp_path, progress=False)
+
+
+def test_what_was_refused_as_a_whole_is_corrected_in_the_same_directory(path, tmp_path, invented):
+    def refused(config, _):
+        raise InputError("no such file")
+
+    invented(refused)
+    assert len(run_sweep(load_sweep(path), tmp_path / "out", progress=False).failed) == 3
+    corrected = load_sweep(path, ["--privacy.clip_norm", "0.7"])
+    # Not while another process may be about to begin.
+    with folders.held(tmp_path / "out" / "points" / "clients_per_round=5"):
+        with pytest.raises(InputError, match="holds another sweep"):
+            run_sweep(corrected, tmp_path / "out", progress=False)
+    invented(result)
+    assert not run_sweep(corrected, tmp_path / "out", progress=False).failed
+    with pytest.raises(InputError, match="holds another sweep"):
+        run_sweep(load_sweep(path), tmp_path / "out", progress=False)
+
+
+def test_without_the_name_of_the_data_nothing_is_left(sweep, tmp_path, invented):
+    def refused(config, _):
+        raise NoDataFolder("JAXPFL_DATA is not set")
+
+    begun = invented(refused)
+    with pytest.raises(NoDataFolder):
+        run_sweep(sweep, tmp_path / "out", progress=False)
+    assert len(begun) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_begun_sweep_goes_on_and_is_collected_from_its_directory(
+    path, sweep, tmp_path, invented, capsys
+):
+    invented(failing(InputError("no")))
+    out = tmp_path / "out"
+    cli.main(["sweep", str(path), "--out", str(out)])
+    path.unlink()
+    begun = folders.load_begun(out)
+    assert begun == sweep and [p.config for p in begun.points] == [p.config for p in sweep.points]
+    (out / "report.html").unlink()
+    assert cli.main(["sweep", "--collect", str(out)]) == 4
+    assert (out / "report.html").exists()
+    assert cli.main(["sweep", str(out)]) == 0
+    assert cli.main(["sweep", str(out), "--point", "4"]) == 2
+    assert "--point must be from 1 to 3" in capsys.readouterr().err
+
+
+def test_one_point_alone_makes_no_table(sweep, tmp_path, invented, capsys):
+    begun = invented(failing(InputError("no such file")))
+    folders.begin(sweep, tmp_path / "out")
+    for number, code in ((1, 0), (2, 4)):
+        assert cli.main(["sweep", str(tmp_path / "out"), "--point", str(number)]) == code
+    assert begun == ["clients_per_round=5", "clients_per_round=10"]
+    assert "clients_per_round=10: failed: no such file" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "sweep.json").exists()
+    outcome = collect(sweep, tmp_path / "out")
+    assert outcome.unfinished == ["clients_per_round=20"]
+    assert [row["runs"] for row in outcome.rows] == [1, 0, 0]
+
+
+def test_seeds_repeat_every_point_from_the_first_on(path, tmp_path, invented, capsys):
+    invented(result)
+    sweep = load_sweep(path, seeds=3)
+    assert [point.config.run.seed for point in sweep.points] == [7, 8, 9] * 3
+    assert cli.main(["sweep", str(path), "--out", str(tmp_path / "out"), "--seeds", "3"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^5 +8\.05 +1 +3 ", text, re.MULTILINE)
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert "a mean over repetitions: each of them is a point that spent its own" in record["note"]
+    assert record["note"] in (tmp_path / "out" / "report.html").read_text()
+    # They replace those of the file.
+    mapping = yaml.safe_load(path.read_text())
+    mapping["grid"]["run.seed"] = [3, 5, 11]
+    path.write_text(yaml.safe_dump(mapping))
+    assert {point.config.run.seed for point in load_sweep(path, seeds=2).points} == {3, 4}
+
+
+@pytest.mark.parametrize(
+    ("change", "seeds", "message"),
+    [
+        ({}, 0, "--seeds must be at least 1"),
+        ({"over": "privacy.clip_norm"}, 2, "--seeds needs repetitions over 'run.seed'"),
+        ({"cases": {"a": {"run.seed": 1}}}, 2, "--seeds needs cases without run.seed.*'a'"),
+    ],
+)
+def test_seeds_that_cannot_be(path, change, seeds, message):
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(InputError, match=message):
+        load_sweep(path, seeds=seeds)
+
+
+def test_durations_are_for_the_terminal_alone(path, tmp_path, invented, capsys, monkeypatch):
+    """docs/threat_model.md: they depend on what the clients hold."""
+    invented(result)
+    clock = iter(range(0, 10_000, 123))
+    monkeypatch.setattr(folders.time, "monotonic", lambda: next(clock))
+    out = tmp_path / "out"
+    assert cli.main(["sweep", str(path), "--out", str(out)]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("20 "))
+    # 3 rounds of 20 clients in 123 seconds.
+    assert row.split()[2:] == ["2", "min", "3", "s", "0.49"]
+    outside = [each for each in out.rglob("*") if each.is_file() and "private" not in each.parts]
+    for each in outside:
+        assert b"123" not in each.read_bytes() or each.name == "sweep.png", each
+    for each in out.rglob("private"):
+        assert each.stat().st_mode & 0o077 == 0
+
+
+def test_the_time_of_a_point_that_was_killed_is_not_known(sweep, tmp_path, invented):
+    folder = tmp_path / "out" / "points" / "clients_per_round=5" / "private"
+    folders.begin(sweep, tmp_path / "out")
+    folder.mkdir(parents=True)
+    files.write_json(folder / "durations.json", {"seconds": 0.0, "begun": 1, "ended": 0})
+    begun = invented(result)
+    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
+    assert len(begun) == 3
+    assert [pair[0] is None for pair in outcome.durations] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "2"], "--workers needs --launcher ray or slurm"),
+        (["--launcher", "slurm", "--collect"], "--collect and --launcher slurm do not go"),
+        (["--point", "1", "--dry-run"], "--point and --dry-run do not go together"),
+        (["--collect"], "holds no sweep"),
+        (["--workers", "0", "--launcher", "ray"], "--workers must be at least 1"),
+    ],
+)
+def test_options_that_do_not_go_together(path, capsys, options, message):
+    assert cli.main(["sweep", str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_lock_is_held_by_one_and_waited_for(tmp_path):
+    with files.lock(tmp_path / "x") as first, files.lock(tmp_path / "x") as second:
+        assert first and not second
+    with files.lock(tmp_path / "x", wait=True) as third:
+        assert third
