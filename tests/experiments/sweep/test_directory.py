@@ -178,9 +178,9 @@ def test_what_was_refused_as_a_whole_is_corrected_in_the_same_directory(path, tm
     assert len(run_sweep(load_sweep(path), tmp_path / "out", progress=False).failed) == 3
     corrected = load_sweep(path, ["--privacy.clip_norm", "0.7"])
     # Not while another process may be about to begin.
-    with folders.held(tmp_path / "out" / "points" / "clients_per_round=5"):
-        with pytest.raises(InputError, match="holds another sweep"):
-            run_sweep(corrected, tmp_path / "out", progress=False)
+    held = folders.held(tmp_path / "out" / "points" / "clients_per_round=5")
+    with held, pytest.raises(InputError, match="holds another sweep"):
+        run_sweep(corrected, tmp_path / "out", progress=False)
     invented(result)
     assert not run_sweep(corrected, tmp_path / "out", progress=False).failed
     with pytest.raises(InputError, match="holds another sweep"):
