@@ -18,6 +18,7 @@ from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
 
 State = Any
+UNTRAINED = "untrained"
 
 
 class Algorithm(NamedTuple):
@@ -33,6 +34,7 @@ class Algorithm(NamedTuple):
         Their plans have equal numbers of rounds. Each query is asked at most once in a round, and
         before the step donates a buffer of its state.
       params: `(state) -> model parameters`; None where there is no model.
+      begins_as: what the model of the initial state is called beside that of the last round.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Algorithm(NamedTuple):
     step: Callable[[State, Release, int], tuple[State, Mapping[str, Any]]]
     queries: tuple[Query, ...]
     params: Callable[[State], Any] | None = None
+    begins_as: str = UNTRAINED
 
     @property
     def rounds(self) -> int:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import Algorithm, copied, initial_params, require_parts
+from jaxpfl.algorithms.base import UNTRAINED, Algorithm, copied, initial_params, require_parts
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.local_training import LocalTraining
@@ -130,7 +130,8 @@ def fed_avg(
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics
 
-    return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params))
+    begins_as = UNTRAINED if start is None else "before the rounds"
+    return Algorithm("fed_avg", init, step, (update,), lambda state: whole(state.params), begins_as)
 
 
 def used_clip_norm(plan: Plan, clip_norm: jax.Array) -> jax.Array | None:

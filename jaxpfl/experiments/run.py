@@ -1,5 +1,6 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
+from functools import partial
 from pathlib import Path
 
 from jaxpfl import checks, files
@@ -7,6 +8,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, record_attempt
+from jaxpfl.experiments.engine.beside import with_models_beside
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
@@ -86,7 +88,9 @@ def run(
         if vocabulary is not None:
             vocabulary.save(directory / "vocabulary.json")
         record_attempt(directory, FROM_PYTHON)
-        return loop.run_and_report()
+        if evaluation is None:
+            return loop.run_and_report()
+        return loop.run_and_report(partial(with_models_beside, algorithm, evaluation))
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:

@@ -16,6 +16,7 @@ Rounds count from 1: round r leads from the state after r - 1 rounds to the stat
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,13 +73,18 @@ class Loop:
         run = (self.algorithm, self.population, self.setting)
         self._directory = RunDirectory(self.directory, *run, resume=self.resume)
 
-    def run_and_report(self) -> Result:
-        """As `run`, and writes the run's page, even if the run stops early."""
+    def run_and_report(self, complete: Callable[[Result], Result] | None = None) -> Result:
+        """As `run`, and writes the run's page, even if the run stops early.
+
+        Args:
+          complete: adds to the result and to `result.json`, before the page is written.
+        """
         try:
             result = self.run()
         except (BudgetExhausted, Interrupted):
             write_run_page(self.directory)
             raise
+        result = result if complete is None else complete(result)
         write_run_page(self.directory)
         return result
 

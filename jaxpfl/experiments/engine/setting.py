@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.engine.evaluate import Scores
+from jaxpfl.experiments.report.cautions import OURS
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
@@ -26,6 +27,8 @@ class Result:
       evaluated_on: names the data of the scores in "evaluation"; None without an evaluation.
       epsilons: of "this run", and of "everything on its ledger".
       cautions: sentences on what the scores may be mistaken for, as the report has them.
+      table: scores on the same data of the model before the rounds, of word frequencies where the
+        vocabulary is known, and of "this run".
     """
 
     privacy: str
@@ -37,11 +40,18 @@ class Result:
     evaluated_on: str | None = None
     epsilons: Mapping[str, float] = field(default_factory=dict)
     cautions: tuple[str, ...] = ()
+    table: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         """The result in lines, each score with its data and each epsilon with what it is of."""
         scores = self.metrics.get("evaluation") or {}
         found = [f"{name} {value:.4g} on {self.evaluated_on}" for name, value in scores.items()]
+        for row in self.table:
+            known = [name for name in scores if name != "count" and row.get(name) is not None]
+            values = [f"{name} {row[name]:.4g}" for name in known]
+            if row["model"] != OURS and values:
+                of = f", word frequencies of {row['frequencies']}" if "frequencies" in row else ""
+                found.append(f"{row['model']}: {', '.join(values)} on {self.evaluated_on}{of}")
         found += [f"epsilon {value:.4g} of {whose}" for whose, value in self.epsilons.items()]
         found += [f"caution: {each}" for each in self.cautions]
         return "\n".join([*found, f"after {self.rounds} rounds: {self.privacy}"])

@@ -16,7 +16,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.tracking import flat, read_lines
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.cautions import of_rounds
+from jaxpfl.experiments.report.cautions import of_rounds, of_table
+from jaxpfl.experiments.report.models_compared import compared_models
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -86,20 +87,20 @@ class RunFiles:
         return "perplexity" if self.language else "loss"
 
 
-def share_of(scores: Mapping[str, Any], language: bool) -> tuple[str, str]:
-    """The key, in a model's scores, and the title of the share of targets that it predicts."""
-    if "recall_at_5" in scores:
-        return "recall_at_5", "recall@5"
-    return "accuracy", "next-token accuracy" if language else "accuracy"
-
-
 def write_run_page(directory: Path) -> Path:
     """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
 
     Raises:
       InputError: the directory holds no run.
     """
-    return write_page(directory, run_page(RunFiles.read(directory)))
+    found = RunFiles.read(directory)
+    table, tested_on = found.result.get("table"), found.result.get("tested_on") or ""
+    if not table:
+        return write_page(directory, run_page(found))
+    language = any("perplexity" in row for row in table)
+    warned = of_table(table, "perplexity" if language else "loss", tested_on)
+    compared = [compared_models(table, tested_on, language)]
+    return write_page(directory, run_page(found, compared=compared, cautions=warned))
 
 
 def run_page(

@@ -1,5 +1,6 @@
 """The unigram model, a baseline for language models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,19 @@ def unigram_baseline(
       InputError: an id is out of range, or there is nothing to evaluate.
     """
     positive_int("vocab_size", vocab_size)
-    counts_V = _target_counts("train", train_NxL, vocab_size)
+    return scored_counts(_target_counts("train", train_NxL, vocab_size), evaluation_MxL)
+
+
+def scored_counts(
+    counts: Sequence[int] | np.ndarray, evaluation_MxL: np.ndarray
+) -> UnigramBaseline:
+    """As `unigram_baseline`, of tokens that were counted elsewhere.
+
+    Args:
+      counts: how often each id was a target, such as `Vocabulary.counts` of public text.
+    """
+    counts_V = np.asarray(counts, np.float64)
+    vocab_size = len(counts_V)
     held_out_V = _target_counts("evaluation", evaluation_MxL, vocab_size)
     total = int(held_out_V.sum())
     if total == 0:

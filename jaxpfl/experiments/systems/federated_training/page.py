@@ -8,11 +8,11 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.engine.artifacts import RECORD
-from jaxpfl.experiments.report.cautions import OURS, of_table
-from jaxpfl.experiments.report.numbers import number, percent
+from jaxpfl.experiments.report.cautions import of_table
+from jaxpfl.experiments.report.models_compared import compared_lines, compared_models
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
-from jaxpfl.experiments.report.run_page import RunFiles, run_page, share_of
+from jaxpfl.experiments.report.run_page import RunFiles, run_page
 from jaxpfl.experiments.systems.base import ARTIFACTS
 from jaxpfl.experiments.systems.federated_training import simulation, stages
 from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
@@ -35,7 +35,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     compared: list[Section] = []
     if record.get("table"):
         about.append(("scored at the end", f"on {tested_on}"))
-        compared.append(_compared(record["table"], tested_on, found.language))
+        compared.append(compared_models(record["table"], tested_on, found.language))
     if simulated is not None:
         note = "Further runs on the same clients, which the privacy stated above does not cover."
         about.append(("simulations", Cell("a page of their own", link=simulated.name, note=note)))
@@ -44,24 +44,6 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     warned = of_table(record.get("table") or (), found.metric, tested_on)
     made = run_page(found, about=about, compared=compared, cautions=warned)
     return made if simulated is None else dataclasses.replace(made, further=[simulated])
-
-
-def _compared(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
-    metric = "perplexity" if language else "loss"
-    share, title = share_of(table[0], language)
-    rows = []
-    for row in table:
-        note = f"word frequencies of {row['frequencies']}" if "frequencies" in row else ""
-        rows.append(
-            (
-                Cell(row["model"], note=note, stamps=[] if row["private"] else [_NOT_PRIVATE]),
-                number(row[metric]) if metric in row else "",
-                percent(row[share]),
-            )
-        )
-    columns = ("model", metric, title)
-    ours = [row["model"] for row in table].index(OURS)
-    return Section(f"Compared on {tested_on}", table=Table(columns, rows, (1, 2), ours))
 
 
 def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Section]:
@@ -117,7 +99,7 @@ def lines(record: Mapping[str, Any]) -> list[str]:
     """The outcome for a terminal: models compared, candidates, the statement, simulations."""
     language, found = record["language"], []
     if record["table"]:
-        found += [*_compared_lines(record["table"], record["tested_on"], language), ""]
+        found += [*compared_lines(record["table"], record["tested_on"], language), ""]
     if record.get("fred"):
         found += [*_candidate_lines(record["fred"], ("before",)), ""]
     metric = "perplexity" if language else "loss"
@@ -129,25 +111,10 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         # It follows the statement, which does not cover it, and its own note.
         found += ["", simulated["note"], str(Path(record["out"]) / simulation.PAGE), ""]
         if simulated["tested_on"]:
-            found += _compared_lines(simulated["table"], simulated["tested_on"], language)
+            found += compared_lines(simulated["table"], simulated["tested_on"], language)
         if "fred" in simulated:
             found += ["", *_candidate_lines(simulated["fred"], ("before", "after"))]
     return found
-
-
-def _compared_lines(
-    table: Sequence[Mapping[str, Any]], tested_on: str, language: bool
-) -> list[str]:
-    """The scores of the models, under a line that names the data."""
-    first = "perplexity" if language else "loss"
-    share, second = share_of(table[0], language)
-    lines = [f"on {tested_on}:", f"{'':44}{first:>12}{second:>22}"]
-    for row in table:
-        name = row["model"] + ("" if row["private"] else " (NOT PRIVATE)")
-        written = number(row[first]) if first in row else ""
-        lines.append(f"{name:44}{written:>12}{percent(row[share]):>22}")
-    frequencies = [row["frequencies"] for row in table if "frequencies" in row]
-    return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
 
 
 def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str]:

@@ -1,0 +1,84 @@
+"""Models, and word frequencies, scored on the same data: for a page and for a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.report.numbers import number, percent
+from jaxpfl.experiments.report.page import Cell, Section, Table
+
+_NOT_PRIVATE = "NOT PRIVATE"
+_KNOWN = {
+    "model", "private", "frequencies", "count", "loss", "perplexity", "accuracy", "recall_at_5",
+}  # fmt: skip
+
+
+def share_of(scores: Mapping[str, Any], language: bool) -> tuple[str, str]:
+    """The key, in a model's scores, and the title of the share of targets that it predicts."""
+    if "recall_at_5" in scores:
+        return "recall_at_5", "recall@5"
+    return "accuracy", "next-token accuracy" if language else "accuracy"
+
+
+def compared_models(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> Section:
+    """The table of a page.
+
+    Args:
+      table: rows with "model", "private" and scores; of word frequencies, with "frequencies", the
+        data that they were counted on.
+    """
+    columns, rows = _cells(table, language)
+    cells = [
+        (
+            Cell(
+                row["model"],
+                note=f"word frequencies of {row['frequencies']}" if "frequencies" in row else "",
+                stamps=[] if row["private"] else [_NOT_PRIVATE],
+            ),
+            *values,
+        )
+        for row, values in zip(table, rows, strict=True)
+    ]
+    ours = [row["model"] for row in table].index(OURS)
+    numbers = tuple(range(1, len(columns) + 1))
+    return Section(
+        f"Compared on {tested_on}", table=Table(("model", *columns), cells, numbers, ours)
+    )
+
+
+def compared_lines(table: Sequence[Mapping[str, Any]], tested_on: str, language: bool) -> list[str]:
+    """The scores of the models, under a line that names the data; `table` as for the page."""
+    columns, rows = _cells(table, language)
+    widths = [12, *(max(22, len(column) + 2) for column in columns[1:])]
+    lines = [f"on {tested_on}:", " " * 44 + _aligned(columns, widths)]
+    for row, values in zip(table, rows, strict=True):
+        name = row["model"] + ("" if row["private"] else f" ({_NOT_PRIVATE})")
+        lines.append(f"{name:44}{_aligned(values, widths)}")
+    frequencies = [row["frequencies"] for row in table if "frequencies" in row]
+    return lines + [f"unigram: word frequencies of {each}" for each in frequencies]
+
+
+def _cells(table: Sequence[Mapping[str, Any]], language: bool) -> tuple[list[str], list[list[str]]]:
+    """The titles of the scores, and their texts row by row."""
+    metric = "perplexity" if language else "loss"
+    share, title = share_of(table[0], language)
+    # Metrics of models of one's own, under whatever names.
+    own = [
+        name
+        for name, value in table[0].items()
+        if name not in _KNOWN and isinstance(value, int | float)
+    ]
+    shares = [share] if any(share in row for row in table) else []
+    rows = [
+        [
+            number(row[metric]) if metric in row else "",
+            *(percent(row.get(name)) for name in shares),
+            *(number(row[name]) if name in row else "" for name in own),
+        ]
+        for row in table
+    ]
+    return [metric, *([title] if shares else []), *own], rows
+
+
+def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
