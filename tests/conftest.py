@@ -1,5 +1,6 @@
 """Strict modes for every test: what a user's machine forgives is an error here."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -10,9 +11,14 @@ from typing import Any
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
-# Half of the time of the tests is compilation, half of that LLVM's optimisation.
+# Most of the time of the tests is compilation. Without LLVM's optimisation, without the emitters of
+# fusions, which have a compiler of their own, and with one module a program it takes a fifth.
 # JAXPFL_TEST_XLA=full compiles as a user's process does: `make test-newest` and `test-slow`.
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_QUICK = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+    " --xla_cpu_parallel_codegen_split_count=1"
+)
 _flags = os.environ.get("XLA_FLAGS", "")
 if os.environ.get("JAXPFL_TEST_XLA") != "full" and _QUICK not in _flags:
     os.environ["XLA_FLAGS"] = f"{_flags} {_QUICK}".strip()
@@ -31,6 +37,11 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
+
+# The modules imported so far live as long as the process, and tracing makes objects by the million
+# that are not garbage: looking through both again and again took a tenth of the time.
+gc.freeze()
+gc.set_threshold(100_000, 20, 50)
 
 # No deadline: a test must not fail because the machine is busy. Derandomised: a red build stays
 # red, on every machine.
