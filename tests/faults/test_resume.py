@@ -6,145 +6,53 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from dp_accounting import GaussianDpEvent
 
 from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
-from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import identity, release
-from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
-from tests.experiments.ledgers import same_but_heads
-
-# Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
-# saving and deleting checkpoints are such operations. Prints how many there were if it lives.
-VICTIM = """
-import os, pathlib, signal, sys
-config, out, fatal = sys.argv[1], sys.argv[2], int(sys.argv[3])
-calls = 0
-def deadly(real):
-    def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **options)
-    return call
-for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
-    setattr(os, name, deadly(getattr(os, name)))
-from jaxpfl.experiments import registry
-from jaxpfl.experiments import carry_out
-carry_out.run(registry.load(config), out, progress=False)
-print(calls)
-"""
-
-
-def _victim(config: Path, out: Path, fatal: int) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", VICTIM, str(config), str(out), str(fatal)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+from tests.faults.runs import (
+    Crash,
+    assert_same,
+    charges_of,
+    config_of,
+    crashing,
+    go_on,
+    releases_of,
+    start_victim,
+)
 
 
 @pytest.fixture(scope="module")
 def straight(tiny_config, tmp_path_factory) -> tuple[Path, int]:
     """The run directory of an uninterrupted run, and how many instants it could die at."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    victim = _victim(tiny_config, out, -1)
+    victim = start_victim(tiny_config, out, -1)
     printed, errors = victim.communicate()
     assert victim.returncode == 0, errors
     return out, int(printed)
 
 
-def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The leaves of a checkpoint by name, on the host."""
-    leaves = json.loads((path / "record.json").read_text())["leaves"]
-    wanted = {
-        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
-        for name, (dtype, shape) in leaves.items()
-        if 0 not in shape
-    }
-    with ocp.StandardCheckpointer() as reader:
-        found = reader.restore(path / "state", wanted)
-    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in leaves.items() if n not in wanted}
-    return {**found, **empty}
-
-
-def _arrays(out: Path) -> dict[str, np.ndarray]:
-    latest = sorted((out / "checkpoints").glob("round_*"))[-1]
-    record = json.loads((latest / "record.json").read_text())
-    return {"round": np.array(record["round"]), **_stored_arrays(latest)}
-
-
-def _charges(out: Path) -> list[Charge]:
-    return Ledger.read(out / "ledger.jsonl").charges
-
-
-def _releases(out: Path) -> list[tuple[str, str]]:
-    """Every release that the ledger recorded, by identity."""
-    lines = Chain.read(out / "ledger.jsonl").lines
-    return sorted((line["identity"], line["release"]) for line in lines if "release" in line)
-
-
-def _assert_same(out: Path, straight: Path) -> None:
-    """Parameters, metrics, charges and releases are the same bits; the ledgers' keys differ."""
-    for name in ("metrics.jsonl", "config.yaml", "vocabulary.json", "run.json"):
-        assert same_but_heads(out / name, straight / name), name
-    assert _charges(out) == _charges(straight)
-    assert [charge.round for charge in _charges(out)] == list(range(1, 8))
-    assert _releases(out) == _releases(straight)
-    assert len(_releases(out)) == 7
-    assert not (out / "private" / "secret.json").exists()
-    assert json.loads((out / "result.json").read_text()) == json.loads(
-        (straight / "result.json").read_text()
-    )
-    found, expected = _arrays(out), _arrays(straight)
-    assert found.keys() == expected.keys()
-    for name in expected:
-        assert found[name].dtype == expected[name].dtype
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-    rubbish = [p for p in (out / "checkpoints").iterdir() if not p.name.startswith("round_")]
-    assert rubbish == []
-
-
-def _go_on(config: Path, out: Path) -> None:
-    """What a user does after a crash: resume, or run again where nothing was begun."""
-    if (out / "config.yaml").exists():
-        carry_out.resume(out, progress=False)
-    else:
-        carry_out.run(_config(config), out, progress=False)
-
-
-def _config(path: Path, overrides: list[str] | None = None) -> Config:
-    config = registry.load(path, overrides or [])
-    assert isinstance(config, Config)
-    return config
-
-
 def _kill_and_resume(config: Path, out: Path, straight: Path, fatal: int) -> None:
-    victim = _victim(config, out, fatal)
+    victim = start_victim(config, out, fatal)
     victim.communicate()
     assert victim.returncode == -signal.SIGKILL
-    _go_on(config, out)
-    _assert_same(out, straight)
+    go_on(config, out)
+    assert_same(out, straight)
 
 
 @pytest.mark.parametrize("place", [0.5, pytest.param(0.93, marks=pytest.mark.long)])
@@ -174,32 +82,12 @@ def test_a_run_killed_twice_at_random_times_resumes(tiny_config, tmp_path, strai
     for _ in range(2):
         if (out / "config.yaml").exists():
             break
-        victim = _victim(tiny_config, out, -1)
+        victim = start_victim(tiny_config, out, -1)
         time.sleep(generator.uniform(4, 12))
         victim.kill()
         victim.communicate()
-    _go_on(tiny_config, out)
-    _assert_same(out, straight[0])
-
-
-class Crash(Exception):
-    """A crash at a chosen instant."""
-
-
-def _crashing(monkeypatch, owner, name: str, when, *, after: bool = False) -> None:
-    """Makes `owner.name` crash, before or after its work, where `when(*arguments)` says so."""
-    real = getattr(owner, name)
-
-    def call(*arguments, **options):
-        fatal = when(*arguments, **options)
-        if fatal and not after:
-            raise Crash
-        found = real(*arguments, **options)
-        if fatal:
-            raise Crash
-        return found
-
-    monkeypatch.setattr(owner, name, call)
+    go_on(tiny_config, out)
+    assert_same(out, straight[0])
 
 
 def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
@@ -212,7 +100,7 @@ def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
 
 def _in_round(number: int):
     """The instant after a round's charge, before any client's data is read."""
-    return lambda patched: _crashing(
+    return lambda patched: crashing(
         patched, release, "Cohort", lambda *_, round, **__: round == number
     )
 
@@ -222,7 +110,7 @@ def run_to(tiny_config, tmp_path, monkeypatch):
     """Runs in this process up to a crash in the middle of round n; returns the directory."""
 
     def run(number: int, overrides: list[str] | None = None) -> Path:
-        config = _config(tiny_config, overrides)
+        config = config_of(tiny_config, overrides)
         return _run_into(_in_round(number), config, tmp_path / "run", monkeypatch)
 
     return run
@@ -234,32 +122,32 @@ def _third(seen: list[int]):
 
 # Rounds are recorded and written one late; the checkpoint after round 4 has that round written.
 INSTANTS = {
-    "before a charge": lambda patched: _crashing(
+    "before a charge": lambda patched: crashing(
         patched, Ledger, "charge", lambda *_, round, **__: round == 4
     ),
     "after a charge": _in_round(4),
-    "before a record": lambda patched: _crashing(patched, Ledger, "record", _third([])),
-    "after a record": lambda patched: _crashing(patched, Ledger, "record", _third([]), after=True),
-    "before metrics": lambda patched: _crashing(
+    "before a record": lambda patched: crashing(patched, Ledger, "record", _third([])),
+    "after a record": lambda patched: crashing(patched, Ledger, "record", _third([]), after=True),
+    "before metrics": lambda patched: crashing(
         patched, MetricsFile, "append", lambda file, round, *_: round == 4
     ),
-    "after metrics": lambda patched: _crashing(
+    "after metrics": lambda patched: crashing(
         patched, MetricsFile, "append", lambda file, round, *_: round == 4, after=True
     ),
-    "in a checkpoint": lambda patched: _crashing(
+    "in a checkpoint": lambda patched: crashing(
         patched,
         checkpoint,
         "commit",
         lambda temporary, *_: temporary.name.endswith("4"),
     ),
-    "after a checkpoint": lambda patched: _crashing(
+    "after a checkpoint": lambda patched: crashing(
         patched,
         checkpoint,
         "commit",
         lambda temporary, *_: temporary.name.endswith("4"),
         after=True,
     ),
-    "before the secret goes": lambda patched: _crashing(
+    "before the secret goes": lambda patched: crashing(
         patched, run_directory, "forget", lambda _: True
     ),
 }
@@ -270,16 +158,16 @@ def test_a_crash_at_a_chosen_instant_resumes_to_the_same_bits(
     tiny_config, tmp_path, monkeypatch, straight, instant
 ):
     """TRUST 33, 34: one charge a round, wherever between its charge and its checkpoint it died."""
-    out = _run_into(INSTANTS[instant], _config(tiny_config), tmp_path / "run", monkeypatch)
+    out = _run_into(INSTANTS[instant], config_of(tiny_config), tmp_path / "run", monkeypatch)
     assert (out / "private" / "secret.json").exists()
     carry_out.resume(out, progress=False)
-    _assert_same(out, straight[0])
+    assert_same(out, straight[0])
 
 
 def test_the_charge_is_on_the_disk_before_the_round(run_to):
     """TRUST 34: and nothing of the round is published."""
     out = run_to(4)
-    assert [charge.round for charge in _charges(out)] == [1, 2, 3, 4]
+    assert [charge.round for charge in charges_of(out)] == [1, 2, 3, 4]
     assert len((out / "metrics.jsonl").read_text().splitlines()) < 4 + 1
 
 
@@ -320,7 +208,7 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     """TRUST 34: charged without amplification, with noise of its own; the statement contains it.
 
     Round 5 has another sum. Round 6 starts from what it gave, so it is another release, too."""
-    config = _config(tiny_config)
+    config = config_of(tiny_config)
     with monkeypatch.context() as patched:
         first = _watched(patched)
         out = _run_into(_in_round(7), config, tmp_path / "run", patched)
@@ -337,15 +225,15 @@ def test_a_replay_that_comes_out_otherwise_is_another_release_and_is_charged(
     assert multiplier is not None
     noise = multiplier * config.privacy.clip_norm
     assert deviation == pytest.approx(noise * np.sqrt(2), rel=0.1)
-    charges = _charges(out)
-    assert charges[:7] == _charges(straight[0])[:6] + charges[6:7]
+    charges = charges_of(out)
+    assert charges[:7] == charges_of(straight[0])[:6] + charges[6:7]
     extra = [charge for charge in charges if charge.label.endswith(" released again")]
     assert [charge.round for charge in extra] == [5, 6]
     for charge in extra:
         assert isinstance(charge.event, GaussianDpEvent)
         assert charge.event.noise_multiplier == multiplier
     assert len(charges) == 7 + 2
-    assert len(_releases(out)) == 7
+    assert len(releases_of(out)) == 7
     cost = _stated_epsilon(charges)
     assert resumed.record["metrics"]["epsilon"] == pytest.approx(cost, rel=1e-6)
     assert resumed.record["metrics"]["epsilon"] > _result(straight[0])["metrics"]["epsilon"]
@@ -364,7 +252,7 @@ def _result(out: Path) -> dict:
 
 def test_a_replay_that_cannot_be_paid_for_publishes_nothing(run_to, straight, monkeypatch):
     """TRUST 30, 34: no metrics, no checkpoint, no result of a release that nobody paid for."""
-    planned = guarantee_of(_charges(straight[0]), 1e-3).epsilon()
+    planned = guarantee_of(charges_of(straight[0]), 1e-3).epsilon()
     out = run_to(7, ["--privacy.budget_epsilon", repr(planned * 1.001)])
     _back_to_round_4(out)
     before = {path: path.read_bytes() for path in out.rglob("*") if _published(path)}
@@ -377,7 +265,7 @@ def test_a_replay_that_cannot_be_paid_for_publishes_nothing(run_to, straight, mo
     assert not (out / "result.json").exists()
     # The release that was paid for is still there to be made.
     carry_out.resume(out, progress=False)
-    assert _charges(out) == _charges(straight[0])
+    assert charges_of(out) == charges_of(straight[0])
 
 
 def _published(path: Path) -> bool:
@@ -393,11 +281,11 @@ def test_another_environment_makes_rounds_of_their_own(run_to, straight, monkeyp
     real = identity.environment()
     monkeypatch.setattr(identity, "environment", lambda: {**real, "versions": {"jaxlib": "0.0.0"}})
     resumed = carry_out.resume(out, progress=False)
-    charges, once = _charges(out), _charges(straight[0])
+    charges, once = charges_of(out), charges_of(straight[0])
     assert [charge.round for charge in charges] == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7]
     # Fresh cohorts: amplified like any other round.
     assert {repr(charge.event) for charge in charges} == {repr(once[0].event)}
-    assert len(set(_releases(out)) - set(_releases(straight[0]))) == 3
+    assert len(set(releases_of(out)) - set(releases_of(straight[0]))) == 3
     lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (out, straight[0])]
     assert lines[0][:5] == lines[1][:5]
     assert lines[0][5] != lines[1][5]
@@ -411,7 +299,7 @@ def test_a_torn_last_line_of_the_metrics_is_replaced(run_to, straight):
     content = (out / "metrics.jsonl").read_bytes()
     (out / "metrics.jsonl").write_bytes(content + b'{"round": 5, "clip')
     carry_out.resume(out, progress=False)
-    _assert_same(out, straight[0])
+    assert_same(out, straight[0])
 
 
 def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(run_to, straight, capsys):
@@ -424,7 +312,7 @@ def test_a_damaged_checkpoint_falls_back_and_still_ends_in_the_same_bits(run_to,
     message = capsys.readouterr().err
     assert "round_00000004" in message
     assert "round_00000002" in message
-    _assert_same(out, straight[0])
+    assert_same(out, straight[0])
 
 
 @pytest.mark.parametrize("damage", ["edit", "delete", "reorder", "replace"])
@@ -479,7 +367,7 @@ def test_what_a_run_is_cannot_change(run_to, straight):
         carry_out.resume(out, progress=False)
     secret.write_text(words)
     carry_out.resume(out, progress=False)
-    _assert_same(out, straight[0])
+    assert_same(out, straight[0])
 
 
 @pytest.fixture
@@ -493,10 +381,10 @@ def ended(straight, tmp_path) -> Path:
 
 def test_a_finished_run_resumes_to_itself_without_its_secret(ended, straight, capsys):
     found = carry_out.resume(ended, progress=False)
-    _assert_same(ended, straight[0])
+    assert_same(ended, straight[0])
     assert main(["resume", str(ended), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["privacy"] == found.record["privacy"]
-    _assert_same(ended, straight[0])
+    assert_same(ended, straight[0])
 
 
 def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
@@ -522,11 +410,11 @@ def test_the_stamp_is_read_back_and_never_computed_again(run_to, monkeypatch):
 
 def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_path):
     """TRUST 21: the noise never follows the seed unless asked for."""
-    config = _config(tiny_config, ["--run.reproducible_noise", "False", "--training.rounds", "1"])
+    config = config_of(tiny_config, ["--run.reproducible_noise", "False", "--training.rounds", "1"])
     found: list[Outcome] = []
     for name in ("first", "second"):
         found.append(carry_out.run(config, tmp_path / name, progress=False))
-    releases = [_releases(tmp_path / name)[0][1] for name in ("first", "second")]
+    releases = [releases_of(tmp_path / name)[0][1] for name in ("first", "second")]
     assert releases[0] != releases[1]
     assert all("NOT PRIVATE" not in each.record["privacy"] for each in found)
     assert jax.device_count() == 2
@@ -545,9 +433,9 @@ def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(release, "Cohort", signalling)
         with pytest.raises(Interrupted, match="after round 3") as caught:
-            carry_out.run(_config(tiny_config), out, progress=False)
+            carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
     assert (out / "checkpoints" / "round_00000003").is_dir()
     assert (out / "private" / "secret.json").exists()
     carry_out.resume(out, progress=False)
-    _assert_same(out, straight[0])
+    assert_same(out, straight[0])

@@ -1,0 +1,282 @@
+"""TFF's files that are damaged, too large or of another kind: file, client and row are named."""
+
+import lzma
+import re
+import sqlite3
+import tempfile
+
+import numpy as np
+import pytest
+
+from jaxpfl.data.readers import sqlite_file, tff_sqlite
+from jaxpfl.data.readers.tff_sqlite import stream_tff
+from jaxpfl.errors import CorruptFile, InputError
+from tests.data.tff_files import EXAMPLES, METADATA, example, write_file
+from tests.data.tff_rows import FOUR, SCHEMA, SECRET, clients, read, row
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write_file(tmp_path / "some.sqlite", clients(FOUR))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 13, 100, -1])
+def test_truncated_lzma_is_refused_and_removed(kept, path, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    packed = tmp_path / "some.sqlite.lzma"
+    packed.write_bytes(lzma.compress(path.read_bytes(), lzma.FORMAT_ALONE)[:kept])
+    before = set(tmp_path.iterdir())
+    with pytest.raises(CorruptFile, match=r"some\.sqlite\.lzma is truncated"):
+        read(packed)
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_damaged_lzma_is_refused(path, tmp_path):
+    whole = lzma.compress(path.read_bytes(), lzma.FORMAT_ALONE)
+    packed = tmp_path / "some.sqlite.lzma"
+    for content, what in (
+        (whole + b"\0", "more bytes behind the end"),
+        (b"\xff" + whole[1:], "damaged, or no LZMA stream"),
+        (b"not lzma at all, but text", "damaged, or no LZMA stream"),
+        (lzma.compress(b"text", lzma.FORMAT_ALONE), "not an SQLite file"),
+    ):
+        packed.write_bytes(content)
+        with pytest.raises(CorruptFile, match=what):
+            read(packed)
+
+
+def test_sizes_have_limits(path, tmp_path, monkeypatch):
+    packed = tmp_path / "some.sqlite.lzma"
+    packed.write_bytes(lzma.compress(path.read_bytes(), lzma.FORMAT_ALONE))
+    monkeypatch.setattr(sqlite_file, "MAX_IN_MEMORY_BYTES", 8000)
+    for file in (path, packed):
+        with pytest.raises(InputError, match="jaxpfl convert"):
+            read(file)
+        with stream_tff(file, features=SCHEMA) as stream:
+            assert sum(len(batch.sizes) for batch in stream.batches) == 4
+    monkeypatch.setattr(sqlite_file, "MAX_UNPACKED_BYTES", 8000)
+    for file in (path, packed):
+        with (
+            pytest.raises(InputError, match="bytes that are allowed"),
+            stream_tff(file, features=SCHEMA),
+        ):
+            pass
+
+
+BAD_BLOB = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 5"
+# In order: a has rows 6-9, b none, d 1-3, the secret one 4-5.
+DEFECTS = {
+    "truncated": ([(BAD_BLOB, (row(1)[:-3],))], CorruptFile, "client 3, row 5: .*truncated"),
+    "garbage": ([(BAD_BLOB, (SECRET.encode(),))], CorruptFile, "client 3, row 5: "),
+    "empty": ([(BAD_BLOB, (b"",))], InputError, 'client 3, row 5: it has no feature "x"'),
+    "dtype": (
+        [(BAD_BLOB, (example({"x": SECRET.encode(), "t": b""}),))],
+        InputError,
+        'client 3, row 5: feature "x" holds bytes, expected integers',
+    ),
+    "shape": (
+        [(BAD_BLOB, (example({"x": [1, 2], "t": b""}),))],
+        InputError,
+        'client 3, row 5: feature "x" does not hold the 1 integers',
+    ),
+    "extra": (
+        [(BAD_BLOB, (example({"x": 1, "t": b"", SECRET: 1}),))],
+        InputError,
+        "client 3, row 5: it has a feature that is not declared; declared are x, t",
+    ),
+    "UTF-8": (
+        [(BAD_BLOB, (example({"x": 1, "t": b"rosebud \xff"}),))],
+        InputError,
+        'client 3, row 5: feature "t": byte 9 is not valid UTF-8',
+    ),
+    "number": ([(BAD_BLOB, (7,))], InputError, "client 3, row 5: .* must be a blob"),
+    "too few": (
+        [("UPDATE client_metadata SET num_examples = 5 WHERE client_id = 'a'", ())],
+        CorruptFile,
+        "client 0: client_metadata states another number",
+    ),
+    "too many": (
+        [("DELETE FROM examples WHERE rowid = 5", ())],
+        CorruptFile,
+        "client 3: client_metadata states another number",
+    ),
+    "no examples": (
+        [("DELETE FROM examples WHERE client_id = 'd'", ())],
+        CorruptFile,
+        "client 2: client_metadata states another number",
+    ),
+    "unnamed first": (
+        [("DELETE FROM client_metadata WHERE client_id = 'a'", ())],
+        CorruptFile,
+        "examples has a client here that client_metadata does not name",
+    ),
+    "unnamed last": (
+        [("DELETE FROM client_metadata WHERE client_id LIKE 'rosebud%'", ())],
+        CorruptFile,
+        "client 2: the table examples has a client here that client_metadata does not name",
+    ),
+    "twice": (
+        [("INSERT INTO client_metadata VALUES ('d', 'train', 3)", ())],
+        CorruptFile,
+        "client 3: client_metadata has this client twice",
+    ),
+    "negative": (
+        [("UPDATE client_metadata SET num_examples = -1 WHERE client_id = 'd'", ())],
+        InputError,
+        "client 2: client_metadata must hold an id and a number",
+    ),
+    "no number": (
+        [("UPDATE client_metadata SET num_examples = 'rosebud' WHERE client_id = 'd'", ())],
+        InputError,
+        "client 2: client_metadata must hold an id and a number",
+    ),
+    "id not UTF-8": (
+        [
+            ("UPDATE client_metadata SET client_id = CAST(x'64ff' AS TEXT) WHERE rowid = 1", ()),
+            ("UPDATE examples SET client_id = CAST(x'64ff' AS TEXT) WHERE client_id = 'd'", ()),
+        ],
+        InputError,
+        "client 2: its id is not valid UTF-8",
+    ),
+    "id a blob": (
+        [("UPDATE examples SET client_id = x'61' WHERE rowid = 7", ())],
+        CorruptFile,
+        "client 0: client_metadata states another number",
+    ),
+    "no table": ([("DROP TABLE client_metadata", ())], InputError, "no table 'client_metadata'"),
+    "other table": ([("DROP TABLE examples", ())], InputError, "no table 'examples'"),
+    "no column": (
+        [("ALTER TABLE examples RENAME COLUMN client_id TO other", ())],
+        InputError,
+        "table 'examples' has no column 'client_id'",
+    ),
+    "own rowid": (
+        [("ALTER TABLE examples ADD COLUMN rowid INTEGER", ())],
+        InputError,
+        "'examples' must have SQLite's own rowid",
+    ),
+    "view": (
+        [
+            ("ALTER TABLE examples RENAME TO other", ()),
+            ("CREATE VIEW examples AS SELECT * FROM other", ()),
+        ],
+        InputError,
+        "no table 'examples'",
+    ),
+    "no clients": ([("DELETE FROM client_metadata", ())], InputError, "has no clients"),
+}
+
+
+@pytest.mark.parametrize("after, kind, what", DEFECTS.values(), ids=DEFECTS)
+def test_defects_are_named_by_file_client_and_row(after, kind, what, tmp_path):
+    path = write_file(tmp_path / "some.sqlite", clients(FOUR), after=after)
+    with pytest.raises(kind, match=what) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(str(path)) and SECRET not in message.removeprefix(str(path))
+    # Nothing chained shows it either.
+    assert SECRET not in repr(caught.value.__context__ or "").replace(str(path), "")
+
+
+@pytest.mark.parametrize("size", [1, 250, 2**22])
+def test_rows_are_named_in_batches_of_any_size(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", size)
+    monkeypatch.setattr(tff_sqlite, "_FETCHED", 1)
+    for rowid, client in ((1, 2), (3, 2), (5, 3), (6, 0), (9, 0)):
+        bad = [(BAD_BLOB.replace("5", str(rowid)), (row(1)[:-3],))]
+        path = write_file(tmp_path / f"{rowid}.sqlite", clients(FOUR), after=bad)
+        with pytest.raises(CorruptFile, match=f"client {client}, row {rowid}: "):
+            read(path)
+
+
+def test_tables_of_other_kinds_are_refused(tmp_path):
+    key = ", PRIMARY KEY (client_id)) WITHOUT ROWID"
+    tables = (EXAMPLES.replace(" NOT NULL)", " NOT NULL" + key), METADATA)
+    path = write_file(tmp_path / "keyed.sqlite", {"a": [row(1)]}, tables=tables)
+    with pytest.raises(InputError, match="must have SQLite's own rowid"):
+        read(path)
+    with sqlite3.connect(tmp_path / "virtual.sqlite") as connection:
+        try:
+            connection.execute("CREATE VIRTUAL TABLE examples USING fts4(client_id)")
+        except sqlite3.OperationalError:
+            pytest.skip("this SQLite has no virtual tables to try")
+    connection.close()
+    with pytest.raises(InputError, match="'examples' is not a plain table"):
+        read(tmp_path / "virtual.sqlite")
+
+
+def test_files_that_are_no_whole_sqlite_files(path, tmp_path):
+    whole = path.read_bytes()
+    cases = {
+        b"": "is empty",
+        b"SQLite format 3\0": "not an SQLite file, or truncated",
+        b"text " * 100: "not an SQLite file",
+        whole[:-1]: "its SQLite header counts",
+        whole[: len(whole) // 2]: "its SQLite header counts",
+        whole + bytes(4096): "its SQLite header counts",
+    }
+    for content, what in cases.items():
+        bad = tmp_path / "bad.sqlite"
+        bad.write_bytes(content)
+        with pytest.raises(CorruptFile, match=what):
+            read(bad)
+    with pytest.raises(InputError, match="there is no such file"):
+        read(tmp_path / "absent.sqlite")
+
+
+def test_damaged_pages_never_pass_as_another_population(tmp_path):
+    """A page overwritten anywhere but in a message: refused, or the same clients and sizes."""
+    path = write_file(tmp_path / "some.sqlite", {f"c{i:03}": [row(i)] * 3 for i in range(200)})
+    whole, expected = path.read_bytes(), read(path)
+    generator = np.random.default_rng(0)
+    refused = 0
+    for at in range(100, len(whole), 1024):
+        noise = generator.integers(0, 256, 64, np.uint8).tobytes()
+        path.write_bytes(whole[:at] + noise + whole[at + 64 :])
+        try:
+            found = read(path)
+        except InputError as error:
+            assert SECRET not in str(error)
+            refused += 1
+        else:
+            assert found.client_ids.equals(expected.client_ids)
+            assert found.sizes().tolist() == expected.sizes().tolist()
+    assert refused > 10
+
+
+def test_a_row_on_a_damaged_page_is_named(tmp_path):
+    """A long message spans pages of its own; the page of one is made another kind of page."""
+    long = [example({"x": i, "t": bytes([97 + i]) * 100_000}) for i in range(4)]
+    path = write_file(tmp_path / "long.sqlite", {"a": long[:2], "b": long[2:]})
+    whole = bytearray(path.read_bytes())
+    # Overflow pages begin with the number of the next one: one that is not there.
+    page = whole.index(b"c" * 4092) // 4096
+    whole[page * 4096 : page * 4096 + 4] = (10**6).to_bytes(4, "big")
+    path.write_bytes(whole)
+    with pytest.raises(CorruptFile, match=re.escape("long.sqlite, client 1, row 3: its SQLite")):
+        read(path)
+
+
+def test_a_message_beyond_the_limit_is_refused_by_row(path, monkeypatch):
+    monkeypatch.setattr(sqlite_file, "MAX_VALUE_BYTES", 500)
+    with sqlite3.connect(path) as connection:
+        connection.execute(BAD_BLOB, (row(1, "x" * 600),))
+    connection.close()
+    with pytest.raises(InputError, match="client 3, row 5: longer than"):
+        read(path)
+
+
+def test_unfinished_writes_are_refused(path):
+    path.with_name("some.sqlite-wal").write_bytes(b"pages")
+    with pytest.raises(InputError, match=r"unfinished writes in .*some\.sqlite-wal"):
+        read(path)
+
+
+def test_other_encodings_are_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "wide.sqlite") as connection:
+        connection.execute("PRAGMA encoding = 'UTF-16le'")
+        connection.execute(EXAMPLES)
+        connection.execute(METADATA)
+    connection.close()
+    with pytest.raises(InputError, match="must hold its texts in UTF-8"):
+        read(tmp_path / "wide.sqlite")

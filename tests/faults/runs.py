@@ -1,0 +1,134 @@
+"""Runs that are killed at a chosen instant, and in what a resumed run must be equal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.privacy.chain import Chain
+from jaxpfl.privacy.ledger import Charge, Ledger
+from tests.experiments.ledgers import same_but_heads
+
+# Kills itself with SIGKILL before its n-th durable operation: charges, metrics, and every step of
+# saving and deleting checkpoints are such operations. Prints how many there were if it lives.
+VICTIM = """
+import os, pathlib, signal, sys
+config, out, fatal = sys.argv[1], sys.argv[2], int(sys.argv[3])
+calls = 0
+def deadly(real):
+    def call(*arguments, **options):
+        global calls
+        calls += 1
+        if calls == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+    return call
+for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
+    setattr(os, name, deadly(getattr(os, name)))
+from jaxpfl.experiments import registry
+from jaxpfl.experiments import carry_out
+carry_out.run(registry.load(config), out, progress=False)
+print(calls)
+"""
+
+
+def start_victim(config: Path, out: Path, fatal: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(config), str(out), str(fatal)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The leaves of a checkpoint by name, on the host."""
+    leaves = json.loads((path / "record.json").read_text())["leaves"]
+    wanted = {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for name, (dtype, shape) in leaves.items()
+        if 0 not in shape
+    }
+    with ocp.StandardCheckpointer() as reader:
+        found = reader.restore(path / "state", wanted)
+    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in leaves.items() if n not in wanted}
+    return {**found, **empty}
+
+
+def arrays_of(out: Path) -> dict[str, np.ndarray]:
+    latest = sorted((out / "checkpoints").glob("round_*"))[-1]
+    record = json.loads((latest / "record.json").read_text())
+    return {"round": np.array(record["round"]), **_stored_arrays(latest)}
+
+
+def charges_of(out: Path) -> list[Charge]:
+    return Ledger.read(out / "ledger.jsonl").charges
+
+
+def releases_of(out: Path) -> list[tuple[str, str]]:
+    """Every release that the ledger recorded, by identity."""
+    lines = Chain.read(out / "ledger.jsonl").lines
+    return sorted((line["identity"], line["release"]) for line in lines if "release" in line)
+
+
+def assert_same(out: Path, straight: Path) -> None:
+    """Parameters, metrics, charges and releases are the same bits; the ledgers' keys differ."""
+    for name in ("metrics.jsonl", "config.yaml", "vocabulary.json", "run.json"):
+        assert same_but_heads(out / name, straight / name), name
+    assert charges_of(out) == charges_of(straight)
+    assert [charge.round for charge in charges_of(out)] == list(range(1, 8))
+    assert releases_of(out) == releases_of(straight)
+    assert len(releases_of(out)) == 7
+    assert not (out / "private" / "secret.json").exists()
+    assert json.loads((out / "result.json").read_text()) == json.loads(
+        (straight / "result.json").read_text()
+    )
+    found, expected = arrays_of(out), arrays_of(straight)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    rubbish = [p for p in (out / "checkpoints").iterdir() if not p.name.startswith("round_")]
+    assert rubbish == []
+
+
+def go_on(config: Path, out: Path) -> None:
+    """What a user does after a crash: resume, or run again where nothing was begun."""
+    if (out / "config.yaml").exists():
+        carry_out.resume(out, progress=False)
+    else:
+        carry_out.run(config_of(config), out, progress=False)
+
+
+def config_of(path: Path, overrides: list[str] | None = None) -> Config:
+    config = registry.load(path, overrides or [])
+    assert isinstance(config, Config)
+    return config
+
+
+class Crash(Exception):
+    """A crash at a chosen instant."""
+
+
+def crashing(monkeypatch, owner, name: str, when, *, after: bool = False) -> None:
+    """Makes `owner.name` crash, before or after its work, where `when(*arguments)` says so."""
+    real = getattr(owner, name)
+
+    def call(*arguments, **options):
+        fatal = when(*arguments, **options)
+        if fatal and not after:
+            raise Crash
+        found = real(*arguments, **options)
+        if fatal:
+            raise Crash
+        return found
+
+    monkeypatch.setattr(owner, name, call)

@@ -1,0 +1,49 @@
+"""Clients, events and ledgers that the tests of the ledger share."""
+
+import hashlib
+
+import dp_accounting
+import numpy as np
+
+from jaxpfl.data import Population
+from jaxpfl.privacy import Ledger, accounting, events
+
+NAMES = [hashlib.sha256(f"name {k}".encode()).hexdigest()[:10] for k in range(40)]
+ROUND = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.5))
+OTHER = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(4.0))
+EVERYONE = dp_accounting.GaussianDpEvent(8.0)
+FIXED = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(2.0))
+
+
+def people(names=NAMES, seed: int = 0) -> Population:
+    """Clients with 3 examples each, which follow from the seed and the client's place."""
+    x = np.random.default_rng(seed).normal(size=(3 * len(names), 2))
+    return Population({"x": x}, 3 * np.arange(len(names) + 1), list(names))
+
+
+CLIENTS = people()
+
+
+def charge(ledger, round=0, event=ROUND, label="fed_avg", run="a", identity=None) -> None:
+    """Charges under an identity of its own for each (label, run, round)."""
+    identity = identity or f"{label} {run} {round}"
+    ledger.charge(event, label, run=run, round=round, identity=identity)
+
+
+def filled(path, rounds: int = 5) -> str:
+    """A closed ledger of some rounds; its head."""
+    with Ledger(path, CLIENTS) as ledger:
+        for round in range(rounds):
+            charge(ledger, round)
+        return ledger.head
+
+
+def key_of(path):
+    return path.parent / "private" / f"{path.name}.key"
+
+
+def composed(event, rounds: int, delta: float = 1e-5, accountant="pld") -> float:
+    """The epsilon of equal rounds, without a ledger."""
+    adjacency = events.adjacency(event)
+    repeated = dp_accounting.SelfComposedDpEvent(event, rounds)
+    return accounting.epsilon(repeated, delta, accountant, adjacency)

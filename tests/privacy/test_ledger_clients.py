@@ -1,0 +1,212 @@
+"""Whose ledger it is: parts of one source share it, other clients are refused, nobody is shown."""
+
+import hashlib
+import json
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import Population
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import Ledger, sources
+from jaxpfl.privacy.ledger import SameClientsWarning
+from tests.privacy.ledgers import (
+    CLIENTS,
+    NAMES,
+    ROUND,
+    charge,
+    composed,
+    filled,
+    key_of,
+    people,
+)
+
+SHARING = {
+    "part": lambda clients: clients.select([2, 5]),
+    "shuffle": lambda clients: clients.select(np.arange(40)[::-1]),
+    "train": lambda clients: clients.split({"train": 0.5, "test": 0.5}, seed=0)["train"],
+    "test": lambda clients: clients.split({"train": 0.5, "test": 0.5}, seed=0)["test"],
+    "large clients": lambda clients: clients.with_min_examples(4),
+    "columns": lambda clients: clients.with_columns({"y": np.arange(120)}),
+    "examples": lambda clients: clients.with_examples({"y": np.arange(0)}, np.zeros(41, int)),
+    "filter": lambda clients: clients.keeping(np.arange(120) % 7 == 0),
+    "nobody": lambda clients: clients.select([]),
+}
+
+
+@pytest.mark.parametrize("derive", SHARING.values(), ids=SHARING)
+def test_what_is_made_of_a_source_shares_its_ledger(path, derive):
+    """TRUST 29: in both directions, without a warning, and adds up."""
+    filled(path)
+    before = path.read_bytes()
+    with Ledger(path, derive(people())) as ledger:
+        assert ledger.covers(CLIENTS) and not ledger.covers(people(seed=1))
+        assert path.read_bytes() == before
+        charge(ledger, 0, run="b")
+        assert ledger.spent(1e-5) == composed(ROUND, 6)
+    other = path.with_name("other.jsonl")
+    Ledger(other, derive(people())).close()
+    Ledger(other, CLIENTS).close()
+
+
+def others(**changes) -> Population:
+    parts = {"columns": dict(CLIENTS.columns), "offsets": CLIENTS.offsets, "client_ids": NAMES}
+    return Population(**(parts | changes))
+
+
+def anew(clients: Population) -> Population:
+    """The same clients, as if read from a file of their own."""
+    return Population(clients.columns, clients.offsets, clients.client_ids)
+
+
+NUMBERS = [str(k) for k in range(40)]
+MOSTLY_THE_SAME = {
+    "one client fewer": anew(CLIENTS.select(range(1, 40))),
+    "one client more": people([*NAMES, "new"]),
+    "half of them": anew(CLIENTS.select(range(0, 40, 2))),
+    "reordered": anew(CLIENTS.select(np.arange(40)[::-1])),
+    "one more column": others(columns={**CLIENTS.columns, "y": np.arange(120)}),
+    "other data": people(seed=1),
+    "numbered, one more column": others(
+        client_ids=NUMBERS, columns={**CLIENTS.columns, "text": [f"{k}" * 99 for k in range(120)]}
+    ),
+    "numbered, one client fewer": others(
+        columns={"x": CLIENTS.columns["x"][3:]},
+        offsets=CLIENTS.offsets[:-1],
+        client_ids=NUMBERS[1:],
+    ),
+}
+
+
+@pytest.mark.parametrize("clients", MOSTLY_THE_SAME.values(), ids=MOSTLY_THE_SAME)
+def test_mostly_the_same_clients_join_the_ledger_with_a_warning(path, clients):
+    """TRUST 29: each of these was a fresh budget."""
+    filled(path)
+    before = path.read_bytes()
+    assert clients.fingerprint != CLIENTS.fingerprint
+    with pytest.warns(SameClientsWarning, match="most of these clients seem to be") as caught:
+        ledger = Ledger(path, clients)
+    assert caught[0].filename == __file__
+    charge(ledger, 0, run="b")
+    assert ledger.spent(1e-5) == composed(ROUND, 6)
+    assert ledger.covers(clients) and ledger.covers(CLIENTS)
+    population = ledger.summary(1e-5)["population"]
+    ledger.close()
+    # One line, and from then on it belongs.
+    lines = path.read_bytes().removeprefix(before).splitlines()
+    assert set(json.loads(lines[0])) == {"bytes", "population", "sketch", "previous", "hash"}
+    assert len(lines) == 2
+    after = path.read_bytes()
+    for known in (CLIENTS, clients, clients.select([0])):
+        Ledger(path, known).close()
+    assert path.read_bytes() == after
+    assert Ledger.read(path).population == population
+
+
+def test_the_same_data_under_other_ids_are_the_source(path):
+    filled(path)
+    before = path.read_bytes()
+    for ids in (NUMBERS, [f"other {name}" for name in NAMES]):
+        Ledger(path, others(client_ids=ids)).close()
+    assert path.read_bytes() == before
+
+
+def test_a_third_source_is_compared_with_all_that_joined(path):
+    """Many clients change, twice: nobody of the first source is left."""
+    names = [hashlib.sha256(f"row {k}".encode()).hexdigest() for k in range(60)]
+    Ledger(path, people(names[:40], seed=1)).close()
+    with pytest.raises(InputError, match="another population"):
+        Ledger(path, people(names[40:55], seed=2))
+    with pytest.warns(SameClientsWarning):
+        Ledger(path, people(names[15:55], seed=3)).close()
+    with pytest.warns(SameClientsWarning):
+        Ledger(path, people(names[40:55], seed=2)).close()
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        people([f"x{name}" for name in NAMES], seed=1),
+        people(NUMBERS, seed=1),
+        people([*NAMES[:3], *(f"x{name}" for name in NAMES[3:])], seed=1),
+        people(["only one"], seed=1),
+        people([], seed=1),
+    ],
+    ids=["names", "numbers", "few in common", "one", "nobody"],
+)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_ledger_of_other_clients_is_refused(path, clients, numbered):
+    with Ledger(path, people(NUMBERS) if numbered else CLIENTS) as ledger:
+        charge(ledger, 0)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="another population"):
+        Ledger(path, clients)
+    assert path.read_bytes() == before
+    Ledger(path, CLIENTS).close()
+
+
+def test_a_refused_warning_joins_nobody(path):
+    filled(path)
+    before = path.read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SameClientsWarning):
+            Ledger(path, people(seed=1))
+    assert path.read_bytes() == before
+    Ledger(path, CLIENTS).close()
+
+
+def test_clients_are_compared_only_when_they_must_be(path, monkeypatch):
+    """It passes over the data, so neither a resumed run nor a read may pay for it."""
+    filled(path)
+    monkeypatch.delattr(sources.Secret, "sketch")
+    monkeypatch.delattr(sources.Secret, "overlap")
+    Ledger(path, CLIENTS.select([1])).close()
+    Ledger.read(path).verify()
+
+
+def test_a_ledger_needs_a_population(path):
+    for wrong in (CLIENTS.fingerprint, None, {}):
+        with pytest.raises(InputError, match="needs the Population of its clients"):
+            Ledger(path, wrong)
+    assert not path.parent.exists()
+
+
+def test_another_unit_is_refused_before_anybody_joins(path):
+    filled(path)
+    before = path.read_bytes()
+    for clients in (CLIENTS, people(seed=1)):
+        with pytest.raises(InputError, match="protects each client, this run each example"):
+            Ledger(path, clients, unit="example")
+    assert path.read_bytes() == before
+
+
+def test_nobody_who_sees_a_ledger_can_test_a_guess(tmp_path):
+    """TRUST 40: of two ledgers of the same data, nothing about the data is equal."""
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        filled(path)
+        with pytest.warns(SameClientsWarning):
+            Ledger(path, people(seed=1)).close()
+    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    for one, two in zip(*lines, strict=True):
+        for name in ("population", "key"):
+            assert one.get(name) != two.get(name) or one.get(name) is None
+        for name, tags in one.get("sketch", {}).items():
+            width = 2 * sources._TAG_BYTES
+            tags, other = (
+                set(re.findall("." * width, held)) for held in (tags, two["sketch"][name])
+            )
+            assert len(tags) == sources._TAGS and not tags & other
+    guesses = [CLIENTS.fingerprint, CLIENTS.content, people(seed=1).fingerprint]
+    guesses += NAMES
+    contents = [NAMES[0].encode(), CLIENTS.columns["x"][:3].tobytes(), CLIENTS.fingerprint.encode()]
+    for content in contents:
+        for kind in (hashlib.sha256, hashlib.sha1, hashlib.md5, hashlib.blake2b, hashlib.sha512):
+            guesses.append(kind(content).hexdigest())
+    for path in paths:
+        text = path.read_text()
+        assert not [guess for guess in guesses if guess in text or guess[:12] in text]
+        assert key_of(path).read_bytes().hex() not in text

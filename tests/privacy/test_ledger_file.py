@@ -1,0 +1,325 @@
+"""The file of a ledger and its key: what was altered, torn or is held by another is refused."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import stat
+
+import pytest
+
+from jaxpfl.errors import CorruptFile, InputError, RunLocked
+from jaxpfl.privacy import Ledger, sources
+from jaxpfl.privacy.chain import Chain
+from tests.privacy.ledgers import (
+    CLIENTS,
+    EVERYONE,
+    charge,
+    filled,
+    key_of,
+)
+
+
+def test_a_key_is_made_with_the_ledger_for_its_owner_alone(path):
+    filled(path)
+    assert stat.S_IMODE(key_of(path).stat().st_mode) == 0o600
+    assert stat.S_IMODE(key_of(path).parent.stat().st_mode) == 0o700
+    assert {found.name for found in path.parent.rglob("*.*")} == {
+        "ledger.jsonl",
+        "ledger.jsonl.key",
+    }
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "another"])
+def test_without_its_key_a_ledger_can_be_read_but_not_charged(path, tmp_path, damage):
+    filled(path)
+    before, key = path.read_bytes(), key_of(path).read_bytes()
+    filled(tmp_path / "other")
+    if damage == "missing":
+        key_of(path).unlink()
+    elif damage == "short":
+        key_of(path).write_bytes(key[:-1])
+    else:
+        shutil.copy(key_of(tmp_path / "other"), key_of(path))
+    with pytest.raises(CorruptFile, match=r"ledger\.jsonl\.key"):
+        Ledger(path, CLIENTS)
+    assert key_of(path).exists() == (damage != "missing"), "none is made for an old ledger"
+    ledger = Ledger.read(path)
+    ledger.verify()
+    assert len(ledger) == 5 and ledger.spent(1e-5) > 0
+    assert ledger.summary(1e-5)["population"] == json.loads(before.splitlines()[0])["population"]
+    with pytest.raises(InputError, match="opened for reading"):
+        ledger.covers(CLIENTS)
+    key_of(path).write_bytes(key)
+    Ledger(path, CLIENTS).close()
+    assert path.read_bytes() == before
+
+
+def test_a_flipped_bit_in_the_key_is_found(path):
+    """TRUST 35"""
+    filled(path)
+    key = key_of(path).read_bytes()
+    for bit in range(8 * len(key)):
+        damaged = bytearray(key)
+        damaged[bit // 8] ^= 1 << bit % 8
+        key_of(path).write_bytes(damaged)
+        with pytest.raises(CorruptFile, match="is not the key of"):
+            Ledger(path, CLIENTS)
+
+
+def test_a_crash_before_the_first_line_keeps_the_key(path):
+    """A key that is there may be of a ledger that somebody is about to restore."""
+    filled(path)
+    key, whole = key_of(path).read_bytes(), path.read_bytes()
+    path.write_bytes(b"")
+    Ledger(path, CLIENTS).close()
+    assert key_of(path).read_bytes() == key
+    path.write_bytes(whole)
+    Ledger(path, CLIENTS).close()
+
+
+def test_every_flipped_bit_is_found_when_a_ledger_is_opened(path, monkeypatch):
+    """TRUST 35, 40: of header, charges and records, and their newlines; nothing is deleted."""
+    monkeypatch.setattr(sources, "_TAGS", 2)
+    with Ledger(path, CLIENTS) as ledger:
+        charge(ledger, 0, EVERYONE)
+        ledger.record("fed_avg a 0", "released")
+        charge(ledger, 1, EVERYONE)
+    whole = path.read_bytes()
+    # In place: making the file anew takes ten times as long.
+    with path.open("r+b", buffering=0) as file:
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            os.pwrite(file.fileno(), damaged, 0)
+            with pytest.raises(CorruptFile, match="line [1-4] was altered"):
+                Ledger(path, CLIENTS)
+            assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    Ledger(path, CLIENTS).close()
+
+
+def _edit(lines):
+    lines[3] = lines[3].replace('"round":2', '"round":9')
+
+
+def _cheaper(lines):
+    lines[3] = lines[3].replace('"noise_multiplier":1.5', '"noise_multiplier":99.0')
+
+
+def _delete(lines):
+    del lines[3]
+
+
+def _swap(lines):
+    lines[2], lines[3] = lines[3], lines[2]
+
+
+def _repeat(lines):
+    lines.insert(3, lines[2])
+
+
+def _other_budget(lines):
+    lines[0] = lines[0].replace('"budget":null', '"budget":{"delta":0.1,"epsilon":99.0}')
+
+
+def _space(lines):
+    lines[3] = lines[3].replace(":", ": ", 1)
+
+
+def _no_json(lines):
+    lines[3] = "x" + lines[3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_edit, _cheaper, _delete, _swap, _repeat, _other_budget, _space, _no_json],
+)
+def test_an_altered_line_is_refused_by_file_and_number(path, damage):
+    """TRUST 40: edited, reordered, deleted, inserted; on opening, reading and verifying."""
+    filled(path)
+    open_before = Ledger.read(path)
+    lines = path.read_text().splitlines()
+    damage(lines)
+    path.write_text("\n".join(lines) + "\n")
+    number = r"line [1-5] was altered"
+    with pytest.raises(CorruptFile, match=number) as caught:
+        Ledger(path, CLIENTS)
+    assert str(path) in str(caught.value)
+    for look in (lambda: Ledger.read(path), open_before.verify):
+        with pytest.raises(CorruptFile, match=number):
+            look()
+
+
+def test_a_forged_chain_does_not_contain_the_old_head(path, tmp_path):
+    """TRUST 40: whoever recomputes all hashes still misses what a checkpoint kept."""
+    head = filled(path)
+    key_of(tmp_path / "forged").parent.mkdir()
+    shutil.copy(key_of(path), key_of(tmp_path / "forged"))
+    forged = filled(tmp_path / "forged", rounds=4)
+    assert Ledger.read(path).contains(forged)
+    path.write_bytes((tmp_path / "forged").read_bytes())
+    ledger = Ledger.read(path)
+    assert not ledger.contains(head)
+    with pytest.raises(CorruptFile, match="cut off or replaced"):
+        ledger.verify(head)
+    ledger.verify(forged)
+
+
+def test_lines_cut_off_the_end_are_found_by_the_head(path):
+    """TRUST 40: the chain alone cannot tell; the head kept elsewhere can."""
+    head = filled(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:-2]) + "\n")
+    with Ledger(path, CLIENTS) as ledger:
+        assert len(ledger) == 3
+        with pytest.raises(CorruptFile, match="cut off"):
+            ledger.verify(head)
+
+
+def test_an_open_ledger_notices_that_its_file_was_replaced(path, tmp_path):
+    """TRUST 40"""
+    filled(tmp_path / "short", rounds=2)
+    filled(path)
+    with Ledger(path, CLIENTS) as ledger:
+        path.write_bytes((tmp_path / "short").read_bytes())
+        with pytest.raises(CorruptFile, match="altered while it was open"):
+            ledger.verify()
+
+
+def test_a_torn_last_line_is_a_charge_that_never_returned(path):
+    """TRUST 33: after a crash at any byte of the last write the charge is whole or gone."""
+    filled(path, rounds=3)
+    whole = path.read_bytes()
+    filled(path, rounds=4)
+    longer = path.read_bytes()
+    for cut in range(len(whole), len(longer) + 1):
+        path.write_bytes(longer[:cut])
+        assert len(Ledger.read(path)) == (4 if cut >= len(longer) - 1 else 3)
+        with Ledger(path, CLIENTS) as ledger:
+            kept = cut >= len(longer) - 1
+            assert path.read_bytes() == (longer if kept else whole)
+            charge(ledger, 3)
+        assert path.read_bytes() == longer
+
+
+def test_a_torn_first_line_is_an_empty_ledger(path):
+    """TRUST 33: a crash at creation."""
+    filled(path, rounds=0)
+    header = path.read_bytes()
+    for cut in (0, 1, len(header) // 2, len(header) - 2):
+        path.write_bytes(header[:cut])
+        with pytest.raises(CorruptFile, match="empty"):
+            Ledger.read(path)
+        Ledger(path, CLIENTS).close()
+        assert path.read_bytes() == header
+
+
+def test_a_torn_line_in_the_middle_is_no_crash(path):
+    """TRUST 40: only the last write can be cut short."""
+    filled(path)
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2][:-20]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(CorruptFile, match="line 3"):
+        Ledger(path, CLIENTS)
+
+
+def test_a_full_disk_leaves_no_charge_and_no_half_line(path, monkeypatch):
+    """TRUST 36: the error is the system's, the file is as before, nobody goes on charging."""
+    filled(path)
+    before = path.read_bytes()
+    ledger = Ledger(path, CLIENTS)
+    real = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:10]))
+        with pytest.raises(OSError, match="cannot be written"):
+            charge(ledger, 5)
+    assert path.read_bytes() == before
+    with pytest.raises(InputError, match="closed"):
+        charge(ledger, 5)
+    with Ledger(path, CLIENTS) as again:
+        charge(again, 5)
+
+
+def test_a_ledger_opened_for_reading_cannot_be_charged(path):
+    filled(path)
+    ledger = Ledger.read(path)
+    with pytest.raises(InputError, match="reading"):
+        charge(ledger, 9)
+    with pytest.raises(InputError, match="reading"):
+        ledger.record("fed_avg a 0", "one")
+
+
+def _try_to_open(path, answer):
+    try:
+        Ledger(path, CLIENTS).close()
+        answer.put("opened")
+    except RunLocked as error:
+        answer.put(str(error))
+
+
+def test_a_second_process_is_refused(path):
+    """TRUST 37: the kernel's lock, gone with its holder; readers need none."""
+    filled(path)
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+
+    def ask() -> str:
+        process = context.Process(target=_try_to_open, args=(path, answer))
+        process.start()
+        said = answer.get(timeout=120)
+        process.join()
+        return said
+
+    with Ledger(path, CLIENTS):
+        assert "another run holds this ledger" in ask()
+        assert len(Ledger.read(path)) == 5
+        with pytest.raises(RunLocked):
+            Ledger(path, CLIENTS)
+    assert ask() == "opened"
+
+
+def test_the_file_holds_public_things_only(path):
+    """TRUST 40: exactly these fields; no times, ids, sizes or keys."""
+    filled(path)
+    with Ledger(path, CLIENTS) as ledger:
+        ledger.record("fed_avg a 0", "released")
+    header, *charges, record = (json.loads(line) for line in path.read_text().splitlines())
+    seal = {"bytes", "previous", "hash"}
+    assert set(header) == {"format", "key", "population", "sketch", "unit", "budget"} | seal
+    for line in charges:
+        assert set(line) == {"run", "label", "round", "event", "identity"} | seal
+    assert set(record) == {"identity", "release"} | seal
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"event": {"type": "gaussian", "noise_multiplier": "x"}},
+        {"event": {"type": "something else"}},
+        {"event": 3},
+        {"run": "a"},
+        {"population": "x", "sketch": {"ids": "zz", "contents": ""}},
+        {"population": "x", "sketch": []},
+        {},
+    ],
+    ids=str,
+)
+def test_a_sealed_line_that_says_nothing_known_is_refused(path, fields):
+    """Whoever seals lines can also seal nonsense."""
+    filled(path)
+    chain = Chain(path)
+    chain.append(fields)
+    chain.close()
+    for open_it in (Ledger.read, lambda path: Ledger(path, CLIENTS)):
+        with pytest.raises(CorruptFile, match="line 7 was altered"):
+            open_it(path)
+
+
+def test_another_format_is_refused(path):
+    chain = Chain(path)
+    chain.append({"format": "jaxpfl ledger 3"})
+    chain.close()
+    with pytest.raises(CorruptFile, match="expected the format 'jaxpfl ledger 2'"):
+        Ledger.read(path)
