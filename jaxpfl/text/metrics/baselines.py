@@ -29,56 +29,76 @@ class UnigramBaseline:
 
 
 def unigram_baseline(
-    train_NxL: np.ndarray, evaluation_MxL: np.ndarray, *, vocab_size: int
+    train_NxL: np.ndarray,
+    evaluation_MxL: np.ndarray,
+    *,
+    vocab_size: int,
+    no_targets: Sequence[int] = (UNUSED, BOS),
+    no_predictions: Sequence[int] = (OOV,),
 ) -> UnigramBaseline:
     """Fits token frequencies on one token array and scores them on another.
 
     The targets are those of the language models: every token after the first of a row except
     padding, including end of sentence and out-of-vocabulary. Frequencies are add-one smoothed over
-    the ids that can be targets (all except the unused id and beginning of sentence); a tie for the
-    most frequent goes to the lowest id. As with the models, out-of-vocabulary is never a correct
-    prediction. The counts are exact, without differential privacy: neither
-    they nor a model made from them may be released when the training text is private.
+    the ids that can be targets; a tie for the most frequent goes to the lowest id. As with the
+    models, out-of-vocabulary is never a correct prediction. The counts are exact, without
+    differential privacy: neither they nor a model made from them may be released when the training
+    text is private.
 
     Args:
       train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
       vocab_size: number of token ids, including the special tokens.
+      no_targets: ids that are never targets: the unused one and the beginning of sentence of a
+        `Vocabulary`. A `Tokeniser` of subwords has none.
+      no_predictions: ids that are no prediction of a word, such as out-of-vocabulary.
 
     Raises:
       InputError: an id is out of range, or there is nothing to evaluate.
     """
     positive_int("vocab_size", vocab_size)
-    return scored_counts(_target_counts("train", train_NxL, vocab_size), evaluation_MxL)
+    counts_V = _target_counts("train", train_NxL, vocab_size, no_targets)
+    return _scored(counts_V, evaluation_MxL, no_targets, no_predictions)
 
 
 def scored_counts(
     counts: Sequence[int] | np.ndarray, evaluation_MxL: np.ndarray
 ) -> UnigramBaseline:
-    """As `unigram_baseline`, of tokens that were counted elsewhere.
+    """As `unigram_baseline`, of words that were counted elsewhere.
 
     Args:
       counts: how often each id was a target, such as `Vocabulary.counts` of public text.
     """
-    counts_V = np.asarray(counts, np.float64)
+    return _scored(np.asarray(counts, np.float64), evaluation_MxL, (UNUSED, BOS), (OOV,))
+
+
+def _scored(
+    counts_V: np.ndarray,
+    evaluation_MxL: np.ndarray,
+    no_targets: Sequence[int],
+    no_predictions: Sequence[int],
+) -> UnigramBaseline:
+    """The baseline of these counts of targets."""
     vocab_size = len(counts_V)
-    held_out_V = _target_counts("evaluation", evaluation_MxL, vocab_size)
+    held_out_V = _target_counts("evaluation", evaluation_MxL, vocab_size, no_targets)
     total = int(held_out_V.sum())
     if total == 0:
         raise InputError("evaluation tokens must hold at least one target, found none")
     possible_V = np.ones(vocab_size, bool)
-    possible_V[[UNUSED, BOS]] = False
+    possible_V[list(no_targets)] = False
     smoothed_V = np.where(possible_V, counts_V + 1.0, 0.0)
     log_probability_V = np.log(np.where(possible_V, smoothed_V, 1.0) / smoothed_V.sum())
     loss = -float(held_out_V @ log_probability_V) / total
     predicted_V = smoothed_V.copy()
-    predicted_V[OOV] = 0
+    predicted_V[list(no_predictions)] = 0
     best = int(np.argmax(predicted_V))
     return UnigramBaseline(
         perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
     )
 
 
-def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+def _target_counts(
+    name: str, tokens: np.ndarray, vocab_size: int, no_targets: Sequence[int]
+) -> np.ndarray:
     """How often each id is a target: float64 [vocab_size]."""
     tokens = np.asarray(tokens)
     check_token_rows(f"{name} tokens", tokens)
@@ -86,5 +106,5 @@ def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray
     if targets.size and not (0 <= targets.min() and targets.max() < vocab_size):
         raise InputError(f"{name} tokens must lie in 0 .. {vocab_size - 1}, found one outside")
     counts_V = np.bincount(targets, minlength=vocab_size).astype(np.float64)
-    counts_V[[UNUSED, BOS]] = 0
+    counts_V[list(no_targets)] = 0
     return counts_V

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -47,6 +48,7 @@ from jaxpfl.experiments.engine.build import (
 from jaxpfl.experiments.engine.cost import both_statements, stamped
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Tracking
+from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
@@ -66,6 +68,7 @@ from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import embed
+from jaxpfl.text.metrics.baselines import unigram_baseline
 from jaxpfl.text.metrics.prediction import evaluate
 from jaxpfl.text.tokenisers.spans import in_spans
 
@@ -178,6 +181,8 @@ class SyntheticText:
             "private": not stamp or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
             "privacy": guarantee["privacy"],
+            "language": True,
+            "table": self._table(tokens, public, metrics, stamp),
             "metrics": {
                 **metrics,
                 "public_accuracy": public["accuracy"],
@@ -188,6 +193,33 @@ class SyntheticText:
             "public_models": self._public_models(),
             **details,
         }
+
+    def _table(
+        self,
+        tokens: np.ndarray,
+        public: Mapping[str, float],
+        metrics: Mapping[str, float],
+        stamp: str,
+    ) -> list[dict[str, Any]]:
+        """The scores on the test clients of the public model, of token frequencies, and the run's.
+
+        Args:
+          tokens: of the test clients.
+          public, metrics: the scores of the public model and the run's.
+        """
+        table: list[dict[str, Any]] = [{"model": "the public model", "private": True, **public}]
+        texts = self._held_out(self.valid)
+        if texts:
+            unigram = unigram_baseline(
+                self.models.rows(texts),
+                tokens,
+                vocab_size=self.models.tokeniser.vocab_size,
+                no_targets=(),
+                no_predictions=(),
+            )
+            table.append({"model": "unigram", "private": True, **dataclasses.asdict(unigram)})
+        private = not stamp or not self._sends()
+        return [*table, {"model": OURS, "private": private, **metrics}]
 
     def _public_models(self) -> dict[str, Any]:
         """The models that the run started from: names, and the SHA-256 of the parameters."""

@@ -92,6 +92,12 @@ def test_every_method_runs_and_has_its_page(finished, name):
     assert record["public_models"]["downstream"] == start["public_models"]["downstream"]
     assert metrics["public_perplexity"] == start["metrics"]["perplexity"]
     assert (metrics["perplexity"] == metrics["public_perplexity"]) == (name == "public")
+    # All of them were scored on the same tokens.
+    table = {row["model"]: row for row in record["table"]}
+    assert table.keys() == {"the public model", "unigram", "this run"}
+    assert len({row["count"] for row in table.values()}) == 1
+    assert table["this run"]["perplexity"] == metrics["perplexity"]
+    assert table["unigram"] == start["table"][1]
     if record["method"] not in ("public", "fed_avg"):
         lines = (out / "corpus.jsonl").read_text().splitlines()
         texts = [json.loads(line)["text"] for line in lines]
