@@ -93,6 +93,7 @@ def _forget_compiled_programs() -> Iterator[None]:
     yield
     if psutil.Process().memory_info().rss > 2.5e9:
         jax.clear_caches()
+        gc.collect()
 
 
 _draw = matplotlib.figure.Figure.savefig

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -98,13 +99,14 @@ def summed(accumulator, leaves_KxD: np.ndarray, devices: int):
     return accumulator.join_devices(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *sums))
 
 
+@partial(jax.jit, static_argnums=0)
 def merged(accumulator, sums, leaves_KxD):
     def add(index, sums):
         row = jax.lax.dynamic_slice_in_dim(leaves_KxD, index, 1)
         subtotal = accumulator.add(accumulator.start(sums), row, jnp.ones(1), ONE)
         return accumulator.merge(sums, subtotal)
 
-    return jax.jit(lambda sums: jax.lax.fori_loop(0, len(leaves_KxD), add, sums))(sums)
+    return jax.lax.fori_loop(0, len(leaves_KxD), add, sums)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])

@@ -91,7 +91,7 @@ def test_parameter_counts_are_the_papers(model, number):
 @pytest.mark.parametrize("model", [SMALL, DEEP])
 def test_loss_follows_the_equations(model):
     params = perturbed(model)
-    loss, metrics = model.loss(params, {"tokens": TOKENS}, np.ones(3, bool))
+    loss, metrics = jax.jit(model.loss)(params, {"tokens": TOKENS}, np.ones(3, bool))
     np.testing.assert_allclose(loss, reference_loss(model, params, TOKENS), rtol=1e-5)
     assert metrics["count"] == 10
 
@@ -118,10 +118,10 @@ def test_every_gradient_follows_the_equations(model):
 
 def test_steps_give_the_sequences_logits():
     params = perturbed(DEEP)
-    whole = DEEP.logits(params, TOKENS[:, :-1])
-    carry = DEEP.initial_carry(3)
+    whole = jax.jit(DEEP.logits)(params, TOKENS[:, :-1])
+    carry, step = DEEP.initial_carry(3), jax.jit(DEEP.step)
     for t in range(TOKENS.shape[1] - 1):
-        logits, carry = DEEP.step(params, TOKENS[:, t], carry)
+        logits, carry = step(params, TOKENS[:, t], carry)
         np.testing.assert_allclose(logits, whole[:, t], rtol=1e-5, atol=1e-5)
 
 
@@ -146,9 +146,8 @@ def test_clients_side_by_side_equal_clients_one_by_one():
 
 def test_extreme_logits_stay_finite():
     params = jax.tree.map(lambda leaf: leaf * 1e4, perturbed(SMALL))
-    (loss, _), gradient = jax.value_and_grad(SMALL.loss, has_aux=True)(
-        params, {"tokens": TOKENS}, np.ones(3, bool)
-    )
+    slope = jax.jit(jax.value_and_grad(SMALL.loss, has_aux=True))
+    (loss, _), gradient = slope(params, {"tokens": TOKENS}, np.ones(3, bool))
     assert np.isfinite(loss)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 

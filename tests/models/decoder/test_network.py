@@ -171,12 +171,13 @@ def test_loss_is_the_mean_over_the_next_tokens(config):
         nll -= log_p[np.arange(len(row) - 1), row[1:]].sum()
         hits += (logits.argmax(-1) == row[1:]).sum()
         count += len(row) - 1
-    loss, sums = model.loss(params, {"tokens": TOKENS}, np.array([True, True, False]))
+    rows = np.array([True, True, False])
+    loss, sums = jax.jit(model.loss)(params, {"tokens": TOKENS}, rows)
     assert count == 7 + 3
     np.testing.assert_allclose(float(loss), nll / count, rtol=1e-5)
     np.testing.assert_allclose(float(sums["loss_sum"]), nll, rtol=1e-5)
     assert (int(sums["correct"]), int(sums["count"])) == (hits, count)
-    evaluated = model.evaluate(params, {"tokens": TOKENS}, np.array([True, True, False]))
+    evaluated = jax.jit(model.evaluate)(params, {"tokens": TOKENS}, rows)
     np.testing.assert_allclose(float(evaluated["loss_sum"]), nll, rtol=1e-5)
 
 
@@ -194,7 +195,7 @@ def test_cached_steps_give_the_logits_of_the_whole_row(config):
     model = Decoder(config)
     params = drawn(model)
     row = jnp.asarray(np.random.default_rng(2).integers(0, 23, (2, 12)), jnp.int32)
-    whole = model.logits(params, model.hidden(params, row))
+    whole = jax.jit(lambda p, t: model.logits(p, model.hidden(p, t)))(params, row)
     prompt = np.array(row[:, :5])
     prompt[1, 3:] = PAD
     cache = model.prefill(params, jnp.asarray(prompt), 8)
@@ -214,9 +215,10 @@ def test_branches_share_a_prompt_and_do_not_see_each_other(config):
     row = np.array([[*prompt, PAD, *chosen, PAD, *rejected, PAD]], np.int32)
     positions = np.array([[0, 1, 2, 3, 3, 4, 5, 6, 3, 4, 5]], np.int32)
     branch = np.array([[0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]], np.int32)
-    together = model.hidden(params, row, positions, branch)[0]
+    hidden = jax.jit(model.hidden)
+    together = hidden(params, row, positions, branch)[0]
     for continuation, start in ((chosen, 4), (rejected, 8)):
-        alone = model.hidden(params, np.array([prompt + continuation], np.int32))[0]
+        alone = hidden(params, np.array([prompt + continuation], np.int32))[0]
         np.testing.assert_allclose(
             together[start : start + len(continuation)], alone[3:], rtol=1e-5, atol=1e-5
         )

@@ -283,9 +283,9 @@ def test_the_gradient_of_the_loss_is_that_of_the_plain_cross_entropy():
 def test_what_a_model_cannot_do_is_said():
     tokens_BxL = _batch()[0]
     plain, masked = MODELS["bert"], MODELS["bert with a head"]
-    params = masked.init(jax.random.key(0))
+    params = jax.jit(masked.init)(jax.random.key(0))
     with pytest.raises(InputError, match="has no language-model head"):
-        plain.masked_logits(plain.init(jax.random.key(0)), tokens_BxL)
+        plain.masked_logits(jax.jit(plain.init)(jax.random.key(0)), tokens_BxL)
     with pytest.raises(InputError, match="only a causal encoder predicts the next token"):
         masked.loss(params, {"tokens": tokens_BxL}, np.ones(4, bool))
     with pytest.raises(InputError, match="at most 9 tokens, found 10"):
