@@ -38,7 +38,7 @@ demo: .venv/installed
 	.venv/bin/jaxpfl run configs/quickstart.yaml --out $$out
 
 # JAXPFL_TEST_XLA=full compiles as a user's process does, with all optimisations, which takes
-# twice the time; `make test` goes without them.
+# several times as long; `make test` goes without them.
 # Two processes: most of a test's time is one compilation after the other. The files that take
 # longest come first (tests/conftest.py), so that both end together.
 PYTEST_PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
