@@ -111,7 +111,7 @@ def choose_corpus(
             )
             statement = statement or without_privacy.statement()
     record = _record(found, corpora, sources, function.name, paths, directory)
-    record["statement"] = statement
+    record |= {"clients": clients.name, "statement": statement}
     files.write_json(directory / "fred.json", record)
     stamp = "" if record["private"] else "NOT PRIVATE"
     bars(record["candidates"], stamp).savefig(directory / "fred.png")
@@ -194,7 +194,10 @@ def table(record: Mapping[str, Any]) -> str:
     }
     columns = [name for name in titles if name in rows[0]]
     width = max(24, *(len(row["candidate"]) + 4 for row in rows))
-    lines = [f"{'public corpus':{width}}" + "".join(f"{titles[name]:>13}" for name in columns)]
+    lines = [
+        f"Frechet distance (FreD) to what the clients of {record['clients']} hold:",
+        f"{'public corpus':{width}}" + "".join(f"{titles[name]:>13}" for name in columns),
+    ]
     for row in rows:
         values = "".join(f"{row[name]:>13.5g}" for name in columns)
         tie = "  tied with the next" if row.get("tied") else ""

@@ -12,21 +12,26 @@ from typing import Any
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
-    "all releases on", "is part of the privacy stated above",
+    "on their ledgers", "deployment", "clients send nothing", "all releases on", "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(
     r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|"
-    "bias",
+    "bias|inverted|classifier score|points over",
     re.I,
 )
 SETTINGS = re.compile(
     r"(^| )(rounds?|runs?|points?|seed|case|rank|clients per round.*|noise multiplier.*|"
-    r"clip norm.*|begun|duration|took|date|command|.*model|after round|vocabulary)$",
+    r"clip norm.*|begun|duration|took|date|command|.*model|after round|vocabulary|"
+    r"rounds for each GAN|matching clients in a round \(expected\)|of clients have the bug)$",
     re.I,
 )
 NUMBER = re.compile(r"\d")
+# Columns of words and texts that a model drew, in which a digit measures nothing.
+DRAWN = re.compile(r"text|best of round \d+|bug in [\d.]+ %")
 # Lines of a terminal whose numbers are of no data.
-COUNTS = re.compile(r"report: |caution: (.* points? end|In \d+ of \d+ rounds )|unigram: word freq")
+COUNTS = re.compile(
+    r"report: |caution: (.* points? end|In \d+ of \d+ rounds )|unigram: word freq|ledger: |chart: "
+)
 
 
 @dataclass
@@ -106,6 +111,8 @@ def of_page(html: str, data_sets: Sequence[str]) -> list[str]:
             for place, cell in enumerate(row):
                 heading = table.headings[place] if place < len(table.headings) else ""
                 if not NUMBER.search(_without(cell, data_sets)) or (place == 0 and not heading):
+                    continue
+                if DRAWN.fullmatch(heading):
                     continue
                 context = " ".join([heading, table.context, *row])
                 if not _labelled(heading or row[0], context, data_sets, cell):

@@ -12,6 +12,7 @@ from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.choose_corpus import named
 from jaxpfl.privacy import Ledger
 from jaxpfl.text.embed import embed
+from tests.experiments.statements import of_lines
 
 TOPICS = {
     "cooking": ["boil the rice in salted water", "chop the onion and fry it", "bake the bread"],
@@ -121,6 +122,7 @@ def test_without_privacy_must_be_asked_for_and_is_stamped(tmp_path, capsys, sour
     assert main(["fred", *both]) == 0
     text = capsys.readouterr().out
     assert "NOT PRIVATE" in text
+    assert of_lines(text.splitlines(), [f"what the clients of {private} hold"]) == []
     record = json.loads((out / "fred.json").read_text())
     assert not record["private"]
     assert all({"distance", "non_private"} <= set(row) for row in record["candidates"])

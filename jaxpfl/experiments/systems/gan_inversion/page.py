@@ -18,6 +18,9 @@ _SIDES = {
 }
 
 
+_EVERYTHING = "everything on its ledger"
+
+
 def _gans(record: dict[str, Any]) -> dict[str, str]:
     """Descriptions of the GANs, by their names in the record."""
     sides = _SIDES[record["selection"]["by"]]
@@ -26,7 +29,10 @@ def _gans(record: dict[str, Any]) -> dict[str, str]:
 
 def lines(record: dict[str, Any]) -> list[str]:
     """Returns the result for a terminal."""
-    found = [f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}"]
+    found = [
+        f"{_judged(record)}:",
+        f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}",
+    ]
     for name, described in _gans(record).items():
         scores = record["runs"][name]
         share, score = scores["inverted_share"], scores["classifier_score"]
@@ -34,21 +40,26 @@ def lines(record: dict[str, Any]) -> list[str]:
     return [*found, "", *_privacy(record)]
 
 
+def _judged(record: dict[str, Any]) -> str:
+    return f"drawn images, as judged by models that were trained on {record['judged_by']}"
+
+
 def _privacy(record: dict[str, Any]) -> list[str]:
     if record["composed_guarantee"]["epsilon"] is None:
         return [record["stamp"]]
     costliest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
     found = [
-        f"all releases composed: {record['composed_guarantee']['statement']}",
+        f"{_EVERYTHING}: {record['composed_guarantee']['statement']}",
         f"the GAN with the largest epsilon: {record['runs'][costliest]['privacy']}",
     ]
     scale = record["at_scale"]
     if scale:
         run = scale["runs"][costliest]
         found += [
-            f"that GAN with the same noise of the mean at {scale['population']:,} clients and "
-            f"{run['clients_per_round']:,} a round: {run['statement']}",
-            f"all releases composed there: {scale['composed_guarantee']['statement']}",
+            f"that GAN in a deployment of {scale['population']:,} clients, "
+            f"{run['clients_per_round']:,} a round, with the same noise of the mean: "
+            f"{run['statement']}",
+            f"everything in that deployment: {scale['composed_guarantee']['statement']}",
         ]
     return found
 
@@ -68,7 +79,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         title="What is wrong with the images? Two federated GANs",
         lead=f"{record['population']} · a client: {record['unit']}",
         stamp=record["stamp"],
-        privacy=record["composed_guarantee"]["statement"],
+        privacy=f"{record['composed_guarantee']['statement']}, {_EVERYTHING}",
         privacy_notes=[
             *no_protection(record["composed_guarantee"]["epsilon"]),
             "This is the composed guarantee of all releases on this page, which are from the same "
@@ -80,7 +91,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             Section(
                 "Drawn by the GANs",
                 "Nobody has seen a client's image: each grid is drawn by a generator that was "
-                "trained only against a critic, which was trained under differential privacy.",
+                "trained only against a critic, which was trained under differential privacy. The "
+                f"scores are those of {_judged(record)}.",
                 [("gans", "images drawn by the GANs", grids)],
                 _scores(record),
                 wide=True,
@@ -111,7 +123,10 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
         (f"{record['selected_per_round']}", "matching clients in a round (expected)"),
         (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
         (f"{plan['clip_norm']:g}", "clip norm"),
-        (f"{100 * record['classifier']['accuracy']:.1f} %", "classifier's accuracy on public data"),
+        (
+            f"{100 * record['classifier']['accuracy']:.1f} %",
+            f"accuracy of the classifier on {record['judged_by']}",
+        ),
         (f"{100 * record['bug']['probability']:g} %", "of clients have the bug"),
     ]
 

@@ -172,6 +172,7 @@ class _Progress:
             "selection": dataclasses.asdict(config.selection),
             "bug": dataclasses.asdict(config.bug),
             "classifier": {"accuracy": self.evaluator.accuracy},
+            "judged_by": f"{self.study.public.name} (declared public)",
             "accuracy": accuracy,
             "thresholds": thresholds,
             "runs": {

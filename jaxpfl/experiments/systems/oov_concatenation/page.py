@@ -8,11 +8,14 @@ from typing import Any
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 
+_BOTH = "both models of a world, everything on its ledger"
+
 
 def lines(record: dict[str, Any]) -> list[str]:
     """Returns the result for a terminal."""
     found = [
-        f"{'bug':>8}{'OOV at position 1':>20}{'OOV overall':>14}{'top words with a space':>25}"
+        f"{_measured(record)}:",
+        f"{'bug':>8}{'OOV at position 1':>20}{'OOV overall':>14}{'top words with a space':>25}",
     ]
     for world in record["worlds"].values():
         top = world["top_words"]
@@ -23,24 +26,34 @@ def lines(record: dict[str, Any]) -> list[str]:
     return [*found, "", *_privacy(record)]
 
 
+def _measured(record: dict[str, Any]) -> str:
+    """Of what the rates out of vocabulary (OOV) are, and of which vocabulary."""
+    return (
+        f"{record['drawn']['sentences']:,} sentences drawn from each word model, against the "
+        f"vocabulary of {record['vocabulary']['source']}"
+    )
+
+
 def _privacy(record: dict[str, Any]) -> list[str]:
     if record["all_worlds"]["epsilon"] is None:
         return [record["stamp"]]
     world = _costliest(record)
     found = [
-        f"both models of a world: {world['composed_guarantee']['statement']}",
-        f"all {len(record['worlds'])} worlds, as shown here: {record['all_worlds']['statement']}",
+        f"{_BOTH}: {world['composed_guarantee']['statement']}",
+        f"all {len(record['worlds'])} worlds, as shown here, everything on their ledgers: "
+        f"{record['all_worlds']['statement']}",
         f"the word model: {world['privacy']['words']}",
         f"the character model: {world['privacy']['characters']}",
     ]
     scale = record["at_scale"]
     if scale:
         found += [
-            f"the model of {name} with the same noise of the mean at {scale['population']:,} "
-            f"clients and {run['clients_per_round']:,} a round: {run['statement']}"
+            f"the model of {name} in a deployment of {scale['population']:,} clients, "
+            f"{run['clients_per_round']:,} a round, with the same noise of the mean: "
+            f"{run['statement']}"
             for name, run in scale["runs"].items()
         ]
-        found.append(f"both models there: {scale['composed_guarantee']['statement']}")
+        found.append(f"both models in that deployment: {scale['composed_guarantee']['statement']}")
     return found
 
 
@@ -71,7 +84,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
         f"{record['vocabulary']['size']:,} words from {record['vocabulary']['source']}",
         stamp=record["stamp"],
-        privacy=_costliest(record)["composed_guarantee"]["statement"],
+        privacy=f"{_costliest(record)['composed_guarantee']['statement']}, {_BOTH}",
         privacy_notes=[
             *no_protection(_costliest(record)["composed_guarantee"]["epsilon"]),
             "This is the composed guarantee of the word model and the character model of one "
@@ -91,8 +104,8 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
         sections=[
             Section(
                 "Where: words out of vocabulary by their position in generated sentences",
-                f"{record['drawn']['sentences']:,} sentences drawn from each word model. The bug "
-                "joins the first two words of a share of the sentences.",
+                f"{_measured(record)}. The bug joins the first two words of a share of the "
+                "sentences.",
                 [
                     ("oov_by_position", "OOV rate by position", _by_position(record, stamped)),
                     ("oov_overall", "OOV rate overall", _overall(record, stamped)),
@@ -146,7 +159,7 @@ def _top(record: dict[str, Any]) -> Table:
     worlds = list(record["worlds"].values())
     columns = ["rank"]
     for world in worlds:
-        columns += [f"bug in {_share(world)}", "probability"]
+        columns += [f"bug in {_share(world)}", "probability by the model"]
     rows = []
     for rank in range(record["drawn"]["top"]):
         row = [str(rank + 1)]

@@ -69,7 +69,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     cost = record["cost"]
     facts = [
         (f"{100 * metrics['accuracy']:.2f} %", f"next-token accuracy on {record['tested_on']}"),
-        (f"{gain:+.2f}", "points over the public checkpoint, on the same"),
+        (f"{gain:+.2f}", f"points over the public checkpoint on {record['tested_on']}"),
         (f"{cost['down']:,}", "floats to a client in a round"),
         (f"{cost['up']:,}", "floats from a client in a round"),
     ]

@@ -12,11 +12,13 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
+from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
+from tests.experiments.statements import of_lines, of_page
 
 # Two models of several networks each, or four, are many programs to compile.
 pytestmark = pytest.mark.long
@@ -95,6 +97,19 @@ def test_one_ledger_has_every_release_of_the_study(straight):
     before = record["accuracy"]["before"]
     assert before["stamp"]
     assert record["thresholds"] == {"low": before["low"], "high": before["high"]}
+
+
+def test_every_number_says_what_it_is_of(straight):
+    record = json.loads((straight / "result.json").read_text())
+    judges = "digits?clients=60&alpha=5&seed=0 [public] (declared public)"
+    shown = gan_inversion_page.lines(record)
+    assert of_lines(shown, [judges]) == []
+    assert len(of_lines([line.replace(judges, "") for line in shown], [judges])) >= 4
+    page = straight / "report.html"
+    assert of_page(page.read_text(), [judges]) == []
+    assert len(of_page(page.read_text().replace("&amp;", "&").replace(judges, ""), [judges])) >= 16
+    for run in sorted((straight / "runs").iterdir()):
+        assert of_page((run / "report.html").read_text(), [judges]) == []
 
 
 def _label(name: str) -> str:

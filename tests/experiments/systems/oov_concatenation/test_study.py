@@ -13,12 +13,14 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.sections import ScaledUpConfig
 from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
 from tests.experiments.crashes import durable_operations_that_crash
 from tests.experiments.ledgers import same_but_heads
+from tests.experiments.statements import of_lines, of_page
 from tests.plans import flat_plan
 
 # Two models of several networks each, or four, are many programs to compile.
@@ -99,6 +101,16 @@ def test_each_world_has_its_two_models_on_one_ledger(straight, config_path):
         assert alone < world["composed_guarantee"]["epsilon"] < 2 * alone
         log_p = [each["log_probability"] for each in world["top_words"]]
         assert log_p == sorted(log_p, reverse=True)
+
+
+def test_every_number_says_what_it_is_of(straight, config_path):
+    record = json.loads((straight / "result.json").read_text())
+    vocabulary = f"{config_path.parent}/public.jsonl"
+    shown = oov_page.lines(record)
+    assert of_lines(shown, [vocabulary]) == []
+    assert len(of_lines([line.replace(vocabulary, "") for line in shown], [vocabulary])) >= 2
+    for page in (straight / "report.html", *sorted((straight / "runs").glob("*/report.html"))):
+        assert of_page(page.read_text(), [vocabulary]) == []
 
 
 def test_what_all_worlds_cost_who_sees_them_side_by_side_is_said(straight):

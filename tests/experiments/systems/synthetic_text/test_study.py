@@ -24,6 +24,7 @@ from jaxpfl.privacy.secret import Secret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments.ledgers import same_but_heads
+from tests.experiments.statements import of_lines, of_page
 
 # The package has a function of that name.
 popri = importlib.import_module("jaxpfl.algorithms.popri")
@@ -128,6 +129,20 @@ def test_the_ledger_holds_a_charge_a_round_and_the_epsilon_that_is_stated(finish
     assert 7.9 < ledger.spent(1e-3) <= 8.0
     assert len({line["run"] for line in charges(path)}) == 1
     assert outcome.record["privacy"].endswith("if nothing else is released from these clients")
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_every_number_says_what_it_is_of(finished, name):
+    outcome = finished(name)
+    tested = outcome.record["tested_on"]
+    data_sets = [tested, outcome.record["validated_on"]]
+    assert tested.startswith("test clients of ") and tested.endswith("(declared public)")
+    assert of_lines(outcome.lines, data_sets) == []
+    page = (outcome.out / "report.html").read_text()
+    assert of_page(page, data_sets) == []
+    assert len(of_page(page.replace(tested, ""), data_sets)) >= 6
+    for run in (outcome.out / "runs").glob("*/report.html"):
+        assert of_page(run.read_text(), data_sets) == []
 
 
 @pytest.mark.parametrize("name", MARKED)
