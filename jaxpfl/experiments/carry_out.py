@@ -34,6 +34,7 @@ from jaxpfl.experiments.systems.base import (
     Synthesizer,
     Workspace,
 )
+from jaxpfl.federated import hosts
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
@@ -83,6 +84,7 @@ def run(
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
+    hosts.require_one_process("a run needs")
     system, directory = system_of(config.system), Path(out)
     with files.exclusive(directory):
         path = directory / CONFIG
@@ -117,6 +119,7 @@ def resume(
       InputError: `out` holds no run, or its files were altered.
       CorruptFile, BudgetExhausted, Interrupted: as `run`.
     """
+    hosts.require_one_process("a run needs")
     directory = Path(out)
     config = load_run(directory)
     with files.exclusive(directory):

@@ -14,6 +14,7 @@ from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.texts import sentences_of
+from jaxpfl.federated import hosts
 from jaxpfl.privacy.ledger import Budget
 
 
@@ -52,6 +53,7 @@ def run(
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
+    hosts.require_one_process("jaxpfl.run needs")
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)

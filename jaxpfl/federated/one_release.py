@@ -10,6 +10,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.federated import hosts
 from jaxpfl.federated.client import ClientFn
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Releaser
@@ -67,6 +68,7 @@ def release(
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
+    hosts.require_one_process("jaxpfl.release needs")
     if not callable(client_fn):
         raise InputError(
             "client_fn must be a function (broadcast, examples, key) -> contribution, found "

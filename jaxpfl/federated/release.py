@@ -36,7 +36,7 @@ from jaxpfl.data.cohort import Cohort
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
-from jaxpfl.federated import identity
+from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.door import Door, Keys
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.correlated_noise import NoiseStream
@@ -152,8 +152,8 @@ class Releaser:
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
 
     Raises:
-      InputError: the ledger has other clients or another unit, or a query's plan is for another
-        population.
+      InputError: the ledger has other clients or another unit, a query's plan is for another
+        population, or this is one of several processes.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ class Releaser:
         self._observe = observe
         self._asked: dict[Any, _Asked] = {}
         self._pending: list[_Pending] = []
+        hosts.require_one_process("a Releaser needs")
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
