@@ -12,7 +12,8 @@ from typing import Any
 
 SCOPES = (
     "this run", "on its ledger", "this point alone", "if nothing else is released",
-    "on their ledgers", "deployment", "clients send nothing", "all releases on", "is part of the privacy stated above",
+    "on their ledgers", "deployment", "clients send nothing", "all releases on",
+    "is part of the privacy stated above",
 )  # fmt: skip
 SCORES = re.compile(
     r"perplexity|accuracy|loss|recall|largest|standard error|gap closed|distance|FreD|interval|"
