@@ -115,8 +115,8 @@ def compare(
 def lines(record: Mapping[str, Any]) -> list[str]:
     """The record as text for a terminal."""
     found: list[str] = []
-    for table in _tables(record).values():
-        found += [*text_lines(table), ""]
+    for name, table in _tables(record).items():
+        found += [f"{_title(name)}:", *text_lines(table), ""]
     found += [f"{name}, this run: {statement}" for name, statement in record["privacy"].items()]
     return [*found, f"jointly: {record['jointly']}"]
 
@@ -196,11 +196,14 @@ def _tables(record: Mapping[str, Any]) -> dict[str, Table]:
             )
             for row in rows
         ]
-        what = f"run, scored on {name}" if name else "run, not evaluated"
         costs = [f"epsilon of {whose}" for whose in (OWN, SHARED)]
-        columns = (what, "rounds", *metrics, *costs)
+        columns = ("run", "rounds", *metrics, *costs)
         tables[name] = Table(columns, cells, tuple(range(1, len(columns))))
     return tables
+
+
+def _title(name: str) -> str:
+    return f"Scored on {name}" if name else "Not evaluated"
 
 
 def _scores(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -219,10 +222,7 @@ def _number(value: Any, metric: str) -> str:
 
 def _page(runs: Sequence[_Run], record: Mapping[str, Any]) -> Page:
     stamped = not all(run.found.run["private"] for run in runs)
-    sections = [
-        Section(f"Scored on {name}" if name else "Not evaluated", table=table)
-        for name, table in _tables(record).items()
-    ]
+    sections = [Section(_title(name), table=table) for name, table in _tables(record).items()]
     for name in dict.fromkeys(run.found.evaluated_on for run in runs):
         curves = {run.name: run.found for run in runs if run.found.evaluated_on == name}
         figures = evaluation_figures(next(iter(curves.values())), curves, "")

@@ -96,8 +96,8 @@ def test_scores_on_other_data_have_a_table_of_their_own(tmp_path, capsys):
     runs = [write_run(tmp_path / name, scored_on=f"the {name} set") for name in NOISE]
     assert main(["compare", *map(str, runs), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "scored on the first set" in text
-    assert "scored on the second set" in text
+    assert "Scored on the first set" in text
+    assert "Scored on the second set" in text
 
 
 def test_one_run_without_privacy_takes_it_from_all(tmp_path):

@@ -56,7 +56,7 @@ def subtitle(axes: Any, title: str, text: str) -> None:
     """Sets a title and below it a smaller text, which is shortened in the middle if too long."""
     if len(text) > 150:
         text = f"{text[:92]} ... {text[-52:]}"
-    axes.set_title(textwrap.fill(text, 66), loc="left", fontsize=8, color=GREY_TEXT)
+    axes.set_title(textwrap.fill(text, 72), loc="left", fontsize=8, color=GREY_TEXT)
     axes.figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
 
 

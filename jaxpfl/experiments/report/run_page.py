@@ -272,8 +272,11 @@ def _draw(
         # Plain numbers, because these ranges span one or two powers of ten only.
         for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formatter("{x:g}")
-    else:
-        axes.set_ylim(bottom=min(0.0, *axes.get_ylim()) if axis != "loss" else None)
+    elif axis != "loss":
+        low, high = axes.get_ylim()
+        # The margin above is of the whole axis, also where the values hardly differ.
+        axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("round", color=plots.INK)
     axes.set_ylabel(axis, color=plots.INK)
     if len(lines) > 1 or not lines[0][1]:
