@@ -15,7 +15,7 @@ import yaml
 from benchmarks.harness import record, table
 from jaxpfl import files
 from jaxpfl.experiments.config.reader import read_mapping
-from jaxpfl.experiments.sweep.points import POINTS
+from jaxpfl.experiments.sweep.directory import POINTS
 from jaxpfl.experiments.systems.base import CONFIG, RESULT
 
 _ALWAYS = ("data.source", "training.rounds")

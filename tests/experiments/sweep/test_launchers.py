@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from jaxpfl import cli
+from jaxpfl.errors import InputError
 
 BASE = {
     "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
@@ -62,9 +63,13 @@ def commands(script):
 
 
 def test_slurm_gets_a_task_for_each_unfinished_point(path, tmp_path, invented, sbatch, capsys):
-    begun = invented(lambda config, _: {
-        "metrics": {"loss": config.training.clients_per_round}, "private": True, "privacy": "",
-    })  # fmt: skip
+    def result_of(config, _):
+        if config.training.clients_per_round == 10:
+            raise InputError("no such file")
+        loss = config.training.clients_per_round
+        return {"metrics": {"loss": loss}, "private": True, "privacy": ""}
+
+    begun = invented(result_of)
     out = tmp_path / "the out"
     code, rows = sweep(path, out, "--launcher", "slurm", "--workers", "2")
     assert (code, rows, begun) == (0, None, [])
@@ -78,13 +83,14 @@ def test_slurm_gets_a_task_for_each_unfinished_point(path, tmp_path, invented, s
     assert f'#SBATCH --output="{folder}/%A_%a.log"' in (folder / "array.sh").read_text()
     # The array's tasks, as Slurm would run them.
     task = commands(folder / "array.sh")
-    for number in (1, 3):
+    for number, code in ((1, 0), (2, 4), (3, 0)):
         given = [word.replace("$SLURM_ARRAY_TASK_ID", str(number)) for word in task]
-        assert cli.main(given) == 0
-    assert begun == ["clients_per_round=5", "clients_per_round=20"]
-    assert cli.main(commands(folder / "collect.sh")) == 0
+        assert cli.main(given) == code
+    assert begun == [f"clients_per_round={number}" for number in (5, 10, 20)]
+    assert cli.main(commands(folder / "collect.sh")) == 4
     rows = json.loads((out / "sweep.json").read_text())["rows"]
     assert [row["mean"] for row in rows] == [5, None, 20]
+    # What failed is submitted again.
     sbatch.unlink()
     cli.main(["sweep", str(out), "--launcher", "slurm"])
     assert "--array=2 " in sbatch.read_text()
