@@ -126,6 +126,11 @@ def find(name: str) -> DataSet:
     raise InputError(f"there is no data set {name!r}; {hint}")
 
 
+def holding(source: str) -> str:
+    """The name of the data set that a source of a config is of; "" for another source."""
+    return next((each.name for each in DATA_SETS.values() if each.holds(source)), "")
+
+
 def _in_cache(repository: str) -> bool:
     """Whether the hub's client holds files of a data set, in its own folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

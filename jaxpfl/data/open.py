@@ -54,7 +54,7 @@ from urllib.parse import parse_qsl
 
 from jaxpfl import checks
 from jaxpfl.data import storage
-from jaxpfl.data.catalogue import VARIABLES
+from jaxpfl.data.catalogue import VARIABLES, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers import plain_text, table
@@ -222,9 +222,9 @@ def _reader_of_path(source: str, path: Path) -> _Reader:
             raise InputError(f"source {source!r}: a folder without a manifest, {made}")
         return partial(Population.load, path), {}
     if not path.name.endswith(_ENDINGS):
-        raise _unknown(source, path)
+        raise _unknown(source, path) if path.exists() or not holding(source) else _missing(source)
     if not path.is_file():
-        raise InputError(f"source {source!r}: there is no such file")
+        raise _missing(source)
     kinds = _kinds_of_path(path)
     assert kinds is not None
     if path.name.endswith(".npz"):
@@ -309,7 +309,7 @@ def _stream_grouped(
     else:
         path = Path(expanded(head))
         if not path.exists():
-            raise InputError(f"source {source!r}: there is no such file")
+            raise _missing(source)
         rows = partial(table.read_table, path)
     return stream_grouped(rows, layout, name=head, folder=folder)
 
@@ -333,6 +333,12 @@ def _identity(source: str, head: str) -> dict[str, Any]:
 def _name_of_split(source: str, split: str | None) -> str:
     path = source.partition("?")[0]
     return path if split is None else f"{path} [{split}]"
+
+
+def _missing(source: str) -> InputError:
+    known = holding(source)
+    hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it" if known else ""
+    return InputError(f"source {source!r}: there is no such file{hint}")
 
 
 def _unknown(source: str, path: Path) -> InputError:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.data.catalogue import DATA_SETS, find
+from jaxpfl.data.open import open as open_population
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import shipped
@@ -66,6 +67,17 @@ def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypa
     assert find("stackoverflow").state() == "1 of 3 files here"
     (tmp_path / "hub" / "datasets--allenai--c4" / "snapshots").mkdir(parents=True)
     assert "cache" in find("fedc4").state()
+
+
+@pytest.mark.parametrize("name", ["emnist_cnn", "fedc4", "irc_word_lm", "papers/popri_congress"])
+def test_a_file_that_is_not_in_its_folder_is_refused_with_the_command(name, tmp_path, monkeypatch):
+    for variable in {each.variable for each in DATA_SETS.values() if each.variable}:
+        monkeypatch.setenv(variable, str(tmp_path))
+    source = next(each for each in shipped.sources(name) if each.startswith("$"))
+    with pytest.raises(InputError, match="no such file; `jaxpfl data get ") as refused:
+        open_population(source)
+    named = re.search(r"jaxpfl data get (\w+)", str(refused.value))
+    assert named is not None and find(named[1]).holds(source)
 
 
 @pytest.mark.parametrize(("given", "nearest"), [("emnits", "emnist"), ("nova", "nova")])
