@@ -25,6 +25,8 @@ from jaxpfl.errors import InputError
 
 PyTree = Any
 
+_FEW_ROWS = 32
+
 
 class Pair(NamedTuple):
     """Two arrays of the same shape that together hold one sum.
@@ -54,23 +56,29 @@ def _quick_two_sum(a: jax.Array, b: jax.Array) -> Pair:
     return Pair(total, b - (total - a))
 
 
-def _joined(parts: list[jax.Array]) -> Pair:
-    """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
+def _joined(parts_KxW: jax.Array) -> Pair:
+    """The sum of float32 rows [K, ...] as the pair high = fl(sum), low = fl(sum - high).
 
-    Each pass keeps the exact sum, and makes every part but the last a rounding error of those after
+    Each pass keeps the exact sum, and makes every row but the last a rounding error of those after
     it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product", Algorithm 4.3). The error after
-    three passes is some 2^-72 of the largest part, so that equal sums have equal bits, whatever
-    their parts, unless these nearly cancel.
+    three passes is some 2^-72 of the largest row, so that equal sums have equal bits, whatever
+    their rows, unless these nearly cancel.
     """
-    parts = list(parts)
-    for _ in range(3 if len(parts) > 2 else 0):
-        for index in range(1, len(parts)):
-            parts[index], parts[index - 1] = _two_sum(parts[index], parts[index - 1])
-    rest = parts[0]
-    for part in parts[1:-1]:
-        rest = rest + part
-    # Not `_quick_two_sum`: if parts cancel, the rest may be larger than the last one.
-    return _without_negative_zero(_two_sum(parts[-1], rest))
+    # Loops over many rows, because 256 devices would otherwise take minutes to compile.
+    unroll = True if len(parts_KxW) <= _FEW_ROWS else 1
+
+    def exchange(total, part):
+        return _two_sum(part, total)
+
+    def add(total, part):
+        return total + part, None
+
+    for _ in range(3 if len(parts_KxW) > 2 else 0):
+        total, errors = jax.lax.scan(exchange, parts_KxW[0], parts_KxW[1:], unroll=unroll)
+        parts_KxW = jnp.concatenate([errors, total[None]])
+    rest, _ = jax.lax.scan(add, parts_KxW[0], parts_KxW[1:-1], unroll=unroll)
+    # Not `_quick_two_sum`: if rows cancel, the rest may be larger than the last one.
+    return _without_negative_zero(_two_sum(parts_KxW[-1], rest))
 
 
 def _without_negative_zero(pair: Pair) -> Pair:
@@ -141,8 +149,7 @@ class Compensated:
         """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
 
         def join(pair):
-            devices = range(pair.high.shape[0])
-            return _joined([pair.low[d] for d in devices] + [pair.high[d] for d in devices])
+            return _joined(jnp.concatenate([pair.low, pair.high]))
 
         return _map_pairs(join, sums)
 

@@ -19,7 +19,6 @@ difference of two releases always has noise.
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -35,9 +34,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.query import CLIENTS, Query
-from jaxpfl.privacy.clipping import Clipping, clip_factors
+from jaxpfl.federated.summing import Engine, Shapes, Sums, accumulate, zero_sums
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
 
 PyTree = Any
@@ -70,126 +68,6 @@ class Summed(NamedTuple):
     value: PyTree
     clip_norm: jax.Array
     name: jax.Array
-
-
-class _Sums(NamedTuple):
-    """Partial sums per device, [devices, ...]."""
-
-    contributions: PyTree
-    below: jax.Array  # [devices], sum of (1[norm <= clip] - 1/2) over clients
-
-
-@dataclasses.dataclass(frozen=True)
-class _Engine:
-    """The static part of compiled functions, which doors with equal engines share."""
-
-    client_fn: ClientFn
-    clipping: Clipping
-    clips: bool  # False where the client function bounds each example itself
-    accumulator: Accumulator
-    chunk: int
-    mesh: Mesh
-
-
-@partial(jax.jit, static_argnames=("accumulator", "mesh", "like"))
-def _zero_sums(accumulator: Accumulator, mesh: Mesh, like: "_Shapes") -> _Sums:
-    sums = _Sums(accumulator.zeros(like.tree(), mesh.size), jnp.zeros((mesh.size,), jnp.float32))
-    return jax.lax.with_sharding_constraint(sums, NamedSharding(mesh, PartitionSpec(CLIENTS)))
-
-
-@partial(jax.jit, static_argnames=("engine",), donate_argnames=("sums",))
-def _accumulate(
-    engine: _Engine,
-    broadcast: PyTree,
-    sums: _Sums,
-    bucket: Bucket,
-    clip_norm: jax.Array,
-    key: jax.Array,
-) -> _Sums:
-    """Adds one bucket's clipped contributions to the running sums."""
-
-    accumulator = engine.accumulator
-    bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
-
-    def on_one_device(broadcast, sums, bucket, clip_norm, bound, key):
-        def add_chunk(index, carry):
-            subtotal, below_sum = carry
-            part = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
-                bucket,
-            )
-            steps = jnp.max(part.steps)
-
-            def one_client(batches, mask, client):
-                examples = Examples(batches, mask, steps)
-                contribution = engine.client_fn(
-                    broadcast, examples, jax.random.fold_in(key, client)
-                )
-                return contribution, *clip_factors(contribution, engine.clipping, bound)
-
-            if engine.chunk == 1:
-                # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
-                alone = jax.tree.map(lambda leaf: leaf[0], part)
-                outputs = one_client(alone.batches, alone.mask, alone.client)
-                outputs = jax.tree.map(lambda leaf: leaf[None], outputs)
-            else:
-                outputs = jax.vmap(one_client)(part.batches, part.mask, part.client)
-            leaves_C, factors_C, norm_C, finite_C = outputs
-            real_C = part.weight > 0
-            below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
-            below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
-            added = _add_all_that_count(
-                accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, clip_norm
-            )
-            return added, below_sum + below
-
-        slots = bucket.weight.shape[0]
-        last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
-        # A traced bound, so that empty slots at the end of a bucket cost nothing.
-        chunks = (last_real + engine.chunk - 1) // engine.chunk
-        start = accumulator.start(sums.contributions), jnp.float32(0.0)
-        subtotal, below = jax.lax.fori_loop(0, chunks, add_chunk, start)
-        return _Sums(accumulator.merge(sums.contributions, subtotal), sums.below + below)
-
-    everywhere, dealt = PartitionSpec(), PartitionSpec(CLIENTS)
-    return jax.shard_map(
-        on_one_device,
-        mesh=engine.mesh,
-        in_specs=(everywhere, dealt, dealt, everywhere, everywhere, everywhere),
-        out_specs=dealt,
-        # Replication checking would insert sums of gradients over devices.
-        check_vma=False,
-    )(broadcast, sums, bucket, clip_norm, bound, key)
-
-
-def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):
-    """Adds a chunk's contributions, leaving out padding and what is not finite.
-
-    Rows are skipped and not masked: with a select among the values, XLA's CPU backend does not
-    vectorise the sum (fifty times slower over [1000, 1 M] float32), and a product with zero would
-    let NaN through. Only chunks with a row to skip, which are rare, take the loop.
-    """
-
-    def everyone(subtotal):
-        return accumulator.add(subtotal, leaves_C, factors_C, clip_norm)
-
-    def one_by_one(subtotal):
-        def add_row(index, subtotal):
-            leaf_1, factor_1 = jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), (leaves_C, factors_C)
-            )
-            return jax.lax.cond(
-                counts_C[index],
-                lambda total: accumulator.add(total, leaf_1, factor_1, clip_norm),
-                lambda total: total,
-                subtotal,
-            )
-
-        return jax.lax.fori_loop(0, counts_C.shape[0], add_row, subtotal)
-
-    if counts_C.shape[0] == 1:
-        return jax.lax.cond(counts_C[0], everyone, lambda total: total, subtotal)
-    return jax.lax.cond(jnp.all(counts_C), everyone, one_by_one, subtotal)
 
 
 @partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
@@ -225,9 +103,7 @@ def _release(
     if private:
         padded = total_W.high.size
         if shared_P is None:
-            # XLA's CPU backend only vectorises even shares (17 ms instead of 150).
-            even = -(-padded // mesh.size) * mesh.size
-            drawn_W = _dealt(mesh, standard_normal(noise_key, (even,)))[:padded]
+            drawn_W = _dealt(mesh, standard_normal(noise_key, (padded,)))
         else:
             own = standard_normal(noise_key, (padded - shared_P.size,))
             drawn_W = jnp.concatenate([shared_P, own])
@@ -242,28 +118,44 @@ def _release(
 
 
 @partial(jax.jit, static_argnames=("like",))
-def _cut(value_W: jax.Array, like: "_Shapes") -> PyTree:
+def _cut(value_W: jax.Array, like: "Shapes") -> PyTree:
     return cut(value_W, like.tree())
 
 
-# All sums are joined to one vector, whose length is a multiple of this number, which most numbers
-# of devices divide. It is padded with at least one zero.
-_WIDTH = 128
+# All sums are joined to one vector, whose length is a multiple of this number. It is padded with at
+# least one zero. The noise depends on the length, so that numbers of devices that divide this one
+# (powers of two) release the same bits where the sum has the same bits.
+_WIDTH = 512
 
 
 @partial(jax.jit, static_argnames=("mesh",))
 def _side_by_side(mesh: Mesh, contributions: PyTree) -> Pair:
-    """The devices' sums [devices, ...] as one pair [devices, W]; each device gets a share of W."""
+    """The devices' sums [devices, ...] as one pair [devices, W]; each device gets a share of W.
+
+    Each device sends every other one only that one's share, so that none ever holds more than two
+    vectors, however many devices there are.
+    """
     pairs = jax.tree.leaves(contributions, is_leaf=_is_pair)
     width = sum(math.prod(pair.high.shape[1:]) for pair in pairs)
-    spare = _WIDTH - width % _WIDTH
+    padded = _round_up(_round_up(width + 1, _WIDTH), mesh.size)
 
     def joined(*leaves):
-        rows = [leaf.reshape(mesh.size, -1) for leaf in leaves]
-        rows.append(jnp.zeros((mesh.size, spare), leaves[0].dtype))
-        return _dealt(mesh, jnp.concatenate(rows, axis=1))
+        rows = [leaf.reshape(-1) for leaf in leaves]
+        rows.append(jnp.zeros((padded - width,), leaves[0].dtype))
+        return jnp.concatenate(rows).reshape(mesh.size, -1)
 
-    return jax.tree.map(joined, *pairs)
+    def exchange(*pairs):
+        # Both halves at once, because an exchange among 256 devices takes 10 s to compile.
+        shares_Dx2xS = jnp.stack(jax.tree.map(joined, *pairs), axis=1)
+        shares_Dx2xS = jax.lax.all_to_all(shares_Dx2xS, CLIENTS, split_axis=0, concat_axis=0)
+        return Pair(shares_Dx2xS[:, 0], shares_Dx2xS[:, 1])
+
+    dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, CLIENTS)
+    return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*pairs)
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _is_pair(node: Any) -> bool:
@@ -276,34 +168,29 @@ def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shapes:
-    """A hashable pytree of shapes, for a static argument of jit."""
-
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, like: PyTree) -> "_Shapes":
-        leaves, structure = jax.tree.flatten(like)
-        return cls(structure, tuple(tuple(leaf.shape) for leaf in leaves))
-
-    def tree(self) -> PyTree:
-        leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes]
-        return jax.tree.unflatten(self.structure, leaves)
-
-
-def _shape(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+def _shape(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
-def default_chunk() -> int:
-    """The number of clients that one device trains side by side, by backend.
+def _key() -> Any:
+    """The shape of a key."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+
+
+def _placed(sharding: NamedSharding, tree: PyTree) -> PyTree:
+    """The shapes of a tree, with a sharding."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+    )
+
+
+def default_chunk(mesh: Mesh) -> int:
+    """The number of clients that one device of the mesh trains side by side, by platform.
 
     On a CPU, 1 is fastest (benchmarks/results/round.jsonl): a client's matrix products already fill
     the cores, and its weights stay in the cache. An accelerator needs many.
     """
-    return 1 if jax.default_backend() == "cpu" else 32
+    return 1 if mesh.devices.flat[0].platform == "cpu" else 32
 
 
 class Door:
@@ -321,7 +208,7 @@ class Door:
     def __init__(self, query: Query, contribution: PyTree) -> None:
         self.query = query
         self.mesh = query.execution.devices
-        self._like = _Shapes.of(contribution)
+        self._like = Shapes.of(contribution)
 
     def __call__(
         self,
@@ -343,11 +230,11 @@ class Door:
           InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
-        sums = _zero_sums(accumulator, self.mesh, self._like)
+        sums = zero_sums(accumulator, self.mesh, self._like)
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
-            sums = _accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
+            sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
         value_W, noisy_below, name = _release(
             accumulator,
             self.mesh,
@@ -375,6 +262,53 @@ class Door:
         Raises:
           InputError: as `__call__`.
         """
+        bucket = self._largest_bucket(columns)
+        chunk = self._chunk_of(self.query.cohort.clients_per_bucket)
+        add = partial(accumulate, self._engine(chunk))
+        jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
+
+    def lower(
+        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+    ) -> dict[str, jax.stages.Lowered]:
+        """Lowers a release's programs for the devices of the mesh, which need not be at hand.
+
+        Args:
+          broadcast, columns: as for `trace`.
+
+        Returns:
+          "accumulate": adds a bucket of the largest shape to the sums; "exchange": gives each
+          device its share of the coordinates of all sums; "release": adds up devices and noise.
+        """
+        plan, accumulator = self.query.plan, self.query.execution.accumulator
+        dealt, everywhere = (
+            partial(_placed, NamedSharding(self.mesh, spec))
+            for spec in (PartitionSpec(CLIENTS), PartitionSpec())
+        )
+        engine = self._engine(self._chunk_of(self.query.cohort.clients_per_bucket))
+        sums, bucket = dealt(self._sums()), dealt(self._largest_bucket(columns))
+        scalar, key = everywhere(_shape()), everywhere(_key())
+        exchange = _side_by_side.lower(self.mesh, sums.contributions)
+        shares = exchange.out_info
+        return {
+            "accumulate": accumulate.lower(
+                engine, everywhere(broadcast), sums, bucket, scalar, key
+            ),
+            "exchange": exchange,
+            "release": _release.lower(
+                accumulator,
+                self.mesh,
+                plan.private,
+                _placed(NamedSharding(self.mesh, PartitionSpec(None, CLIENTS)), shares),
+                sums.below,
+                *(scalar, scalar, scalar),
+                Keys(key, key, everywhere(_shape((4,), np.uint32))),
+                None,
+            ),
+        }
+
+    def _largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
+        """The shapes of a bucket of the largest shape."""
         spec = self.query.cohort
         slots, shape = spec.clients_per_bucket, (spec.rungs[-1], spec.batch_size)
         parts: dict[str, Any] = {
@@ -384,29 +318,26 @@ class Door:
             },
             "mask": _shape((slots, *shape), np.bool_),
             "steps": _shape((slots,), np.int32),
-            "weight": _shape((slots,), np.float32),
+            "weight": _shape((slots,)),
             "client": _shape((slots,), np.uint32),
         }
-        bucket = Bucket(**parts)
-        chunk = self._chunk_of(slots)
-        sums = jax.eval_shape(
-            partial(_zero_sums, self.query.execution.accumulator, self.mesh, self._like)
-        )
-        key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
-        accumulate = partial(_accumulate, self._engine(chunk))
-        jax.eval_shape(accumulate, broadcast, sums, bucket, _shape((), np.float32), key)
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
+        return Bucket(**parts)
+
+    def _sums(self) -> Sums:
+        """The shapes of the running sums."""
+        accumulator = self.query.execution.accumulator
+        return jax.eval_shape(partial(zero_sums, accumulator, self.mesh, self._like))
 
     @property
     def coordinates(self) -> int:
         """The number of coordinates of a release."""
         return coordinates(self._like.tree())
 
-    def _engine(self, chunk: int) -> _Engine:
+    def _engine(self, chunk: int) -> Engine:
         query = self.query
         clips = query.plan.unit == "client"
         accumulator = query.execution.accumulator
-        return _Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self.mesh)
+        return Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self.mesh)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a device's share of them."""
@@ -417,7 +348,8 @@ class Door:
             )
         share, chunk = slots // self.mesh.size, self.query.execution.chunk
         if chunk is None:
-            return next(c for c in range(min(default_chunk(), share), 0, -1) if share % c == 0)
+            most = min(default_chunk(self.mesh), share)
+            return next(c for c in range(most, 0, -1) if share % c == 0)
         if share % chunk:
             which = f"the {share} clients that a device gets of each bucket"
             raise InputError(f"chunk = {chunk} does not divide {which}")

@@ -14,7 +14,7 @@ from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Examples, Execution, Releaser, client_mesh
-from jaxpfl.federated.door import _accumulate
+from jaxpfl.federated.summing import accumulate
 from jaxpfl.models import GAN
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import SAME, asked, asking
@@ -274,11 +274,11 @@ def test_a_generator_step_that_is_not_finite_is_left_out(tmp_path):
 
 def test_settings_that_are_numbers_compile_nothing_new(tmp_path):
     asked(algorithm(plan_of(noise=1.0)), population(), tmp_path, rounds=1)
-    sizes = _accumulate._cache_size(), train_generator._cache_size()
+    sizes = accumulate._cache_size(), train_generator._cache_size()
     other = plan_of(noise=2.0, clip_norm=0.2, clients_per_round=2)
     chosen = algorithm(other, generator_training=GeneratorTraining(steps=5, batch=4))
     asked(chosen, population(), tmp_path, rounds=2)
-    assert (_accumulate._cache_size(), train_generator._cache_size()) == sizes
+    assert (accumulate._cache_size(), train_generator._cache_size()) == sizes
 
 
 def test_start_is_copied_and_checked(tmp_path):

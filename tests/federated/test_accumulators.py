@@ -150,7 +150,7 @@ def test_equal_sums_have_equal_bits(accumulator):
         np.testing.assert_array_equal(in_float64(first), exact)
         np.testing.assert_array_equal(first.high, exact.astype(np.float32))
         assert np.any(np.asarray(first.low) != 0)
-    for devices in (1, 2, 3, 8):
+    for devices in (1, 3, 8, 40):  # 40 are added up in a loop
         for order in (slice(None), slice(None, None, -1)):
             other = summed(accumulator, terms[order], devices)
             for wanted, found in zip(jax.tree.leaves(first), jax.tree.leaves(other), strict=True):

@@ -20,6 +20,7 @@ CLEAN = {
     "federated/checksum.py": "",
     "federated/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
     "federated/door.py": "from jaxpfl.federated.checksum import checksum\n"
+    "from jaxpfl.federated.summing import accumulate\n"
     "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
     "federated/release.py": "from jaxpfl.federated.door import Door\n"
     "def release(self, plan):\n"

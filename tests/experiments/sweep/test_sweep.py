@@ -13,7 +13,7 @@ from jaxpfl.experiments.sweep import summary as summary_module
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.sweep.summary import gap_closed, value_of
-from jaxpfl.federated import door, release
+from jaxpfl.federated import release, summing
 from jaxpfl.privacy.ledger import Ledger
 
 BASE = {
@@ -192,9 +192,9 @@ def test_table_and_page(finished):
 def test_points_share_compiled_code(finished, tmp_path):
     """TRUST: a sweep compiles once; the same sweep again traces nothing of the rounds."""
     sweep, _ = finished
-    before = door._accumulate._cache_size()
+    before = summing.accumulate._cache_size()
     run_sweep(sweep, tmp_path / "again", progress=False)
-    assert door._accumulate._cache_size() == before > 0
+    assert summing.accumulate._cache_size() == before > 0
 
 
 def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
