@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu popri-table \
+.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu compile-check popri-table \
     popri-table-test parity tff-check constraints clean
 .NOTPARALLEL:
 
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
+	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
 	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
@@ -88,6 +89,20 @@ bench: .venv/installed-dev
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu.llama
 
+compile-check: .venv-compile/installed
+	.venv-compile/bin/python -m benchmarks.compile
+
+# The compilers alone: no driver and no other CUDA library is needed to compile. libtpu in the
+# version that JAX's own extra for TPUs names.
+.venv-compile/installed: $(PINS)
+	@tools/environment.sh .venv-compile dev "$(PYTHON)"
+	@rm -f .venv-compile/installed
+	version=$$(.venv-compile/bin/python -c 'import jax; print(jax.__version__)') && \
+	.venv-compile/bin/python -m pip install --quiet "jax[tpu]==$$version" && \
+	.venv-compile/bin/python -m pip install --quiet --no-deps \
+	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+	@touch $@
+
 # Stopped, it goes on where it was.
 popri-table: .venv/installed-dev
 	.venv/bin/jaxpfl sweep configs/popri_table.yaml --out runs/popri_table
@@ -138,5 +153,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-parity .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-compile .venv-parity .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

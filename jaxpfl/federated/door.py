@@ -268,10 +268,10 @@ class Door:
         jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
 
-    def lower(
+    def programs(
         self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-    ) -> dict[str, jax.stages.Lowered]:
-        """Lowers a release's programs for the devices of the mesh, which need not be at hand.
+    ) -> dict[str, jax.stages.Traced]:
+        """Traces a release's programs for the devices of the mesh, which need not be at hand.
 
         Args:
           broadcast, columns: as for `trace`.
@@ -288,14 +288,14 @@ class Door:
         engine = self._engine(self._chunk_of(self.query.cohort.clients_per_bucket))
         sums, bucket = dealt(self._sums()), dealt(self._largest_bucket(columns))
         scalar, key = everywhere(_shape()), everywhere(_key())
-        exchange = _side_by_side.lower(self.mesh, sums.contributions)
+        exchange = _side_by_side.trace(self.mesh, sums.contributions)
         shares = exchange.out_info
         return {
-            "accumulate": accumulate.lower(
+            "accumulate": accumulate.trace(
                 engine, everywhere(broadcast), sums, bucket, scalar, key
             ),
             "exchange": exchange,
-            "release": _release.lower(
+            "release": _release.trace(
                 accumulator,
                 self.mesh,
                 plan.private,

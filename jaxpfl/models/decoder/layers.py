@@ -97,6 +97,32 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
+@jax.custom_vjp
+def wide_matmul(left: Array, right: Array) -> Array:
+    """The float32 product of [..., N, K] and [..., K, M], whose outer axes are equal.
+
+    The products of its gradients are in the operands' dtype. By JAX's own rule they would be
+    float32 for bfloat16 operands, and copy the larger operand, such as a vocabulary's matrix.
+    """
+    return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+
+
+def _wide_forward(left: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
+    return wide_matmul(left, right), (left, right)
+
+
+def _wide_backward(operands: tuple[Array, Array], d_product: Array) -> tuple[Array, Array]:
+    left, right = operands
+    d_product = d_product.astype(left.dtype)
+    return (
+        jnp.matmul(d_product, jnp.swapaxes(right, -1, -2)),
+        jnp.matmul(jnp.swapaxes(left, -1, -2), d_product),
+    )
+
+
+wide_matmul.defvjp(_wide_forward, _wide_backward)
+
+
 def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Array) -> Array:
     """Grouped-query attention, softmax(q k^T / sqrt(D)) v, [B, L, H D] in the dtype of q.
 
@@ -113,9 +139,7 @@ def attend(q_BxLxHxD: Array, k_BxMxKxD: Array, v_BxMxKxD: Array, seen_BxLxM: Arr
         .transpose(0, 2, 3, 1, 4)
         .reshape(batch, kv_heads, group * length, features)
     )
-    scores = jnp.matmul(
-        q_BxKxGLxD, k_BxMxKxD.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32
-    )
+    scores = wide_matmul(q_BxKxGLxD, k_BxMxKxD.transpose(0, 2, 3, 1))
     barrier_BxLxM = jnp.where(seen_BxLxM, jnp.float32(0), jnp.float32(MASKED))
     scores_BxKxGxLxM = scores.reshape(batch, kv_heads, group, length, keys)
     scores_BxKxGxLxM = scores_BxKxGxLxM + barrier_BxLxM[:, None, None]

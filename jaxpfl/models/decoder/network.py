@@ -39,6 +39,7 @@ from jaxpfl.models.decoder.layers import (
     attend,
     rotary_frequencies,
     rotate,
+    wide_matmul,
 )
 
 
@@ -237,7 +238,8 @@ class Decoder:
             matrix = params["embed"]["token"].astype(hidden.dtype).T
         else:
             matrix = params["head"]["kernel"].astype(hidden.dtype)
-        return jnp.matmul(hidden, matrix, preferred_element_type=jnp.float32)
+        logits = wide_matmul(hidden.reshape(-1, hidden.shape[-1]), matrix)
+        return logits.reshape(*hidden.shape[:-1], -1)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
         """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""

@@ -1,0 +1,349 @@
+"""The hot programs of every system, as shapes on a mesh: nothing is drawn, read or run."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from benchmarks.compile.targets import Target
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A traced program.
+
+    Attributes:
+      what: the part of a system's work, such as "accumulate".
+      traced: a `jax.stages.Traced`.
+      trips: see `reading.products`.
+      model: bytes of the model, or of what is summed; 0 where there is none.
+      work: what one call does, in words.
+    """
+
+    what: str
+    traced: Any
+    trips: tuple[int, ...] = ()
+    model: int = 0
+    work: str = ""
+
+
+def _placed(tree: PyTree, sharding: Any) -> PyTree:
+    import jax
+
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+    )
+
+
+def _column(*shape: int, dtype: str) -> Any:
+    import numpy as np
+
+    return np.empty((0, *shape), dtype)
+
+
+def _plan() -> Any:
+    import jaxpfl as jp
+
+    return jp.Plan(
+        clip=jp.Clip(0.3),
+        participation=jp.Poisson(342_477, clients_per_round=5_000),
+        rounds=1_600,
+        noise=jp.Noise(1.0),
+        delta=1e-9,
+    )
+
+
+def _released(
+    target: Target,
+    client_fn: Any,
+    params: PyTree,
+    columns: Mapping[str, Any],
+    *,
+    batch_size: int,
+    max_examples: int,
+    clients_per_device: int = 32,
+    chunk: int | None = None,
+) -> Iterator[Program]:
+    """The programs of a release, from the clients' training to the noise."""
+    from jaxpfl.data.cohort import CohortSpec
+    from jaxpfl.federated import identity
+    from jaxpfl.federated.door import Door
+    from jaxpfl.federated.query import Execution, Query
+    from jaxpfl.federated.rehearsal import size_of
+
+    mesh = target.mesh(clients=-1)
+    spec = CohortSpec(
+        batch_size, max_examples, clients_per_bucket=clients_per_device * target.devices
+    )
+    query = Query("update", client_fn, _plan(), spec, execution=Execution(mesh, chunk))
+    contribution = identity.traced(query, params, columns).out_info
+    door = Door(query, contribution)
+    _, chunk = door.trace(params, columns)
+    steps = spec.rungs[-1]
+    trips = (clients_per_device // chunk, steps)
+    work = f"{clients_per_device} clients of {steps} batches of {batch_size}, {chunk} at a time"
+    for what, traced in door.programs(params, columns).items():
+        adds = what == "accumulate"
+        yield Program(what, traced, trips if adds else (), size_of(contribution), adds * work)
+
+
+def _trained(target: Target, model: Any, columns: Mapping[str, Any], **cohort: Any) -> Any:
+    """DP-FedAvg of a whole model."""
+    import jax
+    import optax
+
+    from jaxpfl.federated.local_training import LocalTraining
+
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    training = LocalTraining(model, optax.sgd(0.1))
+    return _released(target, training, params, columns, **cohort)
+
+
+def emnist_cnn(target: Target, form: Any = "convolution") -> Iterator[Program]:
+    import jaxpfl as jp
+
+    columns = {"image": _column(28, 28, 1, dtype="float32"), "label": _column(dtype="int32")}
+    model = jp.models.emnist_cnn(form=form)
+    return _trained(target, model, columns, batch_size=20, max_examples=100)
+
+
+def emnist_cnn_patches(target: Target) -> Iterator[Program]:
+    return emnist_cnn(target, "patches")
+
+
+def word_model(target: Target) -> Iterator[Program]:
+    import jaxpfl as jp
+
+    model = jp.models.CIFGLanguageModel(10_000, embedding=96, hidden=670)
+    columns = {"tokens": _column(21, dtype="int32")}
+    return _trained(target, model, columns, batch_size=16, max_examples=256)
+
+
+def gan(target: Target) -> Iterator[Program]:
+    import jax
+    import optax
+
+    import jaxpfl as jp
+    from jaxpfl.algorithms.fed_avg_gan import CriticTraining
+
+    model = jp.models.GAN(form="convolution")
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    columns = {"image": _column(28, 28, 1, dtype="float32")}
+    training = CriticTraining(model, optax.sgd(5e-4))
+    return _released(target, training, params, columns, batch_size=32, max_examples=192)
+
+
+def distilgpt2(target: Target) -> Iterator[Program]:
+    from jaxpfl.models.decoder.config import distilgpt2
+    from jaxpfl.models.decoder.network import Decoder
+
+    model = Decoder(distilgpt2(), compute="bfloat16", remat=True)
+    columns = {"tokens": _column(64, dtype="int32")}
+    return _trained(
+        target, model, columns, batch_size=8, max_examples=32, clients_per_device=8, chunk=2
+    )
+
+
+def _llama(rank: int | None, int8: bool = False) -> tuple[Any, PyTree]:
+    """Llama 3 8B in bfloat16 or int8, with adapters of this rank."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxpfl.models.decoder import lora
+    from jaxpfl.models.decoder.config import LoRA, llama3_8b
+    from jaxpfl.models.decoder.network import Decoder
+    from jaxpfl.models.decoder.quantise import quantise
+
+    model = Decoder(llama3_8b(), compute="bfloat16", remat=True)
+    made = []
+
+    def init() -> PyTree:
+        found, params = model, model.init(jax.random.key(0), jnp.bfloat16)
+        if int8:
+            found, params = quantise(found, params)
+        if rank is not None:
+            adapters = LoRA(rank=rank, alpha=8.0)
+            found, params = lora.attach(found, params, adapters, jax.random.key(1))
+        made.append(found)
+        return params
+
+    params = jax.eval_shape(init)
+    return made[-1], params
+
+
+def llama3_lora(target: Target) -> Iterator[Program]:
+    """DP-FedAvg of the adapters; the base is int8, because each device holds it whole."""
+    import optax
+
+    from jaxpfl.federated.local_training import LocalTraining
+    from jaxpfl.models.decoder import lora
+
+    model, params = _llama(rank=4, int8=True)
+    training = LocalTraining(model, optax.sgd(0.1), adapters=True)
+    columns = {"tokens": _column(128, dtype="int32")}
+    return _released(
+        target,
+        training,
+        lora.split(params),
+        columns,
+        batch_size=4,
+        max_examples=16,
+        clients_per_device=4,
+        chunk=1,
+    )
+
+
+def scores(target: Target) -> Iterator[Program]:
+    """POPri's scores: 1,000 clients, 18,000 candidates, embeddings of 384."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from jaxpfl.federated import scores
+
+    mesh = target.mesh(clients=-1)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    candidates = jax.ShapeDtypeStruct((1_800, 10, 384), jnp.float32, sharding=everywhere)
+    work = "the space of 18,000 candidates' scores"
+    space = scores._rows_and_gram.trace(candidates, "prompt")
+    yield Program("score space", space, (1,), work=work)
+    factor = jax.ShapeDtypeStruct((384, 384), jnp.float32)
+    yield from _released(
+        target,
+        scores.LinearScores(),
+        factor,
+        {"mean_embedding": _column(384, dtype="float32")},
+        batch_size=1,
+        max_examples=1,
+        clients_per_device=max(64, 1_024 // target.devices),
+        chunk=64,
+    )
+
+
+def fred(target: Target) -> Iterator[Program]:
+    """FreD's covariance, d = 768, each client's examples capped at 32."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxpfl.algorithms.fred.query import FredPlan
+
+    centre = jax.ShapeDtypeStruct((768,), jnp.float32)
+    plan = FredPlan((1.0, 1.0, 1.0), delta=1e-6)
+    yield from _released(
+        target,
+        plan.client_fn("second"),
+        centre,
+        {"embedding": _column(768, dtype="float32")},
+        batch_size=32,
+        max_examples=32,
+    )
+
+
+def _pairs(mesh: Any, batch: int, prompt: int, response: int) -> tuple[Any, Any, Any]:
+    """Shapes of a microbatch of pairs: rows, reference log-probabilities, weights."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from jaxpfl.text.preference.pairs import Rows
+
+    dealt = NamedSharding(mesh, PartitionSpec("data"))
+
+    def whole(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct((batch, *shape), jnp.int32, sharding=dealt)
+
+    row, side = whole(prompt + 2 * response), whole(2, response)
+    rows = Rows(row, row, row, side, side)
+    reference = jax.ShapeDtypeStruct((batch, 2), jnp.float32, sharding=dealt)
+    weight = jax.ShapeDtypeStruct((batch,), jnp.float32, sharding=dealt)
+    return rows, reference, weight
+
+
+def _axes(target: Target) -> dict[str, int]:
+    """Generation and tuning share the batch over "data"; the 16 GB chips split the model over 8."""
+    return {"data": -1, "model": 8 if target.memory < 20e9 else 1}
+
+
+def dpo(target: Target) -> Iterator[Program]:
+    """A step of DPO on the adapters of Llama 3 8B: 12 pairs on each replica of the model."""
+    import jax
+
+    from jaxpfl.models.decoder import lora
+    from jaxpfl.text.preference import optimisation
+
+    mesh = target.mesh(**_axes(target))
+    model, params = _llama(rank=4)
+    params = jax.tree.map(
+        lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
+    )
+    adapters, base = lora.split(params)
+    batch = 12 * mesh.shape["data"]
+    rows, reference, weight = _pairs(mesh, batch, 256, 64)
+    traced = optimisation._gradients.trace(
+        model, "dpo", 0.01, adapters, base, rows, reference, weight
+    )
+    work = f"{batch} pairs of 256 + 2 x 64 tokens"
+    yield Program("gradients", traced, model=_bytes(params), work=work)
+
+
+def generation(target: Target) -> Iterator[Program]:
+    """Generation by Llama 3 8B: 16,384 tokens of prompts, then steps of 512 sequences a device."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from jaxpfl.text.generation import prefill
+    from jaxpfl.text.generation.continuous_batching import Requests
+
+    mesh = target.mesh(**_axes(target))
+    data = mesh.shape["data"]
+    model, params = _llama(rank=4)
+    params = jax.tree.map(
+        lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
+    )
+    whole = NamedSharding(mesh, PartitionSpec())
+    dealt = NamedSharding(mesh, PartitionSpec(prefill.DATA))
+    length, new, prompts, responses = 256, 64, 64, 10
+    slots = 256 if target.memory < 20e9 else 512
+    program = prefill.Program(model, mesh, new, (128_001,), False, False, 0)
+    scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+    banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
+    state = jax.eval_shape(lambda: prefill.idle_slots(program, slots, length + new, data))
+    state = _placed(state, dealt)
+
+    def ints(*shape: int) -> Any:
+        return jax.ShapeDtypeStruct((data, *shape), jnp.int32, sharding=dealt)
+
+    words: Any = jax.ShapeDtypeStruct((data, prompts * responses, 2), jnp.uint32, sharding=dealt)
+    batch = prefill.PrefillBatch(
+        ints(prompts, length),
+        ints(prompts * responses),
+        Requests(ints(prompts * responses), words, ints(prompts * responses), ints()),
+    )
+    last = jax.ShapeDtypeStruct((), jnp.bool_, sharding=whole)
+    traced = prefill.run_prefill_batch.trace(
+        program, params, prefill.Controls(scalar, scalar, banned, None), state, batch, last
+    )
+    work = f"{prompts} prompts of {length} tokens a replica, and one step of {slots} sequences"
+    yield Program("prefill and step", traced, model=_bytes(params), work=work)
+
+
+def _bytes(tree: PyTree) -> int:
+    from jaxpfl.federated.rehearsal import size_of
+
+    return size_of(tree)
+
+
+PROGRAMS: dict[str, Callable[[Target], Iterator[Program]]] = {
+    "EMNIST CNN": emnist_cnn,
+    "EMNIST CNN, patches": emnist_cnn_patches,
+    "word model": word_model,
+    "GAN": gan,
+    "DistilGPT2": distilgpt2,
+    "Llama 3 8B LoRA": llama3_lora,
+    "POPri scores": scores,
+    "FreD covariance": fred,
+    "DPO of Llama 3 8B": dpo,
+    "generation by Llama 3 8B": generation,
+}
