@@ -25,7 +25,7 @@ from jaxpfl.errors import InputError
 
 PyTree = Any
 
-_FEW_ROWS = 32
+_FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 
 class Pair(NamedTuple):
@@ -56,29 +56,46 @@ def _quick_two_sum(a: jax.Array, b: jax.Array) -> Pair:
     return Pair(total, b - (total - a))
 
 
-def _joined(parts_KxW: jax.Array) -> Pair:
-    """The sum of float32 rows [K, ...] as the pair high = fl(sum), low = fl(sum - high).
+def _joined(parts: list[jax.Array]) -> Pair:
+    """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
 
-    Each pass keeps the exact sum, and makes every row but the last a rounding error of those after
+    Each pass keeps the exact sum, and makes every part but the last a rounding error of those after
     it (Ogita, Rump, Oishi 2005, "Accurate sum and dot product", Algorithm 4.3). The error after
-    three passes is some 2^-72 of the largest row, so that equal sums have equal bits, whatever
-    their rows, unless these nearly cancel.
+    three passes is some 2^-72 of the largest part, so that equal sums have equal bits, whatever
+    their parts, unless these nearly cancel.
     """
-    # Loops over many rows, because 256 devices would otherwise take minutes to compile.
-    unroll = True if len(parts_KxW) <= _FEW_ROWS else 1
+    parts = list(parts)
+    for _ in range(3 if len(parts) > 2 else 0):
+        for index in range(1, len(parts)):
+            parts[index], parts[index - 1] = _two_sum(parts[index], parts[index - 1])
+    rest = parts[0]
+    for part in parts[1:-1]:
+        rest = rest + part
+    # Not `_quick_two_sum`: if parts cancel, the rest may be larger than the last one.
+    return _without_negative_zero(_two_sum(parts[-1], rest))
 
-    def exchange(total, part):
-        return _two_sum(part, total)
 
-    def add(total, part):
-        return total + part, None
+def _few(rows: Pair) -> list[jax.Array]:
+    """Float32 arrays [...] with the sum of all rows [rows, ...] of a pair, as good as `_joined`'s.
 
-    for _ in range(3 if len(parts_KxW) > 2 else 0):
-        total, errors = jax.lax.scan(exchange, parts_KxW[0], parts_KxW[1:], unroll=unroll)
-        parts_KxW = jnp.concatenate([errors, total[None]])
-    rest, _ = jax.lax.scan(add, parts_KxW[0], parts_KxW[1:-1], unroll=unroll)
-    # Not `_quick_two_sum`: if rows cancel, the rest may be larger than the last one.
-    return _without_negative_zero(_two_sum(parts_KxW[-1], rest))
+    Few rows are left as they are. Many go one after the other through three sums, each of the
+    rounding errors of the one before: the three passes at once, without an array of all errors and
+    in a loop, because 256 rows would take minutes to compile.
+    """
+    number = rows.high.shape[0]
+    if number <= _FEW_ROWS:
+        return [half[row] for half in (rows.low, rows.high) for row in range(number)]
+
+    def add(sums, part):
+        *exact, rest = sums
+        for level, total in enumerate(exact):
+            exact[level], part = _two_sum(total, part)
+        return (*exact, rest + part), None
+
+    sums = (jnp.zeros_like(rows.high[0]),) * 4
+    for half in (rows.low, rows.high):
+        sums, _ = jax.lax.scan(add, sums, half)
+    return list(reversed(sums))
 
 
 def _without_negative_zero(pair: Pair) -> Pair:
@@ -149,7 +166,7 @@ class Compensated:
         """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
 
         def join(pair):
-            return _joined(jnp.concatenate([pair.low, pair.high]))
+            return _joined(_few(pair))
 
         return _map_pairs(join, sums)
 

@@ -89,7 +89,7 @@ def _release(
     with vectors of equal length share one compiled program.
 
     Args:
-      sums_DxW: each device's sum, as `_side_by_side` makes it.
+      sums_DxW: each device's sum, as `_exchange` makes it.
       shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
     """
     total_W = accumulator.join_devices(sums_DxW)
@@ -110,56 +110,74 @@ def _release(
         noise_W = drawn_W * value_std
         # Of a coordinate of the padding, which is used for nothing else.
         below = below + drawn_W[-1] * below_std
-    value_W = accumulator.add_noise(total_W, noise_W, clip_norm)
-    # Not split among devices: a server would add it up in another order than a resumed one.
-    value_W = jax.lax.with_sharding_constraint(value_W, NamedSharding(mesh, PartitionSpec()))
+    value_W = _dealt(mesh, accumulator.add_noise(total_W, noise_W, clip_norm))
     # An output of threefry like any other, which is used for nothing else.
     return value_W, below, jax.random.key_data(name_key)
 
 
-@partial(jax.jit, static_argnames=("like",))
-def _cut(value_W: jax.Array, like: "Shapes") -> PyTree:
-    return cut(value_W, like.tree())
+@partial(jax.jit, static_argnames=("mesh", "like"))
+def _cut(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
+    """The first entries of a vector of which each device has a share, as a tree like `like`.
+
+    Whole on every device: split among them, a server would add it up in another order than a
+    resumed one.
+    """
+    return cut(_gathered(mesh, value_W), like.tree())
 
 
-# All sums are joined to one vector, whose length is a multiple of this number. It is padded with at
-# least one zero. The noise depends on the length, so that numbers of devices that divide this one
-# (powers of two) release the same bits where the sum has the same bits.
-_WIDTH = 512
+# All sums are joined to one vector, which is padded to a multiple of such a number of entries, with
+# at least one zero. The noise depends on its length, so that numbers of devices that divide both
+# multiples (powers of two) release the same bits where the sum has the same bits. A device's share
+# of a long vector is a multiple of 1,024 entries, because a TPU would copy other ones repeatedly.
+_WIDTH, _LONG_WIDTH = 512, 512 * 1024
+_LONG = 2**23
+
+
+def _padded(width: int, devices: int) -> int:
+    """The entries of the vector of sums with `width` coordinates."""
+    wanted = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
+    return _round_up(wanted, devices)
 
 
 @partial(jax.jit, static_argnames=("mesh",))
-def _side_by_side(mesh: Mesh, contributions: PyTree) -> Pair:
-    """The devices' sums [devices, ...] as one pair [devices, W]; each device gets a share of W.
+def _exchange(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
+    """The devices' arrays [devices, ...] side by side, [devices, W]: each device a share of W.
 
-    Each device sends every other one only that one's share, so that none ever holds more than two
-    vectors, however many devices there are.
+    A device sends every other one only that one's share, so that none holds more than two vectors,
+    however many devices there are.
     """
-    pairs = jax.tree.leaves(contributions, is_leaf=_is_pair)
-    width = sum(math.prod(pair.high.shape[1:]) for pair in pairs)
-    padded = _round_up(_round_up(width + 1, _WIDTH), mesh.size)
+    width = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
+    padded = _padded(width, mesh.size)
 
-    def joined(*leaves):
+    def exchange(*leaves):
         rows = [leaf.reshape(-1) for leaf in leaves]
         rows.append(jnp.zeros((padded - width,), leaves[0].dtype))
-        return jnp.concatenate(rows).reshape(mesh.size, -1)
-
-    def exchange(*pairs):
-        # Both halves at once, because an exchange among 256 devices takes 10 s to compile.
-        shares_Dx2xS = jnp.stack(jax.tree.map(joined, *pairs), axis=1)
-        shares_Dx2xS = jax.lax.all_to_all(shares_Dx2xS, CLIENTS, split_axis=0, concat_axis=0)
-        return Pair(shares_Dx2xS[:, 0], shares_Dx2xS[:, 1])
+        shares_DxS = jnp.concatenate(rows).reshape(mesh.size, -1)
+        return jax.lax.all_to_all(shares_DxS, CLIENTS, split_axis=0, concat_axis=0)
 
     dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, CLIENTS)
-    return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*pairs)
+    return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*leaves)
+
+
+def _halves(contributions: PyTree) -> list[list[jax.Array]]:
+    """The low and the high halves of all sums."""
+    pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, Pair))
+    return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
+
+
+def _gathered(mesh: Mesh, array_W: jax.Array) -> jax.Array:
+    """The whole array on every device, from a share on each."""
+    return jax.shard_map(
+        lambda share: jax.lax.all_gather(share, CLIENTS, tiled=True),
+        mesh=mesh,
+        in_specs=PartitionSpec(CLIENTS),
+        out_specs=PartitionSpec(),
+        check_vma=False,  # of a gathered array it cannot tell that all devices hold the same
+    )(array_W)
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _is_pair(node: Any) -> bool:
-    return isinstance(node, Pair)
 
 
 def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
@@ -235,19 +253,23 @@ class Door:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
             bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
+        below, halves = sums.below, _halves(sums.contributions)
+        del sums
+        # One half after the other, and each is freed when it has been exchanged.
+        low = _exchange(self.mesh, halves.pop(0))
         value_W, noisy_below, name = _release(
             accumulator,
             self.mesh,
             plan.private,
-            _side_by_side(self.mesh, sums.contributions),
-            sums.below,
+            Pair(_exchange(self.mesh, halves.pop()), low),
+            below,
             clip_norm,
             jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
             jnp.float32(plan.indicator_noise_std),
             keys,
             shared_noise_P,
         )
-        value = _cut(value_W, self._like)
+        value = _cut(self.mesh, value_W, self._like)
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     def trace(self, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[int, int]:
@@ -278,7 +300,8 @@ class Door:
 
         Returns:
           "accumulate": adds a bucket of the largest shape to the sums; "exchange": gives each
-          device its share of the coordinates of all sums; "release": adds up devices and noise.
+          device its share of the coordinates of one half of all sums; "release": adds up devices
+          and noise; "gather": the result, whole on every device.
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
         dealt, everywhere = (
@@ -288,23 +311,22 @@ class Door:
         engine = self._engine(self._chunk_of(self.query.cohort.clients_per_bucket))
         sums, bucket = dealt(self._sums()), dealt(self._largest_bucket(columns))
         scalar, key = everywhere(_shape()), everywhere(_key())
-        exchange = _side_by_side.trace(self.mesh, sums.contributions)
-        shares = exchange.out_info
+        exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
+        by_share = NamedSharding(self.mesh, PartitionSpec(None, CLIENTS))
+        half = _placed(by_share, exchange.out_info)
+        keys = Keys(key, key, everywhere(_shape((4,), np.uint32)))
+        scalars = (scalar, scalar, scalar)
+        release = _release.trace(
+            accumulator, self.mesh, plan.private, Pair(half, half), sums.below, *scalars, keys, None
+        )
+        value = _placed(NamedSharding(self.mesh, PartitionSpec(CLIENTS)), release.out_info[0])
         return {
             "accumulate": accumulate.trace(
                 engine, everywhere(broadcast), sums, bucket, scalar, key
             ),
             "exchange": exchange,
-            "release": _release.trace(
-                accumulator,
-                self.mesh,
-                plan.private,
-                _placed(NamedSharding(self.mesh, PartitionSpec(None, CLIENTS)), shares),
-                sums.below,
-                *(scalar, scalar, scalar),
-                Keys(key, key, everywhere(_shape((4,), np.uint32))),
-                None,
-            ),
+            "release": release,
+            "gather": _cut.trace(self.mesh, value, self._like),
         }
 
     def _largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
