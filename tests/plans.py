@@ -4,6 +4,17 @@ from typing import Any
 
 from jaxpfl.privacy import AdaptiveClip, Clip, Noise, Plan, participation
 
+# Keywords of a good plan, and of one whose noise is calibrated.
+FIELDS = dict(
+    population=1000,
+    clients_per_round=100,
+    rounds=10,
+    clip_norm=0.5,
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
+
 
 def flat_plan(
     *,

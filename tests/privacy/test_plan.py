@@ -15,23 +15,11 @@ from jaxpfl.privacy import (
     AdaptiveClip,
     Clip,
     Guarantee,
-    Noise,
     Plan,
     accounting,
-    confirmation,
     events,
 )
-from tests.plans import flat_calibrated, flat_plan, flat_without_privacy
-
-FIELDS = dict(
-    population=1000,
-    clients_per_round=100,
-    rounds=10,
-    clip_norm=0.5,
-    noise_multiplier=2.0,
-    delta=1e-5,
-)
-TARGET = {name: value for name, value in FIELDS.items() if name != "noise_multiplier"}
+from tests.plans import FIELDS, TARGET, flat_calibrated, flat_plan, flat_without_privacy
 
 # Every way to get a positive real number wrong; NaN <= 0 is False.
 NOT_POSITIVE = [-1.0, 0.0, -0.0, float("nan"), float("inf"), -float("inf"), "1", True, None, 1j]
@@ -265,113 +253,6 @@ def test_a_plan_survives_json(options):
     assert Plan.from_dict(json.loads(text)) == plan
     bare = flat_without_privacy(population=10, clients_per_round=5, rounds=2)
     assert Plan.from_dict(json.loads(json.dumps(bare.to_dict()))) == bare
-
-
-CALIBRATIONS = [
-    {},
-    {"accountant": "rdp"},
-    {"clients_per_round": 1000},
-    {"sampling": "fixed"},
-    {"sampling": "fixed", "clients_per_round": 1000},
-]
-
-
-@pytest.mark.parametrize("options", CALIBRATIONS, ids=str)
-def test_a_calibrated_plan_has_the_least_noise_that_two_accountants_confirm(options):
-    """TRUST 14: recomputed on the final z; 1% less noise would exceed the target."""
-    plan = flat_calibrated(epsilon=2.0, **TARGET | options)
-    assert plan.epsilon() <= 2.0
-    assert plan.confirmed_epsilon() <= 2.0
-    less = dataclasses.replace(plan, noise=Noise(0.99 * plan.noise_multiplier))
-    assert less.epsilon() > 2.0
-    assert flat_calibrated(epsilon=2.0, **TARGET | options) == plan
-
-
-def test_a_calibration_that_the_second_accountant_denies_is_refused(monkeypatch):
-    """TRUST 14: a planted accountant that finds 1% more than the first."""
-    real = Guarantee.confirmed_epsilon
-    monkeypatch.setattr(Guarantee, "confirmed_epsilon", lambda self: 1.01 * real(self))
-    with pytest.raises(InputError, match="the accountants disagree"):
-        flat_calibrated(epsilon=2.0, **TARGET | {"clients_per_round": 1000})
-
-
-def test_a_first_accountant_that_finds_too_little_is_caught(monkeypatch):
-    """TRUST 14: a planted PLD that reports 0.9 of the truth fails the confirmation."""
-    real = accounting._epsilon
-    monkeypatch.setattr(accounting, "_epsilon", lambda *arguments: 0.9 * real(*arguments))
-    with pytest.raises(InputError, match="the accountants disagree"):
-        flat_calibrated(epsilon=2.0, **TARGET)
-
-
-def test_calibration_keeps_every_option():
-    adaptive = AdaptiveClip(target_quantile=0.7)
-    plan = flat_calibrated(
-        epsilon=2.0, adaptive_clip=adaptive, accountant="rdp", clipping="flat", **TARGET
-    )
-    assert plan.adaptive_clip == adaptive
-    assert plan.accountant == "rdp"
-    assert {name: getattr(plan, name) for name in TARGET} == TARGET
-
-
-def test_calibration_refuses_what_the_plan_refuses():
-    """TRUST 9, 12, 13: before any search."""
-    for options in (
-        {"clients_per_round": 1001},
-        {"delta": 0.01},
-        {"sampling": "fixed", "accountant": "pld"},
-        {"rounds": 0},
-    ):
-        with pytest.raises(InputError):
-            flat_calibrated(epsilon=2.0, **TARGET | options)
-
-
-def test_calibration_after_other_releases_meets_the_total():
-    """Plan and Gaussians together reach the target, by PLD, by an FFT of our own, under RDP."""
-    both = dp_accounting.ComposedDpEvent(
-        [dp_accounting.GaussianDpEvent(9.0), dp_accounting.GaussianDpEvent(12.0)]
-    )
-    plan = flat_calibrated(epsilon=2.0, prior_releases=both, **TARGET)
-    alone = flat_calibrated(epsilon=2.0, **TARGET)
-    assert plan.noise_multiplier > alone.noise_multiplier
-    assert plan.epsilon() < 2.0
-    together = dp_accounting.ComposedDpEvent([both, plan.event()])
-    total = accounting.epsilon(together, TARGET["delta"], "pld", "add_or_remove_one")
-    assert 2.0 * (1 - 1e-3) < total <= 2.0
-    mu = math.sqrt(1 / 81 + 1 / 144)
-    rate = plan.participation.sampling_rate
-    ours = confirmation.poisson_epsilon(
-        plan.noise_multiplier, rate, plan.rounds, plan.delta, reach=5.0, gaussian_mu=mu
-    )
-    assert ours == pytest.approx(total, rel=1e-3)
-    # Without the other releases the second accountant must see the difference.
-    without = confirmation.poisson_epsilon(
-        plan.noise_multiplier, rate, plan.rounds, plan.delta, reach=5.0
-    )
-    assert without < total * (1 - 1e-3)
-
-
-def test_calibration_after_other_releases_with_everyone_is_exact():
-    everyone = TARGET | {"clients_per_round": TARGET["population"]}
-    plan = flat_calibrated(
-        epsilon=1.0, prior_releases=dp_accounting.GaussianDpEvent(10.0), **everyone
-    )
-    mu = math.hypot(math.sqrt(plan.rounds) / plan.noise_multiplier, 0.1)
-    assert confirmation.gaussian_epsilon(mu, TARGET["delta"]) == pytest.approx(1.0, rel=1e-4)
-
-
-def test_releases_that_a_plan_cannot_come_after_are_refused():
-    sampled = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
-    with pytest.raises(InputError, match="Gaussians on everyone"):
-        flat_calibrated(epsilon=2.0, prior_releases=sampled, **TARGET)
-    with pytest.raises(InputError, match="prior releases alone cost"):
-        flat_calibrated(epsilon=2.0, prior_releases=dp_accounting.GaussianDpEvent(0.5), **TARGET)
-    with pytest.raises(InputError, match="poisson"):
-        flat_calibrated(
-            epsilon=2.0,
-            prior_releases=dp_accounting.GaussianDpEvent(9.0),
-            sampling="fixed",
-            **TARGET,
-        )
 
 
 def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
