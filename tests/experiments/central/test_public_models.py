@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 
 import jax
 import numpy as np
@@ -80,7 +79,7 @@ def test_a_decoder_is_pretrained_once_and_found_again(sources, tmp_path, monkeyp
     first = made.decoder("tiny", TINY, 24)
     config = first.model.config
     assert (config.positions, config.vocab_size, config.tied) == (24, 280, True)
-    (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("tiny-"))
+    (folder,) = (path for path in tmp_path.glob("tiny-*") if path.is_dir())
     record = json.loads((folder / "record.json").read_text())
     assert record["corpora"] == ["near", "far"]
     assert record["valid_loss"][-1] < 0.9 * np.log(280)
@@ -140,7 +139,7 @@ def test_pretraining_that_was_stopped_goes_on_to_the_same_bits(sources, tmp_path
     with monkeypatch.context() as patched, pytest.raises(InterruptedError):
         patched.setattr(Progress, "update", stopping)
         models(sources, tmp_path / "parts").decoder("tiny", TINY, 24)
-    assert not any(name.startswith("tiny-") for name in os.listdir(tmp_path / "parts"))
+    assert not any(path.is_dir() for path in (tmp_path / "parts").glob("tiny-*"))
     parts = models(sources, tmp_path / "parts").decoder("tiny", TINY, 24)
     jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
 
