@@ -113,13 +113,19 @@ def test_without_ray_it_says_how_to_get_it(path, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+# Ray forks to start programs, of which JAX warns as of every fork; and it leaves files open.
+@pytest.mark.filterwarnings(
+    "ignore:os.fork",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::ResourceWarning",
+)
 @pytest.mark.long
 def test_two_workers_of_ray_come_to_the_same_numbers(path, tmp_path, capsys):
     pytest.importorskip("ray", reason="Ray is not installed (pip install 'jaxpfl[ray]')")
     mapping = yaml.safe_load(path.read_text())
     # Refused only when the data is read.
     mapping["cases"] = {"good": {}, "bad": {"data.source": "digits?clients=no"}}
-    path.write_text(yaml.safe_dump(mapping))
+    path.write_text(yaml.safe_dump(mapping, sort_keys=False))
     code, alone = sweep(path, tmp_path / "alone")
     assert code == 4
     code, found = sweep(path, tmp_path / "ray", "--launcher", "ray", "--workers", "2")
