@@ -1,4 +1,4 @@
-"""`jaxpfl data`: which data sets the configs read, where they are, and how to get them."""
+"""`jaxpfl data`: which data sets the configs read, how to get them, and whether one is whole."""
 
 import argparse
 import textwrap
@@ -10,14 +10,20 @@ from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "jaxpfl data list\n       jaxpfl data get NAME [--folder DIR]"
+    parser.usage = (
+        "jaxpfl data list\n       jaxpfl data get NAME [--folder DIR]\n"
+        "       jaxpfl data check FOLDER"
+    )
     parser.add_argument(
         "action",
         metavar="ACTION",
-        choices=("list", "get"),
-        help="list: all data sets, and whether they are here; get: fetch one, or say where it is",
+        choices=("list", "get", "check"),
+        help="list: all data sets, and whether they are here; get: fetch one, or say where it is; "
+        "check: read all of a folder that `jaxpfl convert` wrote, and say whether it is whole",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of a data set, for get")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="of a data set, for get; the folder, for check"
+    )
     parser.add_argument(
         "--folder",
         type=Path,
@@ -36,6 +42,10 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
         if arguments.name is not None:
             raise InputError(f"jaxpfl data list: unexpected argument {arguments.name!r}")
         return _listed()
+    if arguments.action == "check":
+        if arguments.name is None:
+            raise InputError("jaxpfl data check: expected a FOLDER that `jaxpfl convert` wrote")
+        return _checked(Path(arguments.name))
     if arguments.name is None:
         raise InputError("jaxpfl data get: expected a NAME; `jaxpfl data list` has them")
     return _get(arguments)
@@ -75,6 +85,14 @@ def _listed() -> dict[str, Any]:
         "what they are made of.",
     ]
     return {"data_sets": records, "text": "\n".join(lines)}
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    from jaxpfl.data.check import check
+
+    clients = check(folder)
+    text = f"{folder} is whole: {len(clients)} clients, {', '.join(clients.columns)}"
+    return {"folder": str(folder), "clients": len(clients), "text": text}
 
 
 def _get(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.columns import Column, describe, is_numeric
+from jaxpfl.data.columns import Column, describe
+from jaxpfl.data.mapped import Mapped
 from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.data.sequences import Padded
 from jaxpfl.errors import InputError
@@ -166,7 +167,7 @@ def pack(
     capacity = spec.clients_per_bucket
     if capacity % checks.positive_int("shards", shards):
         raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
-    columns = {k: v for k, v in population.columns.items() if is_numeric(v)}
+    columns = population.numeric()
     if not columns:
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
         raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
@@ -252,6 +253,10 @@ def _gather(column: Column, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
         values.view(item).reshape(-1)[places] = column[rows.reshape(-1)[places]].view(item)[:, 0]
         return values
     values = np.empty(shape, column.dtype)
+    if isinstance(column, Mapped):
+        places = np.zeros_like(rows)
+        column, places[mask] = column.located(rows[mask])
+        rows = places
     # "clip" lets numpy write to `out` without a buffer; all rows are in range.
     np.take(column, rows, axis=0, out=values, mode="clip")
     values[~mask] = 0

@@ -1,19 +1,20 @@
 """Columns: one value per example. Numbers are numpy arrays, or `Padded` rows of token ids; texts
-are Arrow strings; token ids as they are stored are `Sequences`.
+are Arrow strings; token ids as they are stored are `Sequences`. `Mapped` and `MappedText` are the
+numbers and texts of a file that is verified as it is read.
 
 Policy for text (the same on every platform): Unicode, kept as it came, without normalisation. A
 lone surrogate, which no encoding of Unicode text can hold, becomes U+FFFD. NUL is a character like
 any other. An empty string is an example without words.
 """
 
-import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from jaxpfl.data.mapped import Mapped, MappedText
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import InputError
 
@@ -47,7 +48,7 @@ def as_column(what: str, values: Any) -> Column:
       InputError: the values are neither numbers nor text, are ragged, have no examples axis, or
         some are missing.
     """
-    if isinstance(values, Sequences | Padded):
+    if isinstance(values, Sequences | Padded | Mapped | MappedText):
         return values
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
@@ -96,18 +97,55 @@ def from_arrow(array: pa.Array) -> Any:
 
 def take(column: Column, rows: np.ndarray) -> Column:
     """The rows of a column, in the given order."""
-    if isinstance(column, Padded):
+    if isinstance(column, Padded | Mapped):
         return column.select(rows)
-    if isinstance(column, Sequences):
+    if isinstance(column, Sequences | np.ndarray):
         return column[rows]
-    if isinstance(column, np.ndarray):
-        return column[rows]
-    return column.take(pa.array(rows, pa.int64()))
+    return read(column).take(pa.array(rows, pa.int64()))
 
 
 def part(column: Column, rows: slice) -> Column:
     """Neighbouring rows of a column, without copying them."""
-    return column.select(rows) if isinstance(column, Padded) else column[rows]
+    lazy = isinstance(column, Padded | Mapped | MappedText)
+    return column.select(rows) if lazy else column[rows]
+
+
+def read(column: Column) -> Column:
+    """A mapped column of numbers or texts as an array, verified whole; any other as it is.
+
+    Raises:
+      CorruptFile: a block of it was altered.
+    """
+    return column.whole if isinstance(column, Mapped | MappedText) else column
+
+
+def rows_of(column: Column, rows: slice) -> Column:
+    """Neighbouring rows of a column, as an array where they can be one.
+
+    Raises:
+      CorruptFile: a block that they lie in was altered.
+    """
+    found = part(column, rows)
+    return np.asarray(found) if isinstance(found, Padded) else read(found)
+
+
+class ReadColumns(Mapping[str, Column]):
+    """Columns by name; those of a file are verified when they are looked up, see `read`."""
+
+    def __init__(self, held: Mapping[str, Column]) -> None:
+        self._held = held
+
+    def __getitem__(self, name: str) -> Column:
+        return read(self._held[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
 
 
 def describe(column: Column) -> str:
@@ -119,41 +157,7 @@ def describe(column: Column) -> str:
 
 def is_numeric(column: Column) -> bool:
     """Whether a model can read the column: numbers, all examples of one shape."""
-    return isinstance(column, np.ndarray | Padded)
-
-
-def update_hash(digest: "hashlib._Hash", column: Column) -> None:
-    """Feeds a column's content to `digest`: independent of chunks, buffers and offsets."""
-    digest.update(f"{describe(column)} {len(column)}\0".encode())
-    if isinstance(column, np.ndarray):
-        if column.size:
-            digest.update(column.data.cast("B"))
-    elif isinstance(column, Padded):
-        update_hash(digest, column.sequences)
-    elif isinstance(column, Sequences):
-        _update_hash_of_sequences(digest, column)
-    elif len(column):
-        offsets, content = text_buffers(column)
-        digest.update((offsets - offsets[0]).data)
-        digest.update(content)
-
-
-def _update_hash_of_sequences(digest: "hashlib._Hash", column: Sequences) -> None:
-    """Edges, then ids, as `update_hash` has offsets and texts; in pieces, where not mapped."""
-    if not len(column):
-        return
-    if column.rows is None:
-        whole = column.compact()
-        digest.update(whole.edges.data)
-        digest.update(np.ascontiguousarray(whole.values).data.cast("B"))
-        return
-    end = np.zeros(1, np.int64)
-    digest.update(end.data)
-    for block in column.blocks():
-        digest.update((block.edges[1:] + end).data)
-        end = end + block.edges[-1]
-    for block in column.blocks():
-        digest.update(block.values.data.cast("B"))
+    return isinstance(column, np.ndarray | Padded | Mapped)
 
 
 def text_buffers(column: pa.Array) -> tuple[np.ndarray, memoryview]:

@@ -14,7 +14,18 @@ import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.data import storage
-from jaxpfl.data.columns import Column, as_column, describe, part, take, text_array, update_hash
+from jaxpfl.data.columns import (
+    Column,
+    ReadColumns,
+    as_column,
+    describe,
+    is_numeric,
+    part,
+    rows_of,
+    take,
+    text_array,
+)
+from jaxpfl.data.content import content_hash
 from jaxpfl.data.held import held_columns
 from jaxpfl.errors import InputError
 
@@ -35,12 +46,7 @@ class _Content:
 
     def sha256(self) -> str:
         if self._sha256 is None:
-            digest = hashlib.sha256(b"jaxpfl population 1\0")
-            digest.update(self._offsets.astype("<i8").data)
-            for name in sorted(self._columns):
-                digest.update(f"{name}\0".encode())
-                update_hash(digest, self._columns[name])
-            self._sha256 = digest.hexdigest()
+            self._sha256 = content_hash(self._columns, self._offsets)
             self._columns = {}
         return self._sha256
 
@@ -58,7 +64,8 @@ class Population:
 
     Attributes:
       columns: name -> numpy array [examples, ...], pyarrow large_string array [examples], or token
-        ids (see `data.sequences`).
+        ids (see `data.sequences`). Numbers and texts of a file are verified whole when their name
+        is looked up; `numeric`, `examples` and `data.pack` verify no more than they read.
       offsets: int64 [clients + 1], from 0 to the number of examples, non-decreasing.
       client_ids: pyarrow large_string array [clients], all different. PRIVATE.
       name: the source's name, as given to `data.open`. Public.
@@ -76,6 +83,7 @@ class Population:
     name: str = "in memory"
     unit: str = "client"
     splitting: str = "words"
+    _held: Mapping[str, Column] = field(init=False)
     _content: _Content = field(init=False)
     _source: _Content = field(init=False)
 
@@ -109,7 +117,8 @@ class Population:
             raise InputError("client ids must be different, found one twice: merge its examples")
         content = _Content(columns, offsets)
         for name, value in (
-            ("columns", MappingProxyType(columns)),
+            ("columns", ReadColumns(columns)),
+            ("_held", MappingProxyType(columns)),
             ("offsets", offsets),
             ("client_ids", ids),
             ("_content", content),
@@ -122,7 +131,7 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self.columns.items())
+        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self._held.items())
         return f"Population({self.name!r}, unit={self.unit!r}, columns=({columns}))"
 
     @property
@@ -143,6 +152,10 @@ class Population:
         """The `content` of this population's source."""
         return self._source.sha256()
 
+    def numeric(self) -> dict[str, Column]:
+        """The columns that a model can read, by name; nothing of a file is read before its rows."""
+        return {name: column for name, column in self._held.items() if is_numeric(column)}
+
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int64 [clients]. PRIVATE."""
         return np.diff(self.offsets)
@@ -151,8 +164,11 @@ class Population:
         """The columns of one client, given by its index."""
         if not 0 <= client < len(self):
             raise InputError(f"client must lie in 0 .. {len(self) - 1}, found {client}")
-        rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-        return {name: column[rows] for name, column in self.columns.items()}
+        return self.rows(slice(int(self.offsets[client]), int(self.offsets[client + 1])))
+
+    def rows(self, rows: slice) -> dict[str, Column]:
+        """The columns of neighbouring examples, whichever clients they are of."""
+        return {name: rows_of(column, rows) for name, column in self._held.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
         """The clients of these indices, each in range and given once, in this order."""
@@ -162,10 +178,10 @@ class Population:
         if len(chosen) and np.all(np.diff(chosen) == 1):
             # Neighbours stay where they are: what is mapped from a file stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
-            columns = {name: part(column, rows) for name, column in self.columns.items()}
+            columns = {name: part(column, rows) for name, column in self._held.items()}
         else:
             rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
-            columns = {name: take(column, rows) for name, column in self.columns.items()}
+            columns = {name: take(column, rows) for name, column in self._held.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
@@ -238,7 +254,7 @@ class Population:
                 " or another length"
             )
         rows = np.flatnonzero(kept)
-        columns = {name: take(column, rows) for name, column in self.columns.items()}
+        columns = {name: take(column, rows) for name, column in self._held.items()}
         return self.with_examples(columns, offsets_of(kept)[self.offsets])
 
     def dealt(
@@ -267,16 +283,18 @@ class Population:
     def save(self, folder: str | Path) -> None:
         """Writes the population to a new folder (see `data.storage`), which must not exist."""
         parts = (self.columns, self.offsets, self.client_ids)
-        described = (self.name, self.unit, self.splitting, self.fingerprint, self.content)
+        described = (self.name, self.unit, self.splitting, self.fingerprint)
         storage.write(Path(folder), storage.Stored(*parts, *described))
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
-        """Maps a saved population into memory; its SHA-256 sums are checked first.
+        """Maps a saved population into memory, without reading the examples.
+
+        A block of them is verified when it is first read (see `data.storage`).
 
         Raises:
           InputError: the folder holds no population.
-          CorruptFile: a file is missing, truncated or altered.
+          CorruptFile: a file is missing or truncated, or what was read was altered.
         """
         stored = storage.read(Path(folder))
         population = cls(*stored[:-2])

@@ -3,9 +3,11 @@
 `Sequences` holds all ids one after the other, and where each sequence begins, so that nothing of
 what is stored follows from a model's sequence length. `Padded` is what a model reads of them: rows
 of one length, which are made when a cohort is packed. Both may be mapped from a file: what derives
-them (a part of the clients, another order) keeps the map, and adds a row number per example.
+them (a part of the clients, another order) keeps the map, and adds a row number per example. What
+is mapped is verified as it is read, see `data.mapped`.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.data.mapped import Mapped
 from jaxpfl.errors import InputError
 
 PAD = np.int32(-1)
@@ -26,8 +29,8 @@ class Sequences:
     """A column of sequences of ids.
 
     Attributes:
-      values: uint16 or uint32 [ids], of the stored sequences, one after the other.
-      edges: int64 [stored + 1], where each stored sequence begins, and the end.
+      values: uint16 or uint32 [ids], of the stored sequences, one after the other; or mapped.
+      edges: int64 [stored + 1], where each stored sequence begins, and the end; or mapped.
       encoding: what the ids stand for; public. Columns of one population have one encoding.
       rows: int64 [examples], which stored sequence each example is; None = all, in their order.
 
@@ -35,8 +38,8 @@ class Sequences:
       InputError: values or edges are of another type, or the edges do not fit the values.
     """
 
-    values: np.ndarray
-    edges: np.ndarray
+    values: np.ndarray | Mapped
+    edges: np.ndarray | Mapped
     encoding: Mapping[str, Any]
     rows: np.ndarray | None = None
 
@@ -62,7 +65,9 @@ class Sequences:
         if isinstance(rows, slice):
             first, last, step = rows.indices(len(self))
             if step == 1:
-                return replace(self, edges=self.edges[first : max(first, last) + 1])
+                kept, edges = slice(first, max(first, last) + 1), self.edges
+                kept_edges = edges.select(kept) if isinstance(edges, Mapped) else edges[kept]
+                return replace(self, edges=kept_edges)
             rows = np.arange(first, last, step)
         return replace(self, rows=np.asarray(rows, np.int64))
 
@@ -73,15 +78,34 @@ class Sequences:
     @property
     def nbytes(self) -> int:
         """The bytes of all ids."""
+        if self.rows is None:
+            return int(self.edges[-1] - self.edges[0]) * self.dtype.itemsize
         starts, stops = self.bounds(slice(None))
         return int(np.sum(stops - starts)) * self.dtype.itemsize
+
+    @property
+    def content_type(self) -> str:
+        """Type of an example, as the sketches of a ledger name it."""
+        return f"token ids {self.dtype}"
+
+    @property
+    def origins(self) -> list[str] | None:
+        """Of mapped sequences, which of which stored ones they are (see `Mapped.origin`)."""
+        if not (isinstance(self.edges, Mapped) and isinstance(self.values, Mapped)):
+            return None
+        rows = "all" if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
+        return [self.edges.origin, self.values.origin, rows]
 
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the sequences of these rows begin and end in `values`, int64."""
         if self.rows is not None:
             rows = self.rows[rows]
         if isinstance(rows, slice):
-            return self.edges[:-1][rows], self.edges[1:][rows]
+            first, last, step = rows.indices(len(self.edges) - 1)
+            if step == 1:
+                edges = self.edges[first : max(first, last) + 1]
+                return edges[:-1], edges[1:]
+            rows = np.arange(first, last, step)
         return self.edges[rows], self.edges[rows + 1]
 
     def blocks(self) -> Iterator["Sequences"]:
@@ -92,9 +116,11 @@ class Sequences:
     def compact(self) -> "Sequences":
         """The same sequences, stored alone, in their order and from the first id on."""
         if self.rows is None:
-            first, last = int(self.edges[0]), int(self.edges[-1])
-            edges = self.edges - first if first else self.edges
-            return replace(self, values=self.values[first:last], edges=edges)
+            edges = np.asarray(self.edges)
+            first, last = int(edges[0]), int(edges[-1])
+            return replace(
+                self, values=self.values[first:last], edges=edges - first if first else edges
+            )
         starts, stops = self.bounds(slice(None))
         edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts)])
         places = np.repeat(starts - edges[:-1], stops - starts)
@@ -108,10 +134,16 @@ class Sequences:
 
     def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
         """The first `most` bytes of each client's ids; offsets int64 [clients + 1] of examples."""
-        for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            # No sequence is shorter than one id, as far as these bytes are to identify a client.
-            held = self[first : min(last, first + most)].compact()
-            yield held.values[: most // self.dtype.itemsize].tobytes()
+        most_ids = most // self.dtype.itemsize
+        # No sequence is shorter than one id, as far as these bytes are to identify a client.
+        ends = np.minimum(offsets[1:], offsets[:-1] + most)
+        if self.rows is not None:
+            for first, last in zip(offsets[:-1].tolist(), ends.tolist(), strict=True):
+                yield self[first:last].compact().values[:most_ids].tobytes()
+            return
+        begin_C, end_C = self.edges[offsets[:-1]], self.edges[ends]
+        for begin, end in zip(begin_C.tolist(), end_C.tolist(), strict=True):
+            yield self.values[begin : min(end, begin + most_ids)].tobytes()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,6 +167,10 @@ class Padded:
         """The bytes of the ids, which are not those of the rows."""
         return self.sequences.nbytes
 
+    @property
+    def content_type(self) -> str:
+        return self.sequences.content_type
+
     def client_bytes(self, offsets: np.ndarray, most: int) -> Iterator[bytes]:
         """See `Sequences.client_bytes`: what is cut off a row is a client's content too."""
         return self.sequences.client_bytes(offsets, most)
@@ -156,11 +192,14 @@ class Padded:
         starts, stops = self.sequences.bounds(rows)
         shape = (*starts.shape, self.length)
         starts, sizes = starts.reshape(-1), (stops - starts).reshape(-1)
+        stored = self.sequences.values
+        if isinstance(stored, Mapped):
+            stored.verify(starts, starts + np.minimum(sizes, self.length))
         runs, last = self._runs
         # A row is copied in one piece, with what follows the sequence, which is then overwritten.
         found = runs[np.minimum(starts, last)].view(self.sequences.dtype).reshape(-1, self.length)
         for row in np.flatnonzero(starts > last).tolist():
-            ended = self.sequences.values[starts[row] :][: self.length]
+            ended = stored[starts[row] : starts[row] + self.length]
             found[row, : len(ended)] = ended
         behind = np.take(self._behind, np.minimum(sizes, self.length), axis=0)
         return np.bitwise_or(found, behind, out=behind, casting="unsafe").reshape(shape)
@@ -169,9 +208,12 @@ class Padded:
     def _runs(self) -> tuple[np.ndarray, int]:
         """All runs of `length` ids, each as one item, a view of the ids; and the last one's number.
 
-        Items of so many bytes are copied several times as fast as rows of ids.
+        Items of so many bytes are copied several times as fast as rows of ids. Of mapped ids, what
+        is read of them must be verified first.
         """
         values = self.sequences.values
+        if isinstance(values, Mapped):
+            values = values.unverified
         if len(values) < self.length:
             values = np.concatenate([values, np.zeros(self.length - len(values), values.dtype)])
         size, item = values.dtype.itemsize, np.dtype((np.void, values.dtype.itemsize * self.length))

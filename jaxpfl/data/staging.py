@@ -11,7 +11,6 @@ are: after a crash, whatever was written later is cut off, and staging goes on f
 
 import contextlib
 import fcntl
-import hashlib
 import mmap
 import os
 import shutil
@@ -26,6 +25,7 @@ import pyarrow as pa
 from jaxpfl import files
 from jaxpfl.data import storage
 from jaxpfl.data.columns import Column, describe, text_buffers
+from jaxpfl.data.content import Roots, hash_of, root
 from jaxpfl.data.sequences import Sequences
 from jaxpfl.errors import InputError
 
@@ -142,8 +142,8 @@ class Staging:
         files.write_json(self._folder / _JOURNAL, journal, mode=0o600)
         self._committed = time.monotonic()
 
-    def write(self, path: Path, names: Iterable[str], offsets: np.ndarray) -> str:
-        """Writes columns as an Arrow file of one batch, and returns their `Population.content`.
+    def write(self, path: Path, names: Iterable[str], offsets: np.ndarray) -> None:
+        """Writes columns as an Arrow file of one batch.
 
         Raises:
           InputError: the clients' offsets do not fit the examples.
@@ -153,21 +153,10 @@ class Staging:
         columns = {name: self.columns[name] for name in names}
         with path.open("wb") as file:
             _copy(columns, file)
-        return self.content(columns, offsets)
 
     def content(self, names: Iterable[str], offsets: np.ndarray) -> str:
         """The `Population.content` of some columns, from the staged files."""
-        digest = hashlib.sha256(b"jaxpfl population 1\0")
-        digest.update(offsets.astype("<i8").data)
-        for name in sorted(names):
-            # As in `columns.update_hash`.
-            column = self.columns[name]
-            digest.update(f"{name}\0{column.what} {column.examples}\0".encode())
-            for path in column.paths() if column.examples else ():
-                with path.open("rb") as file:
-                    while piece := file.read(_PIECE):
-                        digest.update(piece)
-        return digest.hexdigest()
+        return hash_of({name: self.columns[name].roots() for name in names}, offsets)
 
     def _restore(self, journal: dict[str, Any]) -> None:
         if journal["request"] != files.jsonable(self._request):
@@ -238,7 +227,7 @@ class StagedColumn:
             return
         if isinstance(column, Sequences):
             held = column.compact()
-            offsets, content = held.edges, held.values.data
+            offsets, content = np.asarray(held.edges), np.asarray(held.values).data
         else:
             offsets, content = text_buffers(column)
         self._offsets.write((offsets[1:] + (self._size - offsets[0])).data)
@@ -248,6 +237,11 @@ class StagedColumn:
     def paths(self) -> list[Path]:
         """The files in the order of a fingerprint and of Arrow's buffers."""
         return [Path(file.name) for file in self._files()]
+
+    def roots(self) -> Roots:
+        """The roots of its buffers, which are its files."""
+        found = [root(_pieces(path)) for path in self.paths()] if self.examples else []
+        return Roots(self.what, self.examples, found)
 
     def to_arrow(self, maps: list[mmap.mmap]) -> pa.Array:
         """The files as an Arrow array, mapped into memory; the maps are added to `maps`."""
@@ -263,6 +257,12 @@ class StagedColumn:
 
     def _files(self) -> list[BinaryIO]:
         return [*([self._offsets] if self._offsets else []), self._values]
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def _map(path: Path, maps: list[mmap.mmap]) -> pa.Buffer:

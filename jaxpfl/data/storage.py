@@ -1,11 +1,17 @@
 """A population on disk: Arrow IPC files and a manifest, memory-mapped when read.
 
-    FOLDER/manifest.json    format, columns, SHA-256 of the content, of the source and of the
-                            manifest itself; size and SHA-256 of the other files
+    FOLDER/manifest.json    format, columns, where their buffers lie and the SHA-256 of every block
+                            of them (see `data.blocks`); hashes of the content, of the source and
+                            of the manifest itself; size and SHA-256 of the other files
     FOLDER/examples.arrow   one row per example; a column of arrays is a list of fixed size, one of
                             token ids a list of any size
     FOLDER/clients.arrow    client_id, first (the client's first example)
     FOLDER/vocabulary.json  with token ids: the words that they stand for
+
+Opening checks everything but the blocks: the manifest, all sizes, and what the other files hold. A
+block is verified when it is first read, once while the folder is open, so that opening takes no
+longer for larger examples; `data.check` verifies all at once. A file that is altered after that, in
+place and while it is open, is not noticed.
 
 The folder is written under a temporary name and then renamed, so that it is complete or absent.
 All of it is private: it is made with mode 0700.
@@ -24,17 +30,24 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl import files
+from jaxpfl.data import buffers
+from jaxpfl.data.blocks import BLOCK
 from jaxpfl.data.columns import Column, is_numeric, text_buffers
+from jaxpfl.data.columns import read as read_column
+from jaxpfl.data.content import Roots, hash_of
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
 
-_FORMAT = "jaxpfl population 3"
+_FORMAT = "jaxpfl population 4"
 EXAMPLES, VOCABULARY = "examples.arrow", "vocabulary.json"
 _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
 class Stored(NamedTuple):
-    """What is stored of a `Population`, with its attributes."""
+    """What is stored of a `Population`, with its attributes.
+
+    To be written, without a fingerprint it is a source of its own; the content is computed.
+    """
 
     columns: Mapping[str, Any]
     offsets: np.ndarray
@@ -42,8 +55,8 @@ class Stored(NamedTuple):
     name: str
     unit: str
     splitting: str
-    fingerprint: str
-    content: str
+    fingerprint: str | None = None
+    content: str = ""
 
 
 def is_stored(folder: Path) -> bool:
@@ -90,6 +103,13 @@ def finish(temporary: Path, stored: Stored) -> None:
     """
     clients = {"client_id": stored.client_ids, "first": pa.array(stored.offsets[:-1])}
     _write_table(temporary / _CLIENTS, pa.table(clients))
+    examples, types = temporary / EXAMPLES, stored.columns
+    found = buffers.located(examples, types, int(stored.offsets[-1]))
+    roots = {
+        name: Roots(described(type_), int(stored.offsets[-1]), buffers.roots(found[name]))
+        for name, type_ in types.items()
+    }
+    content = hash_of(roots, stored.offsets)
     manifest = {
         "format": _FORMAT,
         "name": stored.name,
@@ -97,13 +117,15 @@ def finish(temporary: Path, stored: Stored) -> None:
         "splitting": stored.splitting,
         "clients": len(stored.client_ids),
         "examples": int(stored.offsets[-1]),
-        "columns": dict(stored.columns),
-        "fingerprint": stored.fingerprint,
-        "content": stored.content,
+        "columns": dict(types),
+        "block_bytes": BLOCK,
+        "buffers": found,
+        "fingerprint": stored.fingerprint or content,
+        "content": content,
         "files": {
             file: {
                 "bytes": (temporary / file).stat().st_size,
-                "sha256": files.sha256_file(temporary / file),
+                "sha256": _sha256(temporary / file, found),
             }
             for file in (EXAMPLES, _CLIENTS, VOCABULARY)
             if (temporary / file).exists()
@@ -114,11 +136,11 @@ def finish(temporary: Path, stored: Stored) -> None:
 
 
 def read(folder: Path) -> Stored:
-    """Maps a stored population into memory, after checking the SHA-256 of every file.
+    """Maps a stored population into memory, after checking all but the blocks of its columns.
 
     Raises:
-      InputError: `folder` holds no population.
-      CorruptFile: a file is missing, truncated or altered.
+      InputError: `folder` holds no population, or one of an older format.
+      CorruptFile: a file is missing or truncated, or was altered outside of the blocks.
     """
     if not is_stored(folder):
         raise InputError(f"{folder} holds no {_MANIFEST}: expected a folder made by save()")
@@ -130,14 +152,14 @@ def read(folder: Path) -> Stored:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
-        if files.sha256_file(path) != expected["sha256"]:
+        if _sha256(path, manifest["buffers"]) != expected["sha256"]:
             raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
-    examples, clients = _map_table(folder / EXAMPLES), _map_table(folder / _CLIENTS)
-    offsets = np.append(clients["first"].to_numpy(), np.int64(manifest["examples"]))
-    columns = {
-        name: _from_arrow(examples[name], type_, manifest["examples"])
-        for name, type_ in manifest["columns"].items()
-    }
+    clients = _map_table(folder / _CLIENTS)
+    firsts = clients["first"].combine_chunks().buffers()[1]
+    # Arrow's own way to numpy imports pandas, which takes longer than all the rest.
+    first_C = np.frombuffer(firsts or b"", np.int64)[: manifest["clients"]]
+    offsets = np.append(first_C, np.int64(manifest["examples"]))
+    columns = buffers.map_columns(folder / EXAMPLES, manifest)
     client_ids = clients["client_id"].combine_chunks()
     keys = ("name", "unit", "splitting", "fingerprint", "content")
     described = (manifest[key] for key in keys)
@@ -153,8 +175,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if stated != _own_sha256(manifest):
         raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
     if manifest["format"] != _FORMAT:
-        raise InputError(f"{path} is of format {manifest['format']!r}, expected {_FORMAT!r}")
+        raise InputError(
+            f"{path} is of format {manifest['format']!r}, expected {_FORMAT!r}: convert its source "
+            "anew"
+        )
     return manifest
+
+
+def _sha256(path: Path, found: dict[str, list[dict]]) -> str:
+    """Of a file, or of what is in the examples' file beside the blocks."""
+    if path.name == EXAMPLES:
+        return buffers.outside_sha256(path, found)
+    return files.sha256_file(path)
 
 
 def _own_sha256(manifest: dict[str, Any]) -> str:
@@ -170,13 +202,20 @@ def type_of(column: Column) -> dict[str, Any]:
     return {"dtype": "text", "shape": []}
 
 
+def described(type_: Mapping[str, Any]) -> str:
+    """A type of the manifest as `columns.describe` says it of the column."""
+    if type_["dtype"] == "text":
+        return "text"
+    ids = type_["shape"] == [None]
+    return f"token ids {type_['dtype']}" if ids else f"{type_['dtype']}{type_['shape']}"
+
+
 def to_arrow(column: Column) -> pa.Array:
     """A column as it is stored."""
     if isinstance(column, Sequences):
         held = column.compact()
         return pa.LargeListArray.from_arrays(pa.array(held.edges), pa.array(held.values))
-    if isinstance(column, Padded):
-        column = np.asarray(column)
+    column = np.asarray(column) if isinstance(column, Padded) else read_column(column)
     if not isinstance(column, np.ndarray):
         if not len(column):
             return column
@@ -190,19 +229,6 @@ def to_arrow(column: Column) -> pa.Array:
     if column.ndim == 1:
         return array
     return pa.FixedSizeListArray.from_arrays(array, int(np.prod(column.shape[1:])))
-
-
-def _from_arrow(chunks: pa.ChunkedArray, type_: dict[str, Any], examples: int) -> Column:
-    # One batch was written, so this copies nothing.
-    array = chunks.combine_chunks() if chunks.num_chunks != 1 else chunks.chunk(0)
-    if type_["dtype"] == "text":
-        return array
-    if type_["shape"] == [None]:
-        edges, ids = (part.to_numpy(zero_copy_only=True) for part in (array.offsets, array.values))
-        return Sequences(ids, edges, type_["encoding"])
-    flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    values = flat.to_numpy(zero_copy_only=True)
-    return values.view(np.dtype(type_["dtype"])).reshape(examples, *type_["shape"])
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

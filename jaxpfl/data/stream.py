@@ -100,9 +100,10 @@ def of_population(population: Population) -> Source:
         starts = range(begin, max(population.num_examples, begin + 1), _EXAMPLES)
         for start in starts:
             rows = slice(start, min(start + _EXAMPLES, population.num_examples))
-            columns = {name: part(column, rows) for name, column in population.columns.items()}
             done = int(np.searchsorted(population.offsets[1:], rows.stop, "right"))
-            yield Batch(columns, ids[seen:done].to_pylist(), sizes[seen:done].tolist())
+            yield Batch(
+                population.rows(rows), ids[seen:done].to_pylist(), sizes[seen:done].tolist()
+            )
             seen = done
 
     def stream(begin: int, _: Path) -> AbstractContextManager[Stream]:
@@ -191,16 +192,16 @@ def write(
         if len(client_ids) != len(offsets) - 1 or len(client_ids.unique()) != len(client_ids):
             raise InputError("the clients of a stream must have one size each and different ids")
         written = staging.columns if encoder is None else (_TOKENS,)
-        content = staging.write(partial / storage.EXAMPLES, written, offsets)
+        staging.write(partial / storage.EXAMPLES, written, offsets)
         fingerprint = stream.fingerprint
-        if fingerprint is None:
-            # That of the text, so that texts and tokens are charged to the same ledger.
-            read = [name for name in staging.columns if encoder is None or name != _TOKENS]
-            fingerprint = staging.content(read, offsets)
         if encoder is not None:
+            if fingerprint is None:
+                # That of the text, so that texts and tokens are charged to the same ledger.
+                read = [name for name in staging.columns if name != _TOKENS]
+                fingerprint = staging.content(read, offsets)
             encoder.save(partial / storage.VOCABULARY)
         types = {name: staging.columns[name].type for name in written}
-        described = (stream.name, stream.unit, stream.splitting, fingerprint, content)
+        described = (stream.name, stream.unit, stream.splitting, fingerprint)
         storage.finish(partial, storage.Stored(types, offsets, client_ids, *described))
         shutil.rmtree(partial / "staging")
     return len(client_ids), int(offsets[-1])

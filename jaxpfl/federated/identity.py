@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.data.columns import Column, is_numeric, update_hash
+from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
@@ -66,7 +66,7 @@ def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
     Raises:
       InputError: a column is missing or not numeric.
     """
-    held = {name: c for name, c in prepared.columns.items() if is_numeric(c)}
+    held = prepared.numeric()
     wanted = tuple(held) if query.columns is None else query.columns
     missing = [repr(name) for name in wanted if name not in held]
     if missing or (query.columns is None and not held):
@@ -74,15 +74,6 @@ def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
         found = ", ".join(prepared.columns) or "none"
         raise InputError(f"query {query.label!r} needs {what}, found {found}")
     return {name: held[name] for name in wanted}
-
-
-def content_hash(columns: Mapping[str, Column], offsets: np.ndarray) -> str:
-    """SHA-256 (hex) of columns and offsets. PRIVATE: a guess of the data can be tested on it."""
-    digest = hashlib.sha256(offsets.astype("<i8").data)
-    for name in sorted(columns):
-        digest.update(f"{name}\0".encode())
-        update_hash(digest, columns[name])
-    return digest.hexdigest()
 
 
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:

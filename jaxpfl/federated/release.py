@@ -33,6 +33,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Cohort
+from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
@@ -365,7 +366,7 @@ class Releaser:
             described = identity.described(
                 query,
                 lowered.as_text(),
-                identity.content_hash(columns, prepared.offsets),
+                origin_hash(columns, prepared.offsets),
                 self._population.fingerprint,
             )
             held = Population(columns, prepared.offsets, prepared.client_ids)

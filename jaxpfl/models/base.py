@@ -98,10 +98,13 @@ def require_shape(columns: Mapping[str, Any], name: str, shape: tuple[int, ...])
 def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: int) -> None:
     """Raises `InputError` if a column in memory, or mapped from a file, has a value >= `limit`.
 
+    Rows of token ids are not read: their vocabulary is checked.
+
     A compiled program would read such a label or id as another one, or as none, and train on it.
     """
     column = columns[name]
-    if isinstance(column, np.ndarray) and column.size and column.max() >= limit:
+    known = isinstance(column, np.ndarray) or hasattr(column, "located")
+    if known and len(column) and column.max() >= limit:
         raise InputError(
             f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}, but the "
             "data has larger values"

@@ -182,7 +182,7 @@ class _Bytes(NamedTuple):
 def _type_of(column: Any) -> str:
     """Type and shape of one example."""
     if hasattr(column, "client_bytes"):
-        return f"token ids {column.dtype}"
+        return column.content_type
     return f"{column.dtype}{column.shape[1:]}" if isinstance(column, np.ndarray) else "text"
 
 
@@ -204,7 +204,7 @@ def _bytes_of(column: Any) -> _Bytes:
 def _pieces(column: Any, offsets: np.ndarray) -> Iterator[memoryview | bytes]:
     """Each client's first bytes, if it has any, without copying the column."""
     if hasattr(column, "client_bytes"):
-        # Token ids, which need not lie one client after the other.
+        # Token ids, which need not lie one client after the other, or what is mapped from a file.
         yield from (held for held in column.client_bytes(offsets, _MOST_CONTENT) if held)
         return
     size, content, edges = _bytes_of(column)

@@ -109,7 +109,7 @@ def test_what_is_derived_keeps_its_source_on_the_disk(tmp_path):
 
 
 def test_a_loaded_population_is_not_hashed_again(saved, monkeypatch):
-    monkeypatch.delattr("jaxpfl.data.population.update_hash")
+    monkeypatch.delattr("jaxpfl.data.population.content_hash")
     loaded = Population.load(saved)
     assert loaded.fingerprint == loaded.content == loaded.select([1]).fingerprint
 

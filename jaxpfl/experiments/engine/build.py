@@ -220,7 +220,7 @@ def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 def check_images(clients: Population, image_shape: tuple[int, int, int], classes: int) -> None:
     """Refuses images that the model cannot read; messages contain no values of the data."""
     _require(clients, ("image", "label"))
-    shape = tuple(clients.columns["image"].shape[1:])
+    shape = tuple(clients.numeric()["image"].shape[1:])
     if shape != image_shape:
         raise InputError(
             f"image_shape is {list(image_shape)}, the images of data.source are {list(shape)}"
@@ -231,7 +231,7 @@ def check_images(clients: Population, image_shape: tuple[int, int, int], classes
 def check_features(clients: Population, features: int, classes: int) -> None:
     """Refuses rows of numbers that the model cannot read, as `check_images` does images."""
     _require(clients, ("features", "label"))
-    shape = tuple(clients.columns["features"].shape[1:])
+    shape = tuple(clients.numeric()["features"].shape[1:])
     if shape != (features,):
         raise InputError(f"model.features is {features}, data.source has {list(shape)} of them")
     _check_labels(clients, classes)

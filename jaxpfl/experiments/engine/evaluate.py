@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.columns import Column, is_numeric
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Checking, Model, summarise
@@ -117,7 +116,7 @@ class Evaluator:
                 "the evaluation data has no examples, expected at least one: give a larger "
                 "fraction of the clients to it"
             )
-        held = numeric_columns(self.population)
+        held = self.population.numeric()
         for name in model.columns or ():
             if name not in held:
                 text = "text" in self.population.columns
@@ -137,7 +136,7 @@ class Evaluator:
         if total > self._max_examples:
             generator = np.random.Generator(np.random.Philox(key=0))
             rows = np.sort(generator.choice(total, self._max_examples, replace=False))
-        return {name: column[rows] for name, column in numeric_columns(self.population).items()}
+        return {name: column[rows] for name, column in self.population.numeric().items()}
 
     @cached_property
     def _batches(self) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
@@ -163,8 +162,3 @@ def _sums(
 ) -> dict[str, jax.Array]:
     """Compiled once for all evaluators and runs with an equal model."""
     return model.evaluate(params, batch, mask)
-
-
-def numeric_columns(population: Population) -> dict[str, Column]:
-    """The columns that a model can read: numbers, not text."""
-    return {name: column for name, column in population.columns.items() if is_numeric(column)}

@@ -22,7 +22,7 @@ from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
 from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator, numeric_columns
+from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
@@ -244,7 +244,7 @@ class _Progress:
         if experiment.vocabulary is not None and experiment.valid.num_examples:
             valid = self._declared("validation")
             unigram = unigram_baseline(
-                np.asarray(numeric_columns(valid.population)["tokens"]),
+                np.asarray(valid.population.numeric()["tokens"]),
                 evaluator.columns["tokens"],
                 vocab_size=len(experiment.vocabulary),
             )

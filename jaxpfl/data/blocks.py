@@ -1,0 +1,117 @@
+"""SHA-256 by blocks: what is large is verified piece by piece, when it is first read.
+
+A buffer is a run of bytes, such as the values of a column. It is cut into blocks of `BLOCK` bytes,
+the last one shorter, and its root is a hash over the blocks' SHA-256 sums. Who knows the root
+trusts every block that fits its sum, so that a population of any size opens without being read,
+and yet no altered byte of it is ever used.
+
+Blocks are small, because a cohort is a random sample: it reads a few kilobytes of each of its
+clients, and verifies the whole blocks around them.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.errors import CorruptFile
+
+BLOCK = 2**18
+"""Bytes of a block. Fingerprints depend on it."""
+
+
+def block_hashes(pieces: Iterable[Any]) -> tuple[list[bytes], int]:
+    """The SHA-256 sums of the blocks of a buffer, which comes in pieces; and how long it is."""
+    sums, digest, room, size = [], hashlib.sha256(), BLOCK, 0
+    for piece in pieces:
+        view = memoryview(piece)
+        size += view.nbytes
+        view = view.cast("B") if view.nbytes else view[:0]
+        while len(view):
+            part = view[:room]
+            digest.update(part)
+            room -= len(part)
+            view = view[len(part) :]
+            if not room:
+                sums.append(digest.digest())
+                digest, room = hashlib.sha256(), BLOCK
+    if room < BLOCK:
+        sums.append(digest.digest())
+    return sums, size
+
+
+def root_of(sums: Sequence[bytes], size: int) -> str:
+    """The root (hex) of a buffer of `size` bytes with blocks of these SHA-256 sums."""
+    digest = hashlib.sha256(f"jaxpfl blocks 1 {BLOCK} {size}\0".encode())
+    digest.update(b"".join(sums))
+    return digest.hexdigest()
+
+
+class Blocks:
+    """A buffer in a mapped file, of which a block is verified when it is first read.
+
+    Args:
+      path: the file, named in errors.
+      what: the buffer, named in errors.
+      content: uint8 [bytes], mapped.
+      first: where the buffer begins in the file.
+      sums: SHA-256 of each block.
+    """
+
+    def __init__(
+        self, path: Path, what: str, content: np.ndarray, first: int, sums: Sequence[bytes]
+    ) -> None:
+        self.unverified = content
+        self._path, self._what, self._first, self._sums = path, what, first, sums
+        self._missing = np.ones(len(sums), bool)
+        self._left = len(sums)
+
+    @cached_property
+    def root(self) -> str:
+        """See `root_of`."""
+        return root_of(self._sums, len(self.unverified))
+
+    def verify(self, begin: int, end: int) -> np.ndarray:
+        """Verifies the blocks of the bytes begin .. end - 1, and returns these bytes.
+
+        Raises:
+          CorruptFile: a byte of these blocks was altered.
+        """
+        if self._left and begin < end:
+            blocks = slice(begin // BLOCK, (end - 1) // BLOCK + 1)
+            self._verify(np.flatnonzero(self._missing[blocks]) + blocks.start)
+        return self.unverified[begin:end]
+
+    def verify_all(self, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Verifies the blocks of the bytes begins[i] .. ends[i] - 1 of every i, int64 [runs].
+
+        Raises:
+          CorruptFile: a byte of these blocks was altered.
+        """
+        if not self._left:
+            return
+        some = begins < ends
+        first, last = begins[some] // BLOCK, (ends[some] - 1) // BLOCK
+        # A block is read if more runs have begun up to it than have ended before it.
+        number = len(self._sums) + 1
+        changes = np.bincount(first, minlength=number) - np.bincount(last + 1, minlength=number)
+        read = np.cumsum(changes)[:-1] > 0
+        self._verify(np.flatnonzero(read & self._missing))
+
+    def _verify(self, blocks: np.ndarray) -> None:
+        # Two threads may verify the same block: no harm is done.
+        for block in blocks.tolist():
+            begin = block * BLOCK
+            content = self.unverified[begin : begin + BLOCK]
+            if hashlib.sha256(content.data).digest() != self._sums[block]:
+                first = self._first + begin
+                raise CorruptFile(
+                    f"{self._path} was altered: block {block} of {self._what} (bytes {first} .. "
+                    f"{first + len(content) - 1} of the file) is not the one of its manifest"
+                )
+            self._missing[block] = False
+        if len(blocks):
+            self._left = int(self._missing.sum())
