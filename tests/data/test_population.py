@@ -229,7 +229,7 @@ def test_a_fingerprint_is_of_the_content_however_it_is_held():
         assert again.fingerprint == population.fingerprint
     renamed = Population(population.columns, population.offsets, population.client_ids, "x", "y")
     assert renamed.fingerprint == population.fingerprint
-    turned = holding(dict(reversed(population.columns.items())))
+    turned = holding(dict(reversed(list(population.columns.items()))))
     assert turned.fingerprint == population.fingerprint
 
 

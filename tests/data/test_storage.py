@@ -11,6 +11,7 @@ import pytest
 
 from jaxpfl.data import Population, from_clients, storage
 from jaxpfl.data import open as open_population
+from jaxpfl.data.check import check
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import SECRET, same, small
 
@@ -30,6 +31,7 @@ def test_numbers_of_every_type_come_back_mapped_not_copied(dtype, shape, tmp_pat
     assert pa.total_allocated_bytes() - allocated <= 1024
     same(before, after)
     assert not after.columns["x"].flags.owndata and not after.columns["x"].flags.writeable
+    assert np.array_equal(after.numeric()["x"][np.array([4, 1])], values[[4, 1]])
 
 
 def test_a_large_column_is_not_read_into_memory(tmp_path):
@@ -130,7 +132,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxpfl.files.sha256_file", full)
+    monkeypatch.setattr("jaxpfl.files.write_atomically", full)
     with pytest.raises(OSError, match="No space"):
         small().save(tmp_path / "saved")
     assert list(tmp_path.iterdir()) == []
@@ -156,9 +158,12 @@ def test_every_flipped_bit_is_found_and_the_file_named(name, saved):
         damaged[position] ^= 1 << int(generator.integers(8))
         path.write_bytes(damaged)
         with pytest.raises(CorruptFile, match=name) as raised:
-            Population.load(saved)
+            dict(Population.load(saved).columns)
         assert SECRET not in str(raised.value)
+        with pytest.raises(CorruptFile, match=name):
+            check(saved, progress=False)
     path.write_bytes(whole)
+    assert len(check(saved, progress=False)) == 4
     same(small(), Population.load(saved))
 
 
