@@ -8,8 +8,8 @@ order, no index, all six features, as many users, heavy-tailed numbers of senten
 Zipf words; and its word counts. Then, each in a process of its own:
 
 - `jaxpfl convert FILE FOLDER --vocabulary COUNTS`, to token ids;
-- what a run does before its rounds: open the folder (its SHA-256 is checked), choose the clients,
-  encode them for the model, and hash them for the identity of a release;
+- what a run does before its rounds: open the folder, choose the clients, encode them for the model,
+  and identify them for a release;
 - `sample`: cohorts are drawn and packed, from the map and from the same clients as an array in
   memory, taking turns; "cold" is the first cohort after the file left the page cache;
 - `jaxpfl run` of the word model of Augenstein et al. 2020 (1.4 M parameters), 3 rounds.
@@ -59,7 +59,7 @@ run: {{checkpoint_every: {rounds}}}
 OPEN = """
 import json, sys, time
 from jaxpfl.data import open
-from jaxpfl.federated.identity import content_hash
+from jaxpfl.data.content import origin_hash
 from jaxpfl.text.tokenisers.public_words import public_words
 began = time.perf_counter()
 clients = open(sys.argv[1])
@@ -67,7 +67,7 @@ opened = time.perf_counter()
 part = clients.split({"train": 1.0}, seed=0)["train"]
 encoded = public_words(sys.argv[1], None).encode(part, int(sys.argv[2]))
 chosen = time.perf_counter()
-content_hash(encoded.columns, encoded.offsets)
+origin_hash(encoded.numeric(), encoded.offsets)
 hashed = time.perf_counter()
 print(json.dumps({"open": opened - began, "split": chosen - opened, "hash": hashed - chosen}))
 """
