@@ -40,6 +40,7 @@ from jaxpfl.errors import CorruptFile, InputError
 
 _FORMAT = "jaxpfl population 4"
 EXAMPLES, VOCABULARY = "examples.arrow", "vocabulary.json"
+_MAKERS = "Population.save or `jaxpfl convert`"
 _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
 
 
@@ -143,7 +144,7 @@ def read(folder: Path) -> Stored:
       CorruptFile: a file is missing or truncated, or was altered outside of the blocks.
     """
     if not is_stored(folder):
-        raise InputError(f"{folder} holds no {_MANIFEST}: expected a folder made by save()")
+        raise InputError(f"{folder} holds no {_MANIFEST}: expected one that {_MAKERS} made")
     manifest = _read_manifest(folder / _MANIFEST)
     for name, expected in manifest["files"].items():
         path = folder / name

@@ -141,11 +141,12 @@ def test_an_identity_changes_with_any_byte_and_with_the_clients_chosen(tmp_path)
     def origins(population, name):
         population.save(tmp_path / name)
         loaded = Population.load(tmp_path / name)
-        made = [loaded, loaded.select(range(5)), loaded.select([9, 2]), loaded.select([2, 9])]
+        chosen = [range(5), range(1, 6), [9, 2], [2, 9]]
+        made = [loaded, *(loaded.select(each) for each in chosen)]
         return [origin_hash(each.numeric(), each.offsets) for each in made]
 
     first, again = origins(whole(), "first"), origins(whole(), "again")
-    assert first == again and len(set(first)) == 4
+    assert first == again and len(set(first)) == 5
     nudged = whole()
     x = np.array(nudged.columns["x"])
     # Of a client whom the parts do not hold: a stored column is identified as one.
@@ -174,6 +175,16 @@ def test_a_root_is_of_all_blocks_whichever_pieces_they_come_in(size):
         pieces = [content[at : at + step] for at in range(0, size, step)]
         assert block_hashes(pieces) == (expected, size)
     assert len({root_of(expected, size), root_of(expected, size + 1), root_of([], size)}) > 1
+
+
+def test_a_row_that_ends_in_another_block_is_verified_to_its_end(folder):
+    first, _ = place(folder, "x")
+    # Row 5 has the bytes 60 .. 71.
+    flip(folder, first + 71)
+    held = Population.load(folder).numeric()["x"]
+    assert held[np.array([3, 4])].shape == (2, 3)
+    with pytest.raises(CorruptFile, match="block 1 of values"):
+        held[np.array([4, 5])]
 
 
 def test_rows_of_other_clients_are_out_of_reach(folder):
