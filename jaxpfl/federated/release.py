@@ -437,4 +437,4 @@ def _in_blocks(held: Population, size: int) -> Population:
     """The same examples in blocks of `size`: a sum over examples does not depend on clients."""
     total = held.num_examples
     edges = np.append(np.arange(0, total, size), total)
-    return Population(held.columns, edges, [str(number) for number in range(len(edges) - 1)])
+    return Population(held.numeric(), edges, [str(number) for number in range(len(edges) - 1)])
