@@ -134,7 +134,11 @@ class Mapped:
     @property
     def origin(self) -> str:
         """Says which rows of which stored column these are, without reading them; PRIVATE."""
-        rows = "all" if self.rows is None else hashlib.sha256(self.rows.data).hexdigest()
+        rows = (
+            "all"
+            if self.rows is None
+            else hashlib.sha256(np.ascontiguousarray(self.rows).data).hexdigest()
+        )
         return self.root or f"{self.blocks.root} {self.begin} {self.stored} {rows}"
 
     def client_bytes(self, offsets: np.ndarray, most: int) -> Any:
