@@ -57,14 +57,17 @@ EXPERIMENTS: dict[str, set[str]] = {
 REGISTRY = "experiments/registry.py"
 
 RELEASE, DOOR = "federated/release.py", "federated/door.py"
+ASKED, FOLLOWING = "federated/asked.py", "federated/following.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
     "records a release": (r"\.record$", {RELEASE}),
-    "samples a cohort": (r"plan\.sample$", {RELEASE}),
-    "packs a cohort": (r"(^|\.)Cohort$", {RELEASE}),
-    "opens the door": (r"(^|\.)Door$", {RELEASE}),
-    "makes noise that rounds share": (r"(^|\.)NoiseStream$", {RELEASE}),
+    "samples a cohort": (r"plan\.sample$", {ASKED}),
+    "packs a cohort": (r"(^|\.)Cohort$", {ASKED}),
+    "sums clients": (r"(asked|_others|shared)\.sum$", {RELEASE, FOLLOWING}),
+    "shares rounds among processes": (r"(^|\.)Others$", {"experiments/engine/shared_run.py"}),
+    "opens the door": (r"(^|\.)Door$", {ASKED}),
+    "makes noise that rounds share": (r"(^|\.)NoiseStream$", {ASKED}),
     "draws noise": (
         r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
         # In scores: what is added to a release for comparisons, a function of the release.
@@ -72,7 +75,8 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     ),
 }
 IMPORTS: dict[str, set[str]] = {
-    "federated.door": {RELEASE},
+    "federated.door": {ASKED},
+    "federated.asked": {RELEASE, FOLLOWING, "federated/rehearsal.py"},
     "federated.summing": {DOOR},
     "federated.checksum": {DOOR},
 }

@@ -103,7 +103,7 @@ def fed_avg(
         columns=None if model.columns is None else tuple(model.columns),
         execution=execution,
     )
-    everywhere = NamedSharding(execution.devices, PartitionSpec())
+    everywhere = NamedSharding(execution.devices.local_mesh, PartitionSpec())
     if frozen is None:
         first_params = initial_params(model, start)
     elif start is None:

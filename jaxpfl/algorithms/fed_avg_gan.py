@@ -228,7 +228,7 @@ def fed_avg_gan(
         columns=tuple(gan.columns),
         execution=execution,
     )
-    everywhere = NamedSharding(execution.devices, PartitionSpec())
+    everywhere = NamedSharding(execution.devices.local_mesh, PartitionSpec())
     first_params = initial_params(gan, start)
 
     def init(key):

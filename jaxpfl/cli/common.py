@@ -61,3 +61,24 @@ def unused_directory(name: str) -> Path:
     others = (f"{name}-{number}" for number in itertools.count(2))
     paths = (Path("runs", each) for each in itertools.chain([name], others))
     return next(path for path in paths if not path.exists())
+
+
+def add_distributed(parser: argparse.ArgumentParser) -> None:
+    """Adds --distributed to a command that carries out a run."""
+    parser.add_argument(
+        "--distributed",
+        metavar="HOW",
+        help="share the run with the same command in other processes, such as one a machine: auto "
+        "(Slurm, Kubernetes, Cloud TPU, Open MPI), or HOST:PORT,INDEX/COUNT, with HOST:PORT of "
+        "process 0, such as 10.0.0.5:1234,0/2 here and 10.0.0.5:1234,1/2 there",
+    )
+
+
+def join(how: str | None) -> bool:
+    """Joins the processes of --distributed, if it was given; whether this one keeps the files."""
+    if how is None:
+        return True
+    from jaxpfl.federated import hosts
+
+    hosts.join(how)
+    return hosts.leads()

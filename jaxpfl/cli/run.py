@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import add_config, add_dry_run, add_track, unused_directory, use_devices
+from jaxpfl.cli.common import (
+    add_config,
+    add_distributed,
+    add_dry_run,
+    add_track,
+    join,
+    unused_directory,
+    use_devices,
+)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run]"
+        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run] "
+        "[--distributed HOW]"
     )
     add_config(parser)
     parser.add_argument(
@@ -26,6 +35,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     )
     add_track(parser)
     add_dry_run(parser)
+    add_distributed(parser)
 
 
 def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -40,8 +50,10 @@ def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, An
         from jaxpfl.experiments.dry_run import dry_run
 
         return dry_run(config)
+    keeps_files = join(arguments.distributed)
     out = arguments.out or unused_directory(path.stem)
-    print(f"run directory: {out}", file=sys.stderr)
+    if keeps_files:
+        print(f"run directory: {out}", file=sys.stderr)
     from jaxpfl.experiments import carry_out
 
     with shipped.form_without_data_named(path):
@@ -55,12 +67,14 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 def add_resume(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     add_track(parser)
+    add_distributed(parser)
 
 
 def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.experiments.registry import load_run
 
     use_devices(load_run(arguments.directory))
+    join(arguments.distributed)
     from jaxpfl.experiments import carry_out
 
     return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()

@@ -21,6 +21,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig
+from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
 from jaxpfl.experiments.registry import load, load_run, system_of
@@ -31,10 +32,12 @@ from jaxpfl.experiments.systems.base import (
     RESULT,
     SIMULATION,
     Prepared,
+    Shareable,
     Synthesizer,
     Workspace,
 )
-from jaxpfl.federated import hosts
+from jaxpfl.federated.following import Others
+from jaxpfl.federated.hosts import Group
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
@@ -84,26 +87,30 @@ def run(
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    hosts.require_one_process("a run needs")
     system, directory = system_of(config.system), Path(out)
-    with files.exclusive(directory):
-        path = directory / CONFIG
-        if path.exists() or (directory / _RUN).exists():
-            raise InputError(
-                f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
-                "choose another --out"
-            )
-        # So that the config that is written names the weights, which a branch of the hub does not.
-        config = pinned(config)
-        # Before anything is written: a config that is refused must not leave a run directory.
-        prepared = system.prepare(config)
-        for ledger in _ledgers(config):
-            if ledger.exists():
-                Ledger.read(ledger)
-        stamp = stamp_of(config)
-        files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
-        record_attempt(directory, command)
-        return _carried_out(config, prepared, directory, progress, memory)
+    with shared_run.group() as group:
+        if group is not None and group.index:
+            return _followed(group, config, directory)
+        with files.exclusive(directory):
+            path = directory / CONFIG
+            if path.exists() or (directory / _RUN).exists():
+                raise InputError(
+                    f"{directory}: holds a run already; go on with `jaxpfl resume {directory}` or "
+                    "choose another --out"
+                )
+            # So that the config that is written names the weights, which a branch of the hub does
+            # not.
+            config = pinned(config)
+            # Before anything is written: a config that is refused must not leave a run directory.
+            prepared = system.prepare(config)
+            others = _others(group, prepared)
+            for ledger in _ledgers(config):
+                if ledger.exists():
+                    Ledger.read(ledger)
+            stamp = stamp_of(config)
+            files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
+            record_attempt(directory, command)
+            return _told(group, _carried_out(config, prepared, directory, progress, memory, others))
 
 
 def resume(
@@ -119,13 +126,16 @@ def resume(
       InputError: `out` holds no run, or its files were altered.
       CorruptFile, BudgetExhausted, Interrupted: as `run`.
     """
-    hosts.require_one_process("a run needs")
     directory = Path(out)
     config = load_run(directory)
-    with files.exclusive(directory):
-        prepared = system_of(config.system).prepare(config)
-        record_attempt(directory, command)
-        return _carried_out(config, prepared, directory, progress, memory)
+    with shared_run.group() as group:
+        if group is not None and group.index:
+            return _followed(group, config, directory)
+        with files.exclusive(directory):
+            prepared = system_of(config.system).prepare(config)
+            others = _others(group, prepared)
+            record_attempt(directory, command)
+            return _told(group, _carried_out(config, prepared, directory, progress, memory, others))
 
 
 def report(out: str | Path) -> Path:
@@ -188,12 +198,48 @@ def _ledgers(section: Any) -> list[Path]:
     return found if named is None else [*found, Path(named)]
 
 
+def _others(group: Group | None, prepared: Prepared) -> Others | None:
+    """The other processes that share the run, once they agree on it; None where there are none.
+
+    Raises:
+      InputError: several processes cannot share such a run, or they do not agree.
+    """
+    if group is None:
+        return None
+    if not isinstance(prepared, Shareable):
+        raise InputError(
+            f"this kind of run needs one process, found {group.size} processes of jax.distributed"
+        )
+    return shared_run.others_of(group, *prepared.shared())
+
+
+def _followed(group: Group, config: Any, directory: Path) -> Outcome:
+    """The run in another process than 0: it computes its share, and writes nothing."""
+    began = time.monotonic()
+    others = _others(group, system_of(config.system).prepare(pinned(config)))
+    assert others is not None
+    message = shared_run.follow(others)
+    return Outcome(directory, message["record"], time.monotonic() - began, message["lines"])
+
+
+def _told(group: Group | None, outcome: Outcome) -> Outcome:
+    """The outcome, which the other processes hear of."""
+    if group is not None:
+        group.tell(record=files.jsonable(outcome.record), lines=outcome.lines)
+    return outcome
+
+
 def _carried_out(
-    config: Any, prepared: Prepared, directory: Path, progress: bool, memory: dict[Any, Any] | None
+    config: Any,
+    prepared: Prepared,
+    directory: Path,
+    progress: bool,
+    memory: dict[Any, Any] | None,
+    others: Others | None,
 ) -> Outcome:
     began = time.monotonic()
     system, shared = system_of(config.system), {} if memory is None else memory
-    workspace = Workspace(directory, system.name, stamp_of(config), progress, shared)
+    workspace = Workspace(directory, system.name, stamp_of(config), progress, others, shared)
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION

@@ -7,6 +7,7 @@ from jaxpfl import checks, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.engine.beside import with_models_beside
 from jaxpfl.experiments.engine.evaluate import Evaluator
@@ -14,7 +15,6 @@ from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.texts import sentences_of
-from jaxpfl.federated import hosts
 from jaxpfl.privacy.ledger import Budget
 
 
@@ -47,13 +47,15 @@ def run(
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
       resume: continues the run in `out`, which must have begun with the same arguments.
 
+    Several processes that `jax.distributed` joined share a run if all call this with the same
+    arguments: process 0 alone reads and writes `ledger` and `out`, and all return its result.
+
     Raises:
       InputError: an argument is of another kind, the data does not fit the plan or the model, the
         evaluation data is the clients' own, or `out` holds another run.
       BudgetExhausted: the next round does not fit the budget; `out` holds the rounds before it.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    hosts.require_one_process("jaxpfl.run needs")
     checks.instance("algorithm", algorithm, Algorithm, "one of jaxpfl.algorithms")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.positive_int("every", every)
@@ -64,35 +66,45 @@ def run(
     if budget is not None:
         checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
     _require_tokens(algorithm, clients)
+    with shared_run.group() as group:
+        others = shared_run.others_of(group, algorithm, clients)
+        if group is not None and others is not None and group.index:
+            message = shared_run.follow(others)
+            return shared_run.heard_result(group, message, algorithm, seed, Path(out))
+        tracking = _tracking(clients, evaluation, every, seed)
+        directory = Path(out)
+        with files.exclusive(directory):
+            loop = Loop(
+                algorithm,
+                clients,
+                directory=directory,
+                ledger=ledger,
+                budget=budget,
+                tracking=tracking,
+                setting=Setting({"every": every}, seed, reproducible_noise),
+                resume=resume,
+                others=others,
+            )
+            if evaluation is not None and evaluation.vocabulary is not None:
+                evaluation.vocabulary.save(directory / "vocabulary.json")
+            record_attempt(directory, FROM_PYTHON)
+            beside = evaluation and partial(with_models_beside, algorithm, evaluation)
+            result = loop.run_and_report(beside)
+        if group is not None:
+            shared_run.tell_result(group, result)
+        return result
+
+
+def _tracking(clients: Population, evaluation: Evaluator | None, every: int, seed: int) -> Tracking:
+    """What is shown of the run; refuses an evaluation on the clients' own data."""
     sentences = None
-    vocabulary = None if evaluation is None else evaluation.vocabulary
     if evaluation is not None:
         PrivateContent(clients).refuse_clients(evaluation.population, evaluation.name)
-        if vocabulary is not None:
-            sentences = sentences_of(evaluation.model, vocabulary, seed=seed)
-    directory = Path(out)
-    with files.exclusive(directory):
-        loop = Loop(
-            algorithm,
-            clients,
-            directory=directory,
-            ledger=ledger,
-            budget=budget,
-            tracking=Tracking(
-                evaluate=evaluation,
-                evaluate_every=every,
-                sentences=sentences,
-                checkpoint_every=every,
-            ),
-            setting=Setting({"every": every}, seed, reproducible_noise),
-            resume=resume,
-        )
-        if vocabulary is not None:
-            vocabulary.save(directory / "vocabulary.json")
-        record_attempt(directory, FROM_PYTHON)
-        if evaluation is None:
-            return loop.run_and_report()
-        return loop.run_and_report(partial(with_models_beside, algorithm, evaluation))
+        if evaluation.vocabulary is not None:
+            sentences = sentences_of(evaluation.model, evaluation.vocabulary, seed=seed)
+    return Tracking(
+        evaluate=evaluation, evaluate_every=every, sentences=sentences, checkpoint_every=every
+    )
 
 
 def _require_tokens(algorithm: Algorithm, clients: Population) -> None:

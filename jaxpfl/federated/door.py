@@ -31,6 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
+from jaxpfl.federated import hosts
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
@@ -251,8 +252,9 @@ class Door:
         sums = zero_sums(accumulator, self.mesh, self._like)
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
-            bucket = jax.device_put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
+            bucket = hosts.put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
+        hosts.meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
         # One half after the other, and each is freed when it has been exchanged.
@@ -264,8 +266,8 @@ class Door:
             Pair(_exchange(self.mesh, halves.pop()), low),
             below,
             clip_norm,
-            jnp.float32(plan.value_noise_std(1.0)) * clip_norm,
-            jnp.float32(plan.indicator_noise_std),
+            np.float32(plan.value_noise_std(1.0)) * clip_norm,
+            np.float32(plan.indicator_noise_std),
             keys,
             shared_noise_P,
         )

@@ -1,18 +1,88 @@
-"""What is known of other processes, in a computation that `jax.distributed` spreads over several.
+"""All that is known of other processes, in a computation that `jax.distributed` spreads over them.
 
-Such processes share one set of devices, but each has memory and files of its own. A run must draw
-one secret and keep one ledger, so that what does not arrange this between processes is refused.
+Such processes share one set of devices, but each has memory and files of its own. One of them,
+process 0, holds a run's secret, ledger and files. It tells the others what to compute with it
+(`federated.following`). What does not arrange this is refused.
+
+Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
+and bytes over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet
+in the store before one.
+
+When a process is gone, JAX ends the others, without an exception that Python could catch: at once
+with process 0, which keeps the store, and 100 seconds after any other. A thread notices the latter
+earlier, says so in a sentence and ends the process.
 """
 
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
 import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+# JAX has no public access to its key-value store.
+from jax._src import distributed  # isort: skip
 
 from jaxpfl.errors import InputError
+
+PyTree = Any
+
+LOST_AFTER = 30.0
+"""Seconds without a sign of life after which a process counts as gone."""
+
+_SIGN_EVERY = 2.0
+# Every wait is as long as a run may be; the thread ends the process if another one is gone.
+_WAIT_MS = 7 * 24 * 3600 * 1000
+# Each process makes the same groups, and meets in the same order, so that the numbers agree.
+_GROUPS, _MEETINGS = itertools.count(), itertools.count()
+
+
+def join(how: str) -> None:
+    """Joins the other processes of a command; call it before JAX is asked for its devices.
+
+    Args:
+      how: "auto" for what JAX finds out by itself (Slurm, Kubernetes, Cloud TPU, Open MPI), or
+        HOST:PORT,INDEX/COUNT, such as "10.0.0.5:1234,0/2" for the first of two.
+
+    Raises:
+      InputError: `how` is neither, or there is no connection.
+    """
+    given: dict[str, Any] = {}
+    if how != "auto":
+        address, _, place = how.partition(",")
+        index, _, count = place.partition("/")
+        if ":" not in address or not (index.isdecimal() and count.isdecimal()):
+            raise InputError(
+                "--distributed: expected auto, or HOST:PORT,INDEX/COUNT such as "
+                f"10.0.0.5:1234,0/2 for the first of two processes, found {how!r}"
+            )
+        if int(index) >= int(count):
+            raise InputError(
+                f"--distributed: the processes of {count} are 0 to {int(count) - 1}, found {index}"
+            )
+        given = dict(coordinator_address=address, num_processes=int(count), process_id=int(index))
+    try:
+        jax.distributed.initialize(**given)
+    except (ValueError, RuntimeError) as error:
+        hint = "; name the address: --distributed HOST:PORT,INDEX/COUNT" if how == "auto" else ""
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--distributed {how}: no connection: {reason}{hint}") from error
 
 
 def several() -> bool:
     """Whether this process is one of several that `jax.distributed` joined."""
     # Asked first, because the second question takes hold of the accelerators.
     return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def leads() -> bool:
+    """Whether this process holds the secret, the ledger and the files: it is the only one or 0."""
+    return not several() or jax.process_index() == 0
 
 
 def require_one_process(what: str) -> None:
@@ -29,3 +99,169 @@ def require_one_process(what: str) -> None:
             f"{what} one process, found {jax.process_count()} processes of jax.distributed: each "
             "would draw a secret and keep a ledger of its own; nothing was charged"
         )
+
+
+def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """`jax.device_put`, of arrays that every process has whole; each makes its devices' shards."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def global_array(leaf):
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(global_array, tree)
+
+
+def here(tree: PyTree) -> PyTree:
+    """Arrays that all devices hold whole, on this process's devices alone."""
+
+    def local(array: jax.Array) -> jax.Array:
+        if array.is_fully_addressable:
+            return array
+        spread: Any = array.sharding
+        sharding = NamedSharding(spread.mesh.local_mesh, spread.spec)
+        shards = [shard.data for shard in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+
+    return jax.tree.map(local, tree)
+
+
+def meet(tree: PyTree) -> None:
+    """Where arrays are spread over processes: waits until all processes have computed them."""
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+        return
+    jax.block_until_ready(tree)
+    _client().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", _WAIT_MS)
+
+
+class Group:
+    """The processes that carry out one run; a context manager that watches them.
+
+    If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...}.
+    If one leaves it in another process, its sentence is that process's first answer; later on, all
+    processes end.
+
+    Attributes:
+      index: of this process.
+      size: the number of processes.
+    """
+
+    def __init__(self) -> None:
+        self.index, self.size = jax.process_index(), jax.process_count()
+        self._name = f"jaxpfl/{next(_GROUPS)}"
+        self._told = self._asked = 0
+        self._failed = False
+        self._over = threading.Event()
+        self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
+
+    def __enter__(self) -> "Group":
+        self._watch.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None and self.index == 0:
+                number = getattr(error, "number", None)
+                self.tell(failed=type(error).__name__, sentence=str(error), number=number)
+            elif error is not None and not self._asked:
+                self.answer(str(error) or "it was interrupted")
+            elif error is not None and not self._failed:
+                _client().key_value_set(self._key("gone", self.index), str(error) or "interrupted")
+        finally:
+            self._over.set()
+            self._watch.join()
+
+    def tell(self, **message: Any) -> None:
+        """Process 0 tells the others something public, in JSON's types."""
+        _client().key_value_set(self._key("told", self._told), json.dumps(message))
+        self._told += 1
+
+    def hear(self) -> dict[str, Any]:
+        """The next message of process 0; waits for it."""
+        heard = json.loads(self._get(self._key("told", self._told)))
+        self._told += 1
+        self._failed = "failed" in heard
+        return heard
+
+    def answer(self, text: str) -> None:
+        """Another process answers process 0."""
+        _client().key_value_set(self._key(f"answer/{self._asked}", self.index), text)
+        self._asked += 1
+
+    def answers(self) -> list[str]:
+        """What processes 1, 2, ... answered; waits for all."""
+        number, self._asked = self._asked, self._asked + 1
+        return [self._get(self._key(f"answer/{number}", i)) for i in range(1, self.size)]
+
+    def send(self, content: bytes) -> None:
+        """Process 0 sends bytes, which the others `receive`."""
+        self._bytes(np.frombuffer(content, np.uint8))
+
+    def receive(self, size: int) -> bytes:
+        """The bytes that process 0 sends."""
+        return self._bytes(np.zeros(size, np.uint8))
+
+    def _bytes(self, content: np.ndarray) -> bytes:
+        from jax.experimental import multihost_utils
+
+        # Words, because many small numbers take many instructions.
+        words = np.frombuffer(content.tobytes() + bytes(-content.size % 4), np.uint32)
+        _client().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", _WAIT_MS)
+        found = multihost_utils.broadcast_one_to_all(words)
+        return np.asarray(found).tobytes()[: content.size]
+
+    def _key(self, kind: str, number: int) -> str:
+        return f"{self._name}/{kind}/{number}"
+
+    def _get(self, key: str) -> str:
+        return until_lost(lambda: _client().blocking_key_value_get(key, _WAIT_MS))
+
+    def _look(self) -> None:
+        """Gives signs of life, looks for those of others, and ends the process if one is gone."""
+        seen = {index: ("", time.monotonic()) for index in range(self.size) if index != self.index}
+        for sign in itertools.count():
+            if self._over.wait(_SIGN_EVERY):
+                return
+            try:
+                client = _client()
+                client.key_value_set(self._key("sign", self.index), str(sign), True)
+                signs = dict(client.key_value_dir_get(f"{self._name}/sign/"))
+                gone = client.key_value_dir_get(f"{self._name}/gone/")
+            except Exception:
+                signs, gone = {}, []
+                if not self._over.is_set():
+                    _end("process 0 of this run cannot be reached any more")
+            for key, sentence in gone:
+                _end(f"process {key.rsplit('/')[-1]} of this run ended: {sentence}")
+            now = time.monotonic()
+            for index, (last, when) in seen.items():
+                found = signs.get(self._key("sign", index), "")
+                if found != last:
+                    seen[index] = (found, now)
+                elif now - when > LOST_AFTER and not self._over.is_set():
+                    _end(f"process {index} of this run gave no sign of life for {LOST_AFTER:g} s")
+
+
+def until_lost(wait: Callable[[], Any]) -> Any:
+    """What `wait` returns; if it fails because another process is gone, ends this one."""
+    try:
+        return wait()
+    except jax.errors.JaxRuntimeError as error:
+        _end(f"the other processes of this run cannot be reached: {str(error).splitlines()[0]}")
+
+
+def _client() -> Any:
+    client = distributed.global_state.client
+    assert client is not None
+    return client
+
+
+def _end(sentence: str) -> NoReturn:
+    """Ends this process at once: JAX would wait for the others, and then end it without a word.
+
+    What is on the disk is as after any crash.
+    """
+    kept = "what was saved is kept: resume the run, with any number of processes"
+    os.write(2, f"\nerror: {sentence}; {kept}\n".encode())
+    os._exit(1)

@@ -129,8 +129,14 @@ def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> A
     return traced(query, broadcast, columns).lower()
 
 
-def described(query: Query, lowered_text: str, content: str, fingerprint: str) -> str:
-    """Everything that a query's releases depend on, except run and round, as text."""
+def described(
+    query: Query, lowered_text: str, content: str, fingerprint: str, environment: Any
+) -> str:
+    """Everything that a query's releases depend on, except run and round, as text.
+
+    Args:
+      environment: of the processes that compute them, as `environment` describes it.
+    """
     execution = query.execution
     return json.dumps(
         {
@@ -142,7 +148,7 @@ def described(query: Query, lowered_text: str, content: str, fingerprint: str) -
             "chunk": execution.chunk,
             "accumulator": str(execution.accumulator),
             "mesh": [device.device_kind for device in execution.devices.devices.flat],
-            "environment": environment(),
+            "environment": environment,
         },
         sort_keys=True,
     )

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.federated.asked import traced
 from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Released, traced
+from jaxpfl.federated.release import Released
 
 PyTree = Any
 
@@ -70,7 +71,7 @@ def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> t
       The sizes, and the shapes of a contribution.
 
     Raises:
-      InputError, TypeError, ValueError: as `release.traced`.
+      InputError, TypeError, ValueError: as `asked.traced`.
     """
     held = {name: columns[name] for name in query.columns or columns}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)

@@ -23,7 +23,7 @@ the identity. A run whose identity changed, or a replay with another result, is 
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -32,15 +32,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Cohort
-from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
-from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
-from jaxpfl.federated.door import Door, Keys
+from jaxpfl.federated.asked import Asked, Work
+from jaxpfl.federated.following import Others
 from jaxpfl.federated.query import Query
-from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 
@@ -93,17 +90,6 @@ class Release:
         return opened.ask(query, broadcast, clip_norm)
 
 
-@dataclass
-class _Asked:
-    """What a releaser keeps of a query."""
-
-    query: Query
-    door: Door
-    held: Population  # the columns that the client function reads. PRIVATE
-    described: str
-    noise: NoiseStream | None = None
-
-
 @dataclass(frozen=True)
 class _Pending:
     """A release that is not recorded yet, because the device may still compute its name."""
@@ -151,10 +137,11 @@ class Releaser:
       queries: the only ones that may be asked; None = any.
       warn: is called with a sentence if a replayed round has another result.
       observe: is called after each release with {"round", "clients", "padding_waste"}. PRIVATE.
+      others: the other processes of the run, which wait for its rounds; None = there are none.
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
-        population, or this is one of several processes.
+        population, or there are other processes, and `others` is None.
     """
 
     def __init__(
@@ -168,6 +155,7 @@ class Releaser:
         queries: Sequence[Query] | None = None,
         warn: Callable[[str], None] = lambda message: None,
         observe: Callable[[dict[str, Any]], None] = lambda record: None,
+        others: Others | None = None,
     ) -> None:
         self.ledger = ledger
         self.run = run
@@ -177,9 +165,12 @@ class Releaser:
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._asked: dict[Any, _Asked] = {}
+        self._asked: dict[Any, Asked] = {}
         self._pending: list[_Pending] = []
-        hosts.require_one_process("a Releaser needs")
+        if others is None:
+            hosts.require_one_process("a Releaser of its own needs")
+        self._others = others
+        self._environment = identity.environment() if others is None else others.environment
         if not ledger.covers(population):
             raise InputError(
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
@@ -230,7 +221,7 @@ class Releaser:
         asked = self._prepared(query, broadcast)
         clip = self._clip_norm(query, clip_norm)
         label = self._label(query)
-        started = f"{asked.described} {self.run} {query.label}"
+        started = f"{asked.described(self._environment)} {self.run} {query.label}"
         self._require_same_noise(query, started, number, round)
         self.ledger.charge(
             plan.charge_event(),
@@ -239,44 +230,28 @@ class Releaser:
             round=first_round,
             identity=self._secret.digest("charge", f"{started} {number}"),
         )
-        # With cyclic participation, a client has the same place in all epochs.
-        drawn_by = started if cyclic else f"{started} {round}"
-        seed = self._secret.seed("cohort", drawn_by)
-        everyone = plan.unit == "example"
-        chosen = np.arange(len(asked.held)) if everyone else plan.sample(seed, round)
-        cohort = Cohort(
-            asked.held,
-            chosen,
-            query.cohort,
-            # As secret as the cohort: shuffles depend on clients' indices, so that with a public
-            # seed everyone could compute how the removal of a client reorders the others' batches.
-            seed=seed,
-            round=round,
-            shards=asked.door.mesh.size,
-        )
-        shared = None
-        if plan.private and plan.correlation != "independent":
-            shared = self._stream(asked, started).noise(round)
         released = f"{started} {round}"
-        with prefetch(cohort) as buckets:
-            summed = asked.door(
-                jax.device_put(broadcast, NamedSharding(asked.door.mesh, PartitionSpec())),
-                buckets,
-                clip,
-                Keys(
-                    train=self._secret.key("train", released),
-                    noise=self._secret.key("noise", released),
-                    checksum=self._secret.words_of("checksum", released),
-                ),
-                shared,
-            )
-        waste = cohort.stats.padding_waste
-        self._observe({"round": round, "clients": len(chosen), "padding_waste": waste})
+        work = Work(
+            round=round,
+            clip_norm=clip,
+            # With cyclic participation, a client has the same place in all epochs.
+            seed=self._secret.seed("cohort", started if cyclic else released),
+            train=self._secret.words_of("train", released),
+            noise=self._secret.words_of("noise", released),
+            checksum=self._secret.words_of("checksum", released),
+            shared=self._secret.words_of("shared noise", started),
+        )
+        if self._others is None:
+            everywhere = NamedSharding(asked.door.mesh, PartitionSpec())
+            summed, facts = asked.sum(jax.device_put(broadcast, everywhere), work)
+        else:
+            summed, facts = self._others.sum(query, broadcast, work)
+        self._observe({"round": round, **facts._asdict()})
         self.confirm(before=round)
         self._pending.append(
             _Pending(query, label, round, self._secret.digest("record", released), summed.name)
         )
-        if shared is not None:
+        if plan.private and plan.correlation != "independent":
             # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()
         return Released(summed.value, summed.clip_norm)
@@ -342,7 +317,7 @@ class Releaser:
                 f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
             )
 
-    def _prepared(self, query: Query, broadcast: PyTree) -> _Asked:
+    def _prepared(self, query: Query, broadcast: PyTree) -> Asked:
         """What is kept of the query; traces the client function before anything is charged."""
         if self._queries is not None and not any(query is each for each in self._queries):
             raise InputError(
@@ -355,24 +330,7 @@ class Releaser:
         asked = self._asked.get(key)
         if asked is None:
             self._check(query)
-            whole = self._population
-            prepared = whole if query.prepare is None else query.prepare(whole)
-            if query.plan.unit == "client" and len(prepared) != len(self._population):
-                raise InputError(
-                    f"query {query.label!r}: prepare must keep every client, found another number"
-                )
-            columns = identity.read_columns(query, prepared)
-            lowered = identity.lowered(query, broadcast, columns)
-            described = identity.described(
-                query,
-                lowered.as_text(),
-                origin_hash(columns, prepared.offsets),
-                self._population.fingerprint,
-            )
-            held = Population(columns, prepared.offsets, prepared.client_ids)
-            if query.plan.unit == "example":
-                held = _in_blocks(held, query.cohort.max_examples)
-            asked = _Asked(query, Door(query, lowered.out_info), held, described)
+            asked = Asked.of(query, broadcast, self._population)
             # It keeps the query alive, so that no other object gets its id.
             self._asked[key] = asked
         return asked
@@ -402,39 +360,3 @@ class Releaser:
                 "function, the plan, the versions, the devices, the processor and the flags of XLA "
                 "must be those of its first round"
             )
-
-    def _stream(self, asked: _Asked, started: str) -> NoiseStream:
-        if asked.noise is None:
-            plan = asked.query.plan
-            root = self._secret.key("shared noise", started)
-            asked.noise = NoiseStream(
-                plan.correlation, plan.rounds_per_epoch, root, asked.door.coordinates
-            )
-        return asked.noise
-
-
-def traced(
-    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
-) -> tuple[PyTree, int, int]:
-    """Traces what a release of the query would compute: nothing is compiled, run or charged.
-
-    Args:
-      broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
-
-    Returns:
-      The shapes of a contribution, the bytes of the largest bucket of clients, and the number of
-      clients that one device computes at a time.
-
-    Raises:
-      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
-      TypeError, ValueError: the client function does not fit the columns.
-    """
-    contribution = identity.traced(query, broadcast, columns).out_info
-    return contribution, *Door(query, contribution).trace(broadcast, columns)
-
-
-def _in_blocks(held: Population, size: int) -> Population:
-    """The same examples in blocks of `size`: a sum over examples does not depend on clients."""
-    total = held.num_examples
-    edges = np.append(np.arange(0, total, size), total)
-    return Population(held.numeric(), edges, [str(number) for number in range(len(edges) - 1)])

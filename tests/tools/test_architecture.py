@@ -22,14 +22,21 @@ CLEAN = {
     "federated/door.py": "from jaxpfl.federated.checksum import checksum\n"
     "from jaxpfl.federated.summing import accumulate\n"
     "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
-    "federated/release.py": "from jaxpfl.federated.door import Door\n"
+    "federated/asked.py": "from jaxpfl.federated.door import Door\n"
+    "def sum(plan):\n    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
+    "federated/rehearsal.py": "from jaxpfl.federated import asked\n",
+    "federated/following.py": "from jaxpfl.federated import asked\n"
+    "def follow(shared):\n    shared.sum()\n",
+    "federated/release.py": "from jaxpfl.federated import asked\n"
     "def release(self, plan):\n"
     "    self.ledger.charge(plan)\n"
     "    self.ledger.record(plan)\n"
-    "    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
+    "    asked.sum()\n",
     "algorithms/one.py": "from jaxpfl.federated.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
+    "experiments/engine/shared_run.py": "from jaxpfl.federated import following\n"
+    "others = following.Others()\n",
     "experiments/engine/rounds.py": "from jaxpfl.algorithms.one import one\n",
     "experiments/systems/base.py": "from jaxpfl.experiments.engine import rounds\n",
     "experiments/systems/first/__init__.py": "from jaxpfl.experiments.systems.first import study\n",
@@ -142,6 +149,14 @@ PLANTED = [
     ("algorithms/one.py", "from jaxpfl.federated.door import Door\n", 1, "imports federated.door"),
     ("algorithms/one.py", "from jaxpfl.federated import door\n", 1, "imports federated.door"),
     ("algorithms/one.py", "import jaxpfl.federated.door\n", 1, "imports federated.door"),
+    (
+        "algorithms/one.py",
+        "from jaxpfl.federated.asked import Asked\n",
+        1,
+        "imports federated.asked",
+    ),
+    ("algorithms/one.py", "self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
+    ("experiments/run.py", "following.Others(group)\n", 1, "shares rounds"),
     ("federated/query.py", "from jaxpfl.federated import checksum\n", 1, "federated.checksum"),
     ("federated/scores.py", "", 1, "federated/scores.py no longer draws noise"),
     # Loading that could run code.

@@ -265,7 +265,7 @@ class RunConfig:
     Attributes:
       seed: of the model's initial parameters; noise, cohorts and shuffles do not depend on it.
       checkpoint_every: rounds between two checkpoints; the last two are kept.
-      devices: virtual CPU devices on the clients axis; None means one per core.
+      devices: virtual CPU devices of a process on the clients axis; None means one per core.
       reproducible_noise: draws the noise from `seed`: for tests only, NOT private.
       also_without_privacy: repeats the run without privacy, to compare the two in the report.
     """

@@ -38,6 +38,7 @@ from jaxpfl.experiments.engine.artifacts import (
     schema,
     verified,
 )
+from jaxpfl.federated import hosts
 
 _PREFIX = "round_"
 _KEPT = 2
@@ -78,7 +79,14 @@ class Checkpoints:
         self.private = private
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
-        self._arrays = ocp.StandardCheckpointer()
+        # Of several processes, only the one that holds the run's files writes checkpoints.
+        self._alone = not hosts.several()
+        options = ocp.options.MultiprocessingOptions()
+        if not self._alone:
+            options = ocp.options.MultiprocessingOptions(
+                primary_host=0, active_processes={0}, barrier_sync_key_prefix="jaxpfl"
+            )
+        self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
@@ -183,9 +191,10 @@ class Checkpoints:
     def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
         """Starts to write the leaves; returns once they are copied to the host."""
         # Orbax refuses empty arrays, whose shape is in the record. Numpy arrays are copied, because
-        # the caller may change them during the write.
+        # the caller may change them during the write. Of several processes, Orbax only takes arrays
+        # that all of them share.
         arrays = {
-            name: leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+            name: leaf if isinstance(leaf, jax.Array) and self._alone else np.array(leaf)
             for name, leaf in leaves.items()
             if leaf.size
         }
@@ -197,17 +206,10 @@ class Checkpoints:
         check_manifest(path, manifest, run=self.run)
         leaves = named_leaves(like)
         require_same_leaves(files.read_json(path / RECORD)["leaves"], leaves, str(path))
-        wanted = {
-            name: jax.ShapeDtypeStruct(
-                leaf.shape,
-                leaf.dtype,
-                sharding=leaf.sharding if isinstance(leaf, jax.Array) else None,
-            )
-            for name, leaf in leaves.items()
-            if leaf.size
-        }
+        wanted = {name: self._wanted(leaf) for name, leaf in leaves.items() if leaf.size}
         try:
-            arrays = {**leaves, **self._arrays.restore(path / "state", wanted)}
+            restored = self._arrays.restore(path / "state", wanted)
+            arrays = {**leaves, **{name: _placed(restored[name], leaves[name]) for name in wanted}}
         except Exception as error:
             # The hashes match, so it was written wrongly.
             kind = type(error).__name__
@@ -216,5 +218,17 @@ class Checkpoints:
         state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
         return Restored(round, state, manifest.ledger_head)
 
+    def _wanted(self, leaf: Any) -> Any:
+        """What Orbax restores in the place of a leaf."""
+        if not self._alone:
+            return np.empty(leaf.shape, leaf.dtype)
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"
+
+
+def _placed(restored: Any, like: Any) -> Any:
+    """With the sharding of `like`, if that is a JAX array."""
+    return jax.device_put(restored, like.sharding) if isinstance(like, jax.Array) else restored

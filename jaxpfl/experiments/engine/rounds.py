@@ -38,6 +38,7 @@ from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.engine.trackers import Followers, TrackedRun, current
 from jaxpfl.experiments.report.cautions import of_rounds
 from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.federated.following import Others
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
@@ -53,6 +54,7 @@ class Loop:
       ledger: file that is charged before every release.
       budget: hard limit of the whole ledger, or None.
       resume: continues the run in `directory`; otherwise such a run is refused.
+      others: the other processes that share its rounds, or None.
 
     Raises:
       InputError: the data does not fit the plan or model, or the directory holds another run.
@@ -67,6 +69,7 @@ class Loop:
     tracking: Tracking
     setting: Setting
     resume: bool
+    others: Others | None = None
 
     def __post_init__(self) -> None:
         check(self.algorithm, self.population, self.tracking)
@@ -230,6 +233,7 @@ class Loop:
             queries=self.algorithm.queries,
             warn=lambda message: bar.message(f"warning: {message}"),
             observe=log,
+            others=self.others,
         )
 
     def _interrupted(self, signal: int, done: int) -> Interrupted:

@@ -16,8 +16,11 @@ from jaxpfl import files
 from jaxpfl.experiments.report.page import Page
 
 if TYPE_CHECKING:
+    from jaxpfl.algorithms.base import Algorithm
+    from jaxpfl.data.population import Population
     from jaxpfl.experiments.engine.artifacts import Artifacts
     from jaxpfl.experiments.engine.outline import Outline
+    from jaxpfl.federated.following import Others
     from jaxpfl.privacy.ledger import Ledger
     from jaxpfl.privacy.plan import Plan
 
@@ -43,6 +46,7 @@ class Workspace:
       system: name of the system.
       stamp: the mark on everything that a run without privacy makes; "" for a private run.
       progress: whether progress is drawn on stderr.
+      others: the other processes that share the run's rounds; None where there are none.
       memory: results that the runs of one sweep share, by keys of everything that they depend on.
         It is PRIVATE, because it may contain client data, and is never written.
     """
@@ -51,6 +55,7 @@ class Workspace:
     system: str
     stamp: str = ""
     progress: bool = True
+    others: "Others | None" = field(default=None, repr=False)
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def artifacts(self, run: str, ledger: "Ledger | None" = None) -> "Artifacts":
@@ -79,6 +84,19 @@ class Prepared(Protocol):
         Raises:
           BudgetExhausted: the next release does not fit the budget; earlier ones remain.
           Interrupted: SIGINT or SIGTERM came; the run can be resumed.
+        """
+        ...
+
+
+@runtime_checkable
+class Shareable(Protocol):
+    """A `Prepared` run whose clients are asked by one algorithm, which several processes share."""
+
+    def shared(self) -> "tuple[Algorithm, Population]":
+        """The algorithm and its clients.
+
+        Raises:
+          InputError: this config asks clients besides the algorithm's rounds.
         """
         ...
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
-from jaxpfl.errors import BudgetExhausted
+from jaxpfl.data.population import Population
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
@@ -50,6 +51,21 @@ class FederatedTraining:
     def carry_out(self, workspace: Workspace) -> dict[str, Any]:
         """Does what is left of the stages, the rounds and the simulations."""
         return _Progress(self.experiment, workspace).public_record()
+
+    def shared(self) -> tuple[Algorithm, Population]:
+        """The rounds, if they are all that the config consists of; see `systems.base.Shareable`."""
+        config = self.experiment.config
+        others = {
+            "fred": config.fred is not None,
+            "prefinetune": config.prefinetune is not None,
+            "run.also_without_privacy": config.run.also_without_privacy,
+        }
+        for name in (name for name, given in others.items() if given):
+            raise InputError(
+                f"{name}: several processes share the rounds of a training alone, which this is "
+                "more than: run it in one process, or leave it out"
+            )
+        return self.experiment.algorithm, self.experiment.train
 
 
 def prepare(config: Config) -> FederatedTraining:
@@ -166,6 +182,7 @@ class _Progress:
                 resumed_as=self.directory,
             ),
             resume=(directory / "run.json").exists(),
+            others=self.workspace.others,
         )
         if not folder:
             return loop.run()

@@ -1,0 +1,97 @@
+"""A run that several processes of `jax.distributed` share; see `federated.hosts`.
+
+Process 0 carries out the run as if it were alone, with the devices of all. The others prepare the
+same algorithm and clients, sum their share of each release, and get the result: `follow`. They
+write nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import errors, files
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
+from jaxpfl.experiments.engine.rounds import initial_state
+from jaxpfl.experiments.engine.setting import Result
+from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.federated import hosts
+from jaxpfl.federated.following import Others
+
+# What a result says in JSON's types.
+_FIELDS = ("privacy", "metrics", "rounds", "evaluated_on", "epsilons", "cautions", "table")
+
+
+@contextmanager
+def group() -> Iterator[hosts.Group | None]:
+    """The processes that share the run; None where this one is alone."""
+    if not hosts.several():
+        yield None
+        return
+    with hosts.Group() as found:
+        yield found
+
+
+def others_of(
+    found: hosts.Group | None, algorithm: Algorithm, clients: Population
+) -> Others | None:
+    """The other processes, once all have agreed on the run; None where there are none."""
+    if found is None:
+        return None
+    return Others(found, algorithm.init, algorithm.step, algorithm.queries, clients)
+
+
+def follow(others: Others) -> dict[str, Any]:
+    """What process 0 tells at the end of the run, for which this process sums its share until then.
+
+    Raises:
+      InputError, BudgetExhausted, Interrupted: as in process 0.
+      RuntimeError: process 0 failed otherwise.
+    """
+    # A signal that comes to all processes stops process 0 after its round, which needs this one.
+    with caught_signals():
+        message = others.follow()
+    if "failed" in message:
+        _raise(message)
+    return message
+
+
+def _raise(message: dict[str, Any]) -> NoReturn:
+    kind, sentence = message["failed"], message["sentence"]
+    if kind == Interrupted.__name__:
+        raise Interrupted(message["number"], sentence)
+    known = getattr(errors, kind, None)
+    if known is not None:
+        raise known(sentence)
+    raise RuntimeError(f"process 0 of this run failed: {kind}: {sentence}")
+
+
+def tell_result(found: hosts.Group, result: Result) -> None:
+    """Process 0 tells the others the result of the run."""
+    fields = {name: getattr(result, name) for name in _FIELDS}
+    found.tell(**files.jsonable(fields))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
+    found.send(b"".join(leaf.tobytes() for leaf in leaves))
+
+
+def heard_result(
+    found: hosts.Group, message: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
+) -> Result:
+    """The result that process 0 told, in another process; no file of it is in this one's `out`."""
+    like = jax.eval_shape(lambda: initial_state(algorithm, seed))
+    shapes, structure = jax.tree.flatten(like)
+    sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
+    content, edges = found.receive(sum(sizes)), np.cumsum(sizes)
+    leaves = [
+        jnp.asarray(np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape))
+        for shape, size, end in zip(shapes, sizes, edges, strict=True)
+    ]
+    state = jax.tree.unflatten(structure, leaves)
+    params = None if algorithm.params is None else algorithm.params(state)
+    lists = {name: tuple(message[name]) for name in ("cautions", "table")}
+    return Result(**{**message, **lists}, out=out, state=state, params=params)

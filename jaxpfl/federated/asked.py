@@ -1,0 +1,168 @@
+"""What is kept of a query, and its sum: cohort, door. Private to `federated.release`.
+
+`federated.following` computes the same sum in the other processes of a run that has several.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpfl.data.cohort import Cohort
+from jaxpfl.data.content import origin_hash
+from jaxpfl.data.population import Population
+from jaxpfl.data.prefetch import prefetch
+from jaxpfl.errors import InputError
+from jaxpfl.federated import hosts, identity
+from jaxpfl.federated.door import Door, Keys, Summed
+from jaxpfl.federated.query import Query
+from jaxpfl.privacy.correlated_noise import NoiseStream
+from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
+
+PyTree = Any
+
+
+class Work(NamedTuple):
+    """What decides a release besides the query, the clients and the broadcast. SECRET.
+
+    Attributes:
+      seed: of the cohort, the order of its examples and their subsets; 128 bits.
+      train, noise, checksum, shared: uint32 [4], see `privacy.keys`.
+    """
+
+    round: int
+    clip_norm: Any
+    seed: int
+    train: np.ndarray
+    noise: np.ndarray
+    checksum: np.ndarray
+    shared: np.ndarray
+
+
+class Facts(NamedTuple):
+    """The cohort's size and how full its buckets were. PRIVATE."""
+
+    clients: int
+    padding_waste: float
+
+
+@dataclass
+class Asked:
+    """What a process keeps of a query.
+
+    Attributes:
+      held: the columns that the client function reads. PRIVATE.
+      lowered: the client function as JAX lowers it.
+      content: the SHA-256 of `held`. PRIVATE.
+    """
+
+    query: Query
+    door: Door
+    held: Population
+    fingerprint: str
+    lowered: str
+    content: str
+    noise: NoiseStream | None = None
+
+    @classmethod
+    def of(cls, query: Query, broadcast: PyTree, population: Population) -> "Asked":
+        """Traces the client function; nothing is compiled.
+
+        Args:
+          broadcast: only shapes and dtypes are used.
+
+        Raises:
+          InputError: the query does not fit the data.
+        """
+        prepared = population if query.prepare is None else query.prepare(population)
+        if query.plan.unit == "client" and len(prepared) != len(population):
+            raise InputError(
+                f"query {query.label!r}: prepare must keep every client, found another number"
+            )
+        columns = identity.read_columns(query, prepared)
+        lowered = identity.lowered(query, broadcast, columns)
+        content = origin_hash(columns, prepared.offsets)
+        held = Population(columns, prepared.offsets, prepared.client_ids)
+        if query.plan.unit == "example":
+            held = _in_blocks(held, query.cohort.max_examples)
+        door = Door(query, lowered.out_info)
+        return cls(query, door, held, population.fingerprint, lowered.as_text(), content)
+
+    def described(self, environment: Any) -> str:
+        """Everything that the releases depend on, except run and round, as text. PRIVATE."""
+        return identity.described(
+            self.query, self.lowered, self.content, self.fingerprint, environment
+        )
+
+    def sum(self, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
+        """Samples, packs, clips, sums and adds the noise: the same in all processes of a run.
+
+        Args:
+          broadcast: on all devices of the query.
+        """
+        plan, door = self.query.plan, self.door
+        everyone = plan.unit == "example"
+        chosen = np.arange(len(self.held)) if everyone else plan.sample(work.seed, work.round)
+        cohort = Cohort(
+            self.held,
+            chosen,
+            self.query.cohort,
+            # As secret as the cohort: shuffles depend on clients' indices, so that with a public
+            # seed everyone could compute how the removal of a client reorders the others' batches.
+            seed=work.seed,
+            round=work.round,
+            shards=door.mesh.size,
+        )
+        shared = None
+        if plan.private and plan.correlation != "independent":
+            shared = self._stream(work).noise(work.round)
+        everywhere = NamedSharding(door.mesh, PartitionSpec())
+        clip_norm, noise, train, checksum, shared = hosts.put(
+            (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
+        )
+        keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)
+        with prefetch(cohort) as buckets:
+            summed = door(broadcast, buckets, clip_norm, keys, shared)
+        return summed, Facts(len(chosen), cohort.stats.padding_waste)
+
+    def _stream(self, work: Work) -> NoiseStream:
+        if self.noise is None:
+            plan, root = self.query.plan, key_from_words(work.shared.tolist())
+            self.noise = NoiseStream(
+                plan.correlation, plan.rounds_per_epoch, root, self.door.coordinates
+            )
+        return self.noise
+
+
+def traced(
+    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+) -> tuple[PyTree, int, int]:
+    """Traces what a release of the query would compute: nothing is compiled, run or charged.
+
+    Args:
+      broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
+
+    Returns:
+      The shapes of a contribution, the bytes of the largest bucket of clients, and the number of
+      clients that one device computes at a time.
+
+    Raises:
+      InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
+      TypeError, ValueError: the client function does not fit the columns.
+    """
+    contribution = identity.traced(query, broadcast, columns).out_info
+    return contribution, *Door(query, contribution).trace(broadcast, columns)
+
+
+def _typed(words: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(words, impl=NOISE_IMPLEMENTATION)
+
+
+def _in_blocks(held: Population, size: int) -> Population:
+    """The same examples in blocks of `size`: a sum over examples does not depend on clients."""
+    total = held.num_examples
+    edges = np.append(np.arange(0, total, size), total)
+    return Population(held.numeric(), edges, [str(number) for number in range(len(edges) - 1)])

@@ -1,0 +1,215 @@
+"""Rounds that several processes compute together: what process 0 tells, and what the others do.
+
+Process 0 alone runs the algorithm: it holds the state, the secret, the ledger and all files. The
+others have the clients and the queries, and wait. For a release, which process 0 has charged, it
+sends them the broadcast and the release's own secrets (not the run's), and all of them sum their
+devices' share of the same cohort. The network between the processes sees both: it must be trusted
+as the machines are.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.federated import hosts, identity
+from jaxpfl.federated.asked import Asked, Facts, Summed, Work
+from jaxpfl.federated.query import Query
+from jaxpfl.privacy.secret import Secret
+
+PyTree = Any
+
+_KEYS = ("train", "noise", "checksum", "shared")
+_WORDS = 2 + 4 + 4 * len(_KEYS)
+
+
+class Others:
+    """The rounds of one run, in process 0 and in the others, which `follow`.
+
+    Args:
+      group: the processes.
+      init, step, queries: of the algorithm, whose first round must be traceable.
+      population: the clients, the same in every process. PRIVATE.
+
+    Attributes:
+      environment: of all processes, as identities of releases have it; in process 0 alone.
+
+    Raises:
+      InputError: the first round cannot be traced, or the processes do not have the same clients,
+        program and versions.
+    """
+
+    def __init__(
+        self,
+        group: hosts.Group,
+        init: Callable,
+        step: Callable,
+        queries: Sequence[Query],
+        population: Population,
+    ) -> None:
+        self._group = group
+        self._rounds = [
+            _Round(Asked.of(query, broadcast, population), broadcast)
+            for query, broadcast in _broadcasts(init, step, queries, population)
+        ]
+        self.environment: Any = None
+        if group.index:
+            group.answer("")
+        else:
+            self.environment = self._agreed()
+
+    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
+        """The sum of a release, on the devices of process 0, which alone calls this."""
+        number = next(i for i, each in enumerate(self._rounds) if each.asked.query is query)
+        shared = self._rounds[number]
+        changed = shared.changed(broadcast)
+        self._group.tell(query=number, changed=changed)
+        leaves = jax.tree.leaves(broadcast)
+        sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
+        work = work._replace(clip_norm=np.asarray(work.clip_norm))
+        self._group.send(b"".join([_packed(work), *(leaf.tobytes() for leaf in sent)]))
+        return hosts.until_lost(lambda: shared.sum(changed, sent, work))
+
+    def follow(self) -> dict[str, Any]:
+        """The other processes: sums with process 0, until it tells something else."""
+        message = self._group.hear()
+        if "compare" in message:
+            digest = self._program(self._group.receive(16))
+            self._group.answer(json.dumps([digest, identity.environment()]))
+            message = self._group.hear()
+        while "query" in message:
+            shared, changed = self._rounds[message["query"]], message["changed"]
+            shapes = [s for s, new in zip(shared.shapes, changed, strict=True) if new]
+            sizes = [4 * _WORDS, *(shape.size * shape.dtype.itemsize for shape in shapes)]
+            content, edges = self._group.receive(sum(sizes)), np.cumsum(sizes)
+            sent = [
+                np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape)
+                for shape, size, end in zip(shapes, sizes[1:], edges[1:], strict=True)
+            ]
+            work = _unpacked(content[: sizes[0]])
+            hosts.until_lost(lambda s=shared, c=changed, v=sent, w=work: s.sum(c, v, w))
+            message = self._group.hear()
+        return message
+
+    def _agreed(self) -> Any:
+        """Compares what all processes have, without telling it, and returns their environments."""
+        for index, sentence in enumerate(self._group.answers(), 1):
+            if sentence:
+                raise InputError(f"process {index}: {sentence}")
+        self._group.tell(compare=True)
+        key = Secret().words
+        self._group.send(key)
+        answers = [json.loads(answer) for answer in self._group.answers()]
+        for index, (digest, _) in enumerate(answers, 1):
+            if digest != self._program(key):
+                raise InputError(
+                    f"process {index} has other clients, another config or another version of "
+                    "jaxpfl than process 0: all must be given the same; nothing was charged"
+                )
+        own = identity.environment()
+        found = sorted({json.dumps(e, sort_keys=True) for e in (own, *(e for _, e in answers))})
+        # On equal machines, a run has the same identities however many processes share it.
+        return own if len(found) == 1 else [json.loads(each) for each in found]
+
+    def _program(self, key: bytes) -> str:
+        """A digest of clients and queries; without the key, no guess of them can be tested."""
+        program = "\n".join(each.asked.described(None) for each in self._rounds)
+        return Secret(key).digest("program", program)
+
+
+class _Round:
+    """A query's broadcast, of which a process keeps what does not change between rounds."""
+
+    def __init__(self, asked: Asked, broadcast: PyTree) -> None:
+        self.asked = asked
+        self.shapes, self._structure = jax.tree.flatten(broadcast)
+        self._last: list[Any] = [None] * len(self.shapes)
+        self._placed: list[Any] = [None] * len(self.shapes)
+
+    def changed(self, broadcast: PyTree) -> list[bool]:
+        """Which leaves are other arrays than in the round before."""
+        leaves, structure = jax.tree.flatten(broadcast)
+        found = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        if structure != self._structure or found != [(s.shape, s.dtype) for s in self.shapes]:
+            raise InputError(
+                f"the broadcast of query {self.asked.query.label!r} must have the shapes of the "
+                "first round, which several processes share"
+            )
+        changed = [a is not b for a, b in zip(leaves, self._last, strict=True)]
+        self._last = leaves
+        return changed
+
+    def sum(self, changed: list[bool], sent: list[np.ndarray], work: Work) -> tuple[Summed, Facts]:
+        everywhere = NamedSharding(self.asked.door.mesh, PartitionSpec())
+        new = iter(sent)
+        for place in np.flatnonzero(changed):
+            self._placed[place] = hosts.put(next(new), everywhere)
+        broadcast = jax.tree.unflatten(self._structure, self._placed)
+        summed, facts = self.asked.sum(broadcast, work)
+        return hosts.here(summed), facts
+
+
+def _broadcasts(
+    init: Callable, step: Callable, queries: Sequence[Query], population: Population
+) -> list[tuple[Query, PyTree]]:
+    """The shapes of each query's broadcast, from a round of shapes alone."""
+    found: list[tuple[Query, PyTree]] = []
+
+    def release(query: Query, broadcast: PyTree = (), *, clip_norm: Any = None) -> Any:
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+        found.append((query, shapes))
+        prepared = population if query.prepare is None else query.prepare(population)
+        columns = identity.read_columns(query, prepared)
+        contribution = identity.traced(query, shapes, columns).out_info
+        value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
+        following = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
+        return _Answer(value, following)
+
+    def first_round(key: jax.Array) -> None:
+        step(init(key), release, 1)
+
+    try:
+        jax.eval_shape(first_round, jax.eval_shape(lambda: jax.random.key(0)))
+    except jax.errors.JAXTypeError as error:
+        raise InputError(
+            "this algorithm's step computes with numbers on the host, so that its rounds cannot be "
+            f"shared: run it in one process ({str(error).splitlines()[0]})"
+        ) from error
+    missing = [query.label for query in queries if all(query is not each for each, _ in found)]
+    if missing:
+        raise InputError(
+            f"query {missing[0]!r} is not asked in the first round, so that its rounds cannot be "
+            "shared: run the algorithm in one process"
+        )
+    return found
+
+
+class _Answer:
+    """In the place of a `release.Released`."""
+
+    def __init__(self, value: PyTree, clip_norm: jax.Array) -> None:
+        self.value, self.clip_norm = value, clip_norm
+
+
+def _packed(work: Work) -> bytes:
+    seed = np.frombuffer(work.seed.to_bytes(16, "big"), np.uint32)
+    clip = np.float32(work.clip_norm).view(np.uint32)
+    parts = [[np.uint32(work.round)], [clip], seed, *(getattr(work, name) for name in _KEYS)]
+    return np.concatenate(parts).astype(np.uint32).tobytes()
+
+
+def _unpacked(content: bytes) -> Work:
+    words = np.frombuffer(content, np.uint32)
+    seed, keys = words[2:6], words[6:].reshape(len(_KEYS), 4)
+    return Work(
+        round=int(words[0]),
+        clip_norm=words[1:2].view(np.float32)[0],
+        seed=int.from_bytes(seed.tobytes(), "big"),
+        **dict(zip(_KEYS, keys, strict=True)),
+    )
