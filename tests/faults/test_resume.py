@@ -22,7 +22,7 @@ from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated import identity, release
+from jaxpfl.federated import asked, identity, release
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.faults.runs import (
@@ -101,7 +101,7 @@ def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
 def _in_round(number: int):
     """The instant after a round's charge, before any client's data is read."""
     return lambda patched: crashing(
-        patched, release, "Cohort", lambda *_, round, **__: round == number
+        patched, asked, "Cohort", lambda *_, round, **__: round == number
     )
 
 
@@ -178,13 +178,13 @@ def _back_to_round_4(out: Path) -> None:
 
 def _one_client_less(patched) -> None:
     """Rounds 5 and 6 sum otherwise, as on a device that rounds otherwise: nobody can know it."""
-    real = release.Cohort
+    real = asked.Cohort
 
     def other(held, chosen, *arguments, round, **options):
         fewer = chosen[1:] if round in (5, 6) else chosen
         return real(held, fewer, *arguments, round=round, **options)
 
-    patched.setattr(release, "Cohort", other)
+    patched.setattr(asked, "Cohort", other)
 
 
 def _watched(patched) -> dict[int, np.ndarray]:
@@ -422,7 +422,7 @@ def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_pat
 
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = release.Cohort
+    real = asked.Cohort
 
     def signalling(*arguments, round, **options):
         if round == 3:
@@ -431,7 +431,7 @@ def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(release, "Cohort", signalling)
+        patched.setattr(asked, "Cohort", signalling)
         with pytest.raises(Interrupted, match="after round 3") as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM

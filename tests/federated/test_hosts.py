@@ -140,7 +140,10 @@ def test_an_exhausted_budget_ends_all_processes_with_one_sentence(tmp_path: Path
 
 
 CONFIG = """
-data: {source: "digits?clients=60&alpha=0.5&seed=0", clients: 60, split: {train: 0.8, valid: 0.1, test: 0.1}}
+data:
+  source: "digits?clients=60&alpha=0.5&seed=0"
+  clients: 60
+  split: {train: 0.8, valid: 0.1, test: 0.1}
 model: {name: classifier_cnn, image_shape: [8, 8, 1], classes: 10}
 privacy: {noise_multiplier: 1.0, delta: 1.0e-3, clip_norm: 0.5}
 training:
