@@ -310,7 +310,8 @@ def generation(target: Target) -> Iterator[Program]:
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
     state = jax.eval_shape(lambda: prefill.idle_slots(program, slots, length + new, data))
-    state = _placed(state, dealt)
+    places = prefill.slot_shardings(mesh, model, state)
+    state = jax.tree.map(_placed, state, places)
 
     def ints(*shape: int) -> Any:
         return jax.ShapeDtypeStruct((data, *shape), jnp.int32, sharding=dealt)

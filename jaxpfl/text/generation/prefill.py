@@ -169,7 +169,21 @@ def _maker(
 
     if mesh is None:
         return jax.jit(make)
-    return jax.jit(make, out_shardings=NamedSharding(mesh, PartitionSpec(DATA)))
+    return jax.jit(make, out_shardings=slot_shardings(mesh, model, jax.eval_shape(make)))
+
+
+def slot_shardings(mesh: Mesh, model: Decoder, slots: Slots) -> Any:
+    """The shardings of slots, arrays or shapes: over "data", and their caches over "model", too.
+
+    Heads of keys and values are dealt as those of the parameters are (`Decoder.shardings`), if the
+    axis divides their number.
+    """
+    heads = "model" in mesh.shape and model.config.kv_heads % mesh.shape["model"] == 0
+    dealt = NamedSharding(mesh, PartitionSpec(DATA))
+    by_head = NamedSharding(mesh, PartitionSpec(DATA, None, None, "model" if heads else None))
+    shardings = jax.tree.map(lambda _: dealt, slots)
+    cache = shardings.carry._replace(keys=by_head, values=by_head)
+    return shardings._replace(carry=cache)
 
 
 def prefill_batches(
