@@ -104,7 +104,7 @@ def by_client(population: Population, column: str) -> set[int]:
         if size:
             held = part(values, slice(int(start), int(start + size)))
             if isinstance(held, Padded | Sequences):
-                held = _ids_of(held).compact().values
+                held = np.asarray(_ids_of(held).compact().values)
             found.add(
                 hash(held.tobytes() if isinstance(held, np.ndarray) else tuple(held.to_pylist()))
             )
