@@ -185,6 +185,7 @@ def _reached(url: str) -> Iterator[None]:
     try:
         yield
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         raise InputError(f"{url}: the server answers {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
         if getattr(error, "errno", None) in _FULL:

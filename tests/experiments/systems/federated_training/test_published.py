@@ -152,12 +152,16 @@ def test_the_base_of_adapters_may_be_of_fewer_bits(configured, folder):
 def test_fred_chooses_the_corpus_that_a_published_model_is_prefinetuned_on(
     configured, folder, tmp_path
 ):
-    """The three stages on DistilGPT-2's kind of model, as in the FreD paper."""
+    """The three stages on DistilGPT-2's kind of model, as in the FreD paper.
+
+    With a large epsilon, so that the choice among so few clients is not left to the noise.
+    """
     write_lines(folder / "near.jsonl", NEAR, 30, 4)
     candidates = {name: str(folder / f"{name}.jsonl") for name in ("near", "far")}
     config = configured(
         {"path": str(folder / "gpt2")},
-        fred={"candidates": candidates, "epsilon": 4.0, "embedder": "hashed:8"},
+        privacy={"epsilon": 400.0},
+        fred={"candidates": candidates, "epsilon": 200.0, "embedder": "hashed:8"},
         prefinetune={"examples": 40, "valid": 0.2, "epochs": 1, "batch_size": 8, "trials": 1},
     )
     record = carry_out.run(config, tmp_path / "run", progress=False).record
