@@ -51,11 +51,11 @@ def release_line(parts: dict[str, dict[str, Any]]) -> str:
     sizes = {name: parts[name]["memory_bytes"]["in_all"] for name in RELEASE}
     sizes["exchange"] += other
     seconds = sum(parts[name]["compile_cpu_s"] for name in RELEASE)
-    sums = max(parts[name]["host_transfers"] for name in RELEASE)
+    transfers = sum(parts[name]["host_transfers"] for name in RELEASE)
     share = ", ".join(f"{name} {sizes[name] / model:.1f}" for name in RELEASE)
     return (
         f"| {first['target']} | {first['system']} | {model / 1e6:,.1f} MB | {share} | "
-        f"{seconds:.0f} | {sums} |"
+        f"{seconds:.0f} | {transfers} |"
     )
 
 

@@ -324,7 +324,7 @@ _ALL = (
             "stackoverflow.tag_count.tar.bz2",
             "stackoverflow.sqlite",
         ),
-        "342,477 users, 135,818,730 sentences; held-out and test users besides",
+        "342,477 training users, 135,818,730 sentences; also held-out and test users",
         "TensorFlow Federated",
         "CC BY-SA 3.0",
         f"{_TFF}, and its counts of words and tags",

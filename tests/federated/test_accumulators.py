@@ -128,6 +128,24 @@ def test_sums_of_any_magnitude_are_as_good_as_48_bits(devices):
             assert abs(plain - exact) > 4_000 * 2.0**-47 * largest
 
 
+@pytest.mark.parametrize("devices", [4, 40])
+def test_the_devices_sums_may_cancel(devices):
+    """To 2^-70 of the largest: what is left of them lies below the 48 bits of a pair."""
+    rng = np.random.default_rng(0)
+    half = (rng.normal(size=(devices // 2, 6)) * 2.0**40).astype(np.float32)
+    high = np.concatenate([half, -half])
+    high[0] = np.float32(2.0**40)
+    high[-1] = np.float32(-(2.0**40))
+    low = (rng.normal(size=high.shape) * 2.0**-20).astype(np.float32)
+    order = rng.permutation(devices)
+    total = in_float64(compensated.join_devices(Pair(jnp.array(high[order]), jnp.array(low))))
+    largest = float(np.max(np.abs(high)))
+    for column in range(6):
+        terms = [*high[:, column].tolist(), *low[:, column].tolist()]
+        exact = float(sum(map(Fraction, terms)))
+        assert abs(total[column] - exact) <= 2.0**-70 * largest * devices + 2.0**-44 * abs(exact)
+
+
 @pytest.mark.parametrize("accumulator", [compensated, FixedPoint(max_clients=4_000)])
 def test_equal_sums_have_equal_bits(accumulator):
     """Whatever the order and the devices: what the noise's key is bound to does not depend on them.

@@ -178,6 +178,15 @@ def test_sharded_parameters(shape):
     np.testing.assert_array_equal(shared, drawn_by(LLAMA, PROMPTS))
 
 
+def test_a_device_holds_its_own_heads_of_the_cache():
+    """Also where the whole model lies on each of them: the cache may be larger than the model."""
+    program = prefill.Program(LLAMA, mesh_of(1, 2), 4, (), True, False, 0)
+    cache = prefill.idle_slots(program, slots=3, room=8, devices=1).carry
+    for whole in (cache.keys, cache.values):
+        held = whole.sharding.shard_shape(whole.shape)
+        assert np.prod(held) == whole.size / 2 and held[3] == 1
+
+
 @pytest.mark.long
 def test_adapters_and_int8_weights_and_bfloat16():
     """Each draws what its own uncached network draws; bfloat16 rounds otherwise and is only run."""
