@@ -134,8 +134,6 @@ def test_the_devices_sums_may_cancel(devices):
     rng = np.random.default_rng(0)
     half = (rng.normal(size=(devices // 2, 6)) * 2.0**40).astype(np.float32)
     high = np.concatenate([half, -half])
-    high[0] = np.float32(2.0**40)
-    high[-1] = np.float32(-(2.0**40))
     low = (rng.normal(size=high.shape) * 2.0**-20).astype(np.float32)
     order = rng.permutation(devices)
     total = in_float64(compensated.join_devices(Pair(jnp.array(high[order]), jnp.array(low))))
