@@ -1,7 +1,6 @@
 """Kill -9 at any instant, then resume: the same bits as the run that was never interrupted."""
 
 import json
-import os
 import random
 import re
 import shutil
@@ -19,7 +18,6 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
-from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated import asked, identity, release
@@ -418,24 +416,3 @@ def test_noise_of_the_operating_system_differs_between_runs(tiny_config, tmp_pat
     assert releases[0] != releases[1]
     assert all("NOT PRIVATE" not in each.record["privacy"] for each in found)
     assert jax.device_count() == 2
-
-
-def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
-    """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = asked.Cohort
-
-    def signalling(*arguments, round, **options):
-        if round == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*arguments, round=round, **options)
-
-    out = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        patched.setattr(asked, "Cohort", signalling)
-        with pytest.raises(Interrupted, match="after round 3") as caught:
-            carry_out.run(config_of(tiny_config), out, progress=False)
-    assert caught.value.number == signal.SIGTERM
-    assert (out / "checkpoints" / "round_00000003").is_dir()
-    assert (out / "private" / "secret.json").exists()
-    carry_out.resume(out, progress=False)
-    assert_same(out, straight[0])

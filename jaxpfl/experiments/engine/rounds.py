@@ -100,7 +100,8 @@ class Loop:
         """
         algorithm, directory = self.algorithm, self._directory
         with ExitStack() as stack:
-            signals = stack.enter_context(caught_signals())
+            late = f"interrupted after the last round; {self._how_to_resume}"
+            signals = stack.enter_context(caught_signals(late))
             bar = stack.enter_context(self._bar())
             unit = algorithm.queries[0].plan.unit
             ledger = stack.enter_context(
@@ -237,8 +238,12 @@ class Loop:
         )
 
     def _interrupted(self, signal: int, done: int) -> Interrupted:
+        return Interrupted(signal, f"interrupted after round {done}; {self._how_to_resume}")
+
+    @property
+    def _how_to_resume(self) -> str:
         command = f"jaxpfl resume {self.setting.resumed_as or self._directory.path}"
-        return Interrupted(signal, f"interrupted after round {done}; resume with: {command}")
+        return f"resume with: {command}"
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:

@@ -20,10 +20,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def caught_signals() -> Iterator[list[int]]:
+def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     """Collects the first SIGINT or SIGTERM, so that the round can end; a second acts at once.
 
     The first is answered at once by a line on stderr.
+
+    Args:
+      late: the message of the `Interrupted` that is raised at the end if a signal was collected and
+        the block ended without an exception: what follows the run, such as the next point of a
+        sweep, must not begin. None = such a signal is dropped.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -47,3 +52,5 @@ def caught_signals() -> Iterator[list[int]]:
         yield caught
     finally:
         restore()
+    if caught and late is not None:
+        raise Interrupted(caught[0], late)
