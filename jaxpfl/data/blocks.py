@@ -101,6 +101,10 @@ class Blocks:
         read = np.cumsum(changes)[:-1] > 0
         self._verify(np.flatnonzero(read & self._missing))
 
+    def unfit(self, reason: str) -> CorruptFile:
+        """The error that says why this buffer makes no sense although its blocks are unaltered."""
+        return CorruptFile(f"{self._path}: {self._what}: {reason}")
+
     def _verify(self, blocks: np.ndarray) -> None:
         # Two threads may verify the same block: no harm is done.
         for block in blocks.tolist():

@@ -71,9 +71,10 @@ def _fault(column: Any) -> str:
     if isinstance(column, Mapped) and column.dtype == bool and len(column):
         return "" if column[:].view(np.uint8).max() <= 1 else "a boolean is neither 0 nor 1"
     if isinstance(column, MappedText):
-        if not _in_order(column.edges, len(column.content)):
-            return "its texts do not begin one after the other"
-        return "" if _is_text(column) else "a text is not UTF-8"
+        _ = column.whole  # refuses by itself
+        first, last = column.edges[:1], column.edges[-1:]
+        if len(column) and (first[0] or last[0] != len(column.content)):
+            return "its texts are not all of its content"
     if isinstance(column, Sequences) and isinstance(column.edges, Mapped):
         if not _in_order(column.edges, len(column.values)):
             return "its sequences do not begin one after the other"
@@ -87,11 +88,3 @@ def _in_order(edges: Mapped, end: int) -> bool:
     pieces = range(0, len(edges), _PIECE // 8)
     ordered = all(np.all(np.diff(edges[at : at + _PIECE // 8 + 1]) >= 0) for at in pieces)
     return bool(ordered and edges[:1][0] == 0 and edges[-1:][0] == end)
-
-
-def _is_text(column: MappedText) -> bool:
-    try:
-        column.whole.validate(full=True)
-    except ValueError:
-        return False
-    return True

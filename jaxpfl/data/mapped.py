@@ -182,11 +182,18 @@ class MappedText:
         """All texts as a large_string array, a view of the file.
 
         Raises:
-          CorruptFile: a block that they lie in was altered.
+          CorruptFile: a block that they lie in was altered, or the file was made so that its edges
+            do not lie in order within the content, or so that the content is not UTF-8.
         """
         if not len(self):
             return pa.array([], pa.large_string())
         edges, content = self.edges[:], self.content.blocks
         content.verify(int(edges[0]), int(edges[-1]))
         buffers = pa.py_buffer(edges), pa.py_buffer(content.unverified)
-        return pa.LargeStringArray.from_buffers(len(self), *buffers)
+        found = pa.LargeStringArray.from_buffers(len(self), *buffers)
+        try:
+            # Arrow would read beside the content without a question. Its message may quote a text.
+            found.validate(full=True)
+        except ValueError:
+            raise content.unfit("they do not begin one after the other, or are not UTF-8") from None
+        return found

@@ -97,7 +97,18 @@ class Sequences:
         return [self.edges.origin, self.values.origin, rows]
 
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sequences of these rows begin and end in `values`, int64."""
+        """Where the sequences of these rows begin and end in `values`, int64.
+
+        Raises:
+          CorruptFile: the edges are mapped from a file that was made so that they are not in order.
+        """
+        starts, stops = self._bounds(rows)
+        if isinstance(self.edges, Mapped) and starts.size:
+            if starts.min() < 0 or stops.max() > len(self.values) or np.any(starts > stops):
+                raise self.edges.blocks.unfit("sequences do not begin one after the other")
+        return starts, stops
+
+    def _bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self.rows is not None:
             rows = self.rows[rows]
         if isinstance(rows, slice):
@@ -116,6 +127,7 @@ class Sequences:
     def compact(self) -> "Sequences":
         """The same sequences, stored alone, in their order and from the first id on."""
         if self.rows is None:
+            self.bounds(slice(None))
             edges = np.asarray(self.edges)
             first, last = int(edges[0]), int(edges[-1])
             return replace(

@@ -10,6 +10,7 @@ from jaxpfl.cli import main
 from jaxpfl.data import CohortSpec, Population, blocks, buffers, mapped, pack, storage
 from jaxpfl.data.blocks import Blocks, block_hashes, root_of
 from jaxpfl.data.check import check
+from jaxpfl.data.columns import read
 from jaxpfl.data.content import content_hash, origin_hash
 from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
@@ -263,3 +264,42 @@ def test_labels_of_a_file_are_compared_with_the_model(folder):
     with pytest.raises(InputError, match="classes = 8"):
         require_below(held, "label", "classes", 8)
     assert mapped.Mapped is type(held["label"])
+
+
+def altered_and_resigned(folder, name, buffer, values):
+    """A stored buffer with other values, and a manifest that fits them."""
+    first, _ = place(folder, name, buffer)
+    path = folder / "examples.arrow"
+    content = bytearray(path.read_bytes())
+    for index, value in values.items():
+        content[first + index : first + index + len(value)] = value
+    path.write_bytes(content)
+
+    def change(manifest):
+        held = manifest["buffers"][name][buffer]
+        end = held["first"] + held["bytes"]
+        sums, _ = block_hashes([bytes(content[held["first"] : end])])
+        held["blocks"] = "".join(each.hex() for each in sums)
+
+    resigned(folder, change)
+
+
+@pytest.mark.parametrize("edge", [-(10**12), 10**12, 0])
+@pytest.mark.parametrize("name", ["text", "tokens"])
+def test_a_file_made_with_edges_out_of_order_is_refused_when_it_is_read(name, edge, folder):
+    """Such a file fits its own manifest. Nothing beside its content may be read."""
+    altered_and_resigned(folder, name, 0, {8 * 100: edge.to_bytes(8, "little", signed=True)})
+    population = Population.load(folder)
+    with pytest.raises(CorruptFile, match=f"column '{name}'.*one after the other"):
+        if name == "text":
+            read(population.columns[name])
+        else:
+            Padded(population.columns[name], 5)[np.array([98, 99, 100])]
+    with pytest.raises(CorruptFile, match=f"column '{name}'"):
+        check(folder, progress=False)
+
+
+def test_a_file_made_with_texts_that_are_not_utf_8_is_refused_when_it_is_read(folder):
+    altered_and_resigned(folder, "text", 1, {0: b"\xff"})
+    with pytest.raises(CorruptFile, match="column 'text'.*UTF-8"):
+        read(Population.load(folder).columns["text"])
