@@ -89,17 +89,15 @@ def of_points(results: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
       results: the points' `result.json`.
     """
-    counts = Counter(
-        name
-        for result in results
-        for name in worse_than(
-            result.get("table") or (), "perplexity" if result.get("language") else "loss"
-        )
-    )
+    counts = Counter()
+    for result in results:
+        metric = "perplexity" if result.get("language") else "loss"
+        counts.update((name, metric) for name in worse_than(result.get("table") or (), metric))
     total = len(results)
+    # The metric is named, because the sweep's own table may be of another one, and say otherwise.
     return [
-        f"{'All' if count == total else count} of {total} points end worse than {name}."
-        for name, count in counts.items()
+        f"{'All' if count == total else count} of {total} points end worse than {name} in {metric}."
+        for (name, metric), count in counts.items()
     ]
 
 

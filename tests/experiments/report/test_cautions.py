@@ -67,6 +67,6 @@ def test_noise_from_which_nothing_is_learned(losses, update_norm, warned):
 def test_a_sweep_says_how_many_points_are_worse():
     good = {"language": True, "table": [UNIGRAM, ours(90.0)]}
     bad = {"language": True, "table": [UNIGRAM, ours(200.0)]}
-    assert of_points([bad, bad]) == ["All of 2 points end worse than unigram."]
-    assert of_points([bad, good, {}]) == ["1 of 3 points end worse than unigram."]
+    assert of_points([bad, bad]) == ["All of 2 points end worse than unigram in perplexity."]
+    assert of_points([bad, good, {}]) == ["1 of 3 points end worse than unigram in perplexity."]
     assert not of_points([good, {}])
