@@ -103,9 +103,10 @@ class Sequences:
           CorruptFile: the edges are mapped from a file that was made so that they are not in order.
         """
         starts, stops = self._bounds(rows)
-        if isinstance(self.edges, Mapped) and starts.size:
-            if starts.min() < 0 or stops.max() > len(self.values) or np.any(starts > stops):
-                raise self.edges.blocks.unfit("sequences do not begin one after the other")
+        if not isinstance(self.edges, Mapped) or not starts.size:
+            return starts, stops
+        if starts.min() < 0 or stops.max() > len(self.values) or np.any(starts > stops):
+            raise self.edges.blocks.unfit("sequences do not begin one after the other")
         return starts, stops
 
     def _bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

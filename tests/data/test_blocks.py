@@ -99,9 +99,9 @@ def test_texts_are_verified_as_far_as_they_are_read(folder):
     assert loaded.examples(0)["text"].to_pylist() == [f"text {k} é" for k in range(EACH)]
     early = loaded.select(range(5))
     assert early.columns["text"].equals(whole().select(range(5)).columns["text"])
-    for read in (lambda: loaded.columns["text"], lambda: loaded.examples(CLIENTS - 1)):
+    for look in (lambda: loaded.columns["text"], lambda: loaded.examples(CLIENTS - 1)):
         with pytest.raises(CorruptFile, match="texts of column 'text'"):
-            read()
+            look()
 
 
 def test_swapped_blocks_are_refused(folder):
