@@ -127,8 +127,9 @@ def resume(
       CorruptFile, BudgetExhausted, Interrupted: as `run`.
     """
     directory = Path(out)
-    config = load_run(directory)
     with shared_run.group() as group:
+        # Inside, so that the others hear of a process that cannot read the directory.
+        config = load_run(directory)
         if group is not None and group.index:
             return _followed(group, config, directory)
         with files.exclusive(directory):

@@ -97,15 +97,20 @@ class Asked:
             self.query, self.lowered, self.content, self.fingerprint, environment
         )
 
-    def sum(self, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
-        """Samples, packs, clips, sums and adds the noise: the same in all processes of a run.
+    def drawn(self, work: Work) -> np.ndarray:
+        """The cohort, int64 [clients]: the same in all processes of a run. PRIVATE."""
+        if self.query.plan.unit == "example":
+            return np.arange(len(self.held))
+        return self.query.plan.sample(work.seed, work.round)
+
+    def sum(self, broadcast: PyTree, work: Work, chosen: np.ndarray) -> tuple[Summed, Facts]:
+        """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
         Args:
           broadcast: on all devices of the query.
+          chosen: what `drawn` returns.
         """
         plan, door = self.query.plan, self.door
-        everyone = plan.unit == "example"
-        chosen = np.arange(len(self.held)) if everyone else plan.sample(work.seed, work.round)
         cohort = Cohort(
             self.held,
             chosen,

@@ -5,8 +5,14 @@ others have the clients and the queries, and wait. For a release, which process 
 sends them the broadcast and the release's own secrets (not the run's), and all of them sum their
 devices' share of the same cohort. The network between the processes sees both: it must be trusted
 as the machines are.
+
+With another cohort in one process, a client could be in two processes' shares and move the sum by
+twice the clip norm. Therefore all must have the same versions, clients and queries before anything
+is charged, and each compares its cohort with that of process 0 in every release.
 """
 
+import hashlib
+import hmac
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +33,8 @@ PyTree = Any
 
 _KEYS = ("train", "noise", "checksum", "shared")
 _WORDS = 2 + 4 + 4 * len(_KEYS)
+# What draws the cohort and computes its sum, and must be equal everywhere.
+_EQUAL = ("versions", "options")
 
 
 class Others:
@@ -69,12 +77,15 @@ class Others:
         number = next(i for i, each in enumerate(self._rounds) if each.asked.query is query)
         shared = self._rounds[number]
         changed = shared.changed(broadcast)
-        self._group.tell(query=number, changed=changed)
         leaves = jax.tree.leaves(broadcast)
         sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
         work = work._replace(clip_norm=np.asarray(work.clip_norm))
-        self._group.send(b"".join([_packed(work), *(leaf.tobytes() for leaf in sent)]))
-        return hosts.until_lost(lambda: shared.sum(changed, sent, work))
+        chosen = shared.asked.drawn(work)
+        content = b"".join([_packed(work), *(leaf.tobytes() for leaf in sent)])
+        # Told last, because the others wait for the bytes from then on.
+        self._group.tell(query=number, changed=changed, cohort=_name(chosen, work))
+        self._group.send(content)
+        return shared.sum(changed, sent, work, chosen)
 
     def follow(self) -> dict[str, Any]:
         """The other processes: sums with process 0, until it tells something else."""
@@ -93,7 +104,13 @@ class Others:
                 for shape, size, end in zip(shapes, sizes[1:], edges[1:], strict=True)
             ]
             work = _unpacked(content[: sizes[0]])
-            hosts.until_lost(lambda s=shared, c=changed, v=sent, w=work: s.sum(c, v, w))
+            chosen = shared.asked.drawn(work)
+            if _name(chosen, work) != message["cohort"]:
+                raise InputError(
+                    "this process drew another cohort than process 0, with the same versions: "
+                    "nothing was released"
+                )
+            shared.sum(changed, sent, work, chosen)
             message = self._group.hear()
         return message
 
@@ -106,13 +123,14 @@ class Others:
         key = Secret().words
         self._group.send(key)
         answers = [json.loads(answer) for answer in self._group.answers()]
-        for index, (digest, _) in enumerate(answers, 1):
+        own = identity.environment()
+        for index, (digest, environment) in enumerate(answers, 1):
+            _require_equal(index, own, environment)
             if digest != self._program(key):
                 raise InputError(
-                    f"process {index} has other clients, another config or another version of "
-                    "jaxpfl than process 0: all must be given the same; nothing was charged"
+                    f"process {index} has other clients or another config than process 0: all "
+                    "must be given the same; nothing was charged"
                 )
-        own = identity.environment()
         found = sorted({json.dumps(e, sort_keys=True) for e in (own, *(e for _, e in answers))})
         # On equal machines, a run has the same identities however many processes share it.
         return own if len(found) == 1 else [json.loads(each) for each in found]
@@ -141,17 +159,23 @@ class _Round:
                 f"the broadcast of query {self.asked.query.label!r} must have the shapes of the "
                 "first round, which several processes share"
             )
-        changed = [a is not b for a, b in zip(leaves, self._last, strict=True)]
+        # The values of an array of numpy can be replaced.
+        changed = [
+            a is not b or not isinstance(a, jax.Array)
+            for a, b in zip(leaves, self._last, strict=True)
+        ]
         self._last = leaves
         return changed
 
-    def sum(self, changed: list[bool], sent: list[np.ndarray], work: Work) -> tuple[Summed, Facts]:
+    def sum(
+        self, changed: list[bool], sent: list[np.ndarray], work: Work, chosen: np.ndarray
+    ) -> tuple[Summed, Facts]:
         everywhere = NamedSharding(self.asked.door.mesh, PartitionSpec())
         new = iter(sent)
         for place in np.flatnonzero(changed):
             self._placed[place] = hosts.put(next(new), everywhere)
         broadcast = jax.tree.unflatten(self._structure, self._placed)
-        summed, facts = self.asked.sum(broadcast, work)
+        summed, facts = self.asked.sum(broadcast, work, chosen)
         return hosts.here(summed), facts
 
 
@@ -163,6 +187,7 @@ def _broadcasts(
 
     def release(query: Query, broadcast: PyTree = (), *, clip_norm: Any = None) -> Any:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+        _check_shareable(query, shapes)
         found.append((query, shapes))
         prepared = population if query.prepare is None else query.prepare(population)
         columns = identity.read_columns(query, prepared)
@@ -190,11 +215,44 @@ def _broadcasts(
     return found
 
 
+def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any]) -> None:
+    """Refuses process `index` if it could draw other clients than process 0, or sum otherwise."""
+    for kind in _EQUAL:
+        for name, here in own[kind].items():
+            there = environment[kind].get(name)
+            if here != there:
+                raise InputError(
+                    f"process {index} has {name} {there}, process 0 has {here}: all must have the "
+                    "same, or they could draw different clients; nothing was charged"
+                )
+
+
+def _check_shareable(query: Query, shapes: PyTree) -> None:
+    """Refuses what would fail or be computed several times, when it was charged already."""
+    if set(query.execution.devices.devices.flat) != set(jax.devices()):
+        raise InputError(
+            f"query {query.label!r} must be computed by all devices of all processes: leave "
+            "Execution.mesh out, or make it of jax.devices()"
+        )
+    for leaf in jax.tree.leaves(shapes):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise InputError(
+                f"the broadcast of query {query.label!r} must be arrays of numbers for several "
+                f"processes, found {leaf.dtype}: give jax.random.key_data of a key"
+            )
+
+
 class _Answer:
     """In the place of a `release.Released`."""
 
     def __init__(self, value: PyTree, clip_norm: jax.Array) -> None:
         self.value, self.clip_norm = value, clip_norm
+
+
+def _name(chosen: np.ndarray, work: Work) -> str:
+    """Names a cohort; without the secret of the release, no guess of it can be tested."""
+    key = work.seed.to_bytes(16, "big")
+    return hmac.new(key, np.asarray(chosen, np.int64).tobytes(), hashlib.sha256).hexdigest()
 
 
 def _packed(work: Work) -> bytes:

@@ -11,6 +11,9 @@ in the store before one.
 When a process is gone, JAX ends the others, without an exception that Python could catch: at once
 with process 0, which keeps the store, and 100 seconds after any other. A thread notices the latter
 earlier, says so in a sentence and ends the process.
+
+What one process says of its failure, the others print. Only errors of this package are quoted,
+because the text of any other one may hold a client's value.
 """
 
 import itertools
@@ -18,7 +21,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -35,11 +37,17 @@ PyTree = Any
 LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
 
+JOINED_WITHIN = 300.0
+"""Seconds that the others wait for a process that has not begun the run, and may load its data."""
+
 _SIGN_EVERY = 2.0
+# Who waits for a message hears of a failure there, and can clean up; who computes never does.
+_GRACE = 5.0
 # Every wait is as long as a run may be; the thread ends the process if another one is gone.
 _WAIT_MS = 7 * 24 * 3600 * 1000
 # Each process makes the same groups, and meets in the same order, so that the numbers agree.
 _GROUPS, _MEETINGS = itertools.count(), itertools.count()
+_UNDER_WAY = threading.Lock()
 
 
 def join(how: str) -> None:
@@ -138,39 +146,73 @@ def meet(tree: PyTree) -> None:
 class Group:
     """The processes that carry out one run; a context manager that watches them.
 
-    If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...}.
-    If one leaves it in another process, its sentence is that process's first answer; later on, all
-    processes end.
+    If an exception leaves it in process 0, the others hear {"failed": its class, "sentence": ...},
+    and those that do not listen within 5 seconds end. If one leaves it in another process, its
+    sentence is that process's first answer; later on, all processes end.
 
     Attributes:
       index: of this process.
       size: the number of processes.
+
+    Raises:
+      InputError: another run is under way in this process, whose messages it could not tell apart;
+        or, at the end, this process ran out of memory.
     """
 
     def __init__(self) -> None:
         self.index, self.size = jax.process_index(), jax.process_count()
-        self._name = f"jaxpfl/{next(_GROUPS)}"
+        self._name = ""
         self._told = self._asked = 0
         self._failed = False
         self._over = threading.Event()
         self._watch = threading.Thread(target=self._look, name="jaxpfl-watch", daemon=True)
 
     def __enter__(self) -> "Group":
+        if not _UNDER_WAY.acquire(blocking=False):
+            raise InputError(
+                "several processes can share one run at a time, and another one is under way in "
+                "this process; nothing was charged"
+            )
+        self._name = f"jaxpfl/{next(_GROUPS)}"
         self._watch.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if error is not None and self.index == 0:
-                number = getattr(error, "number", None)
-                self.tell(failed=type(error).__name__, sentence=str(error), number=number)
-            elif error is not None and not self._asked:
-                self.answer(str(error) or "it was interrupted")
-            elif error is not None and not self._failed:
-                _client().key_value_set(self._key("gone", self.index), str(error) or "interrupted")
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                reason = str(error).splitlines()[0]
+                if reason.startswith("RESOURCE_EXHAUSTED"):
+                    error = InputError(
+                        f"process {self.index} ran out of memory: give a smaller chunk, fewer "
+                        f"clients_per_bucket or more processes ({reason})"
+                    )
+                    self._fail(error)
+                    raise error
+                # It fails as soon as another process is gone. Which one is seen a little later, and
+                # then the watching thread ends this process.
+                time.sleep(LOST_AFTER + 2 * _SIGN_EVERY)
+            if error is not None:
+                self._fail(error)
         finally:
             self._over.set()
             self._watch.join()
+            _UNDER_WAY.release()
+
+    def _fail(self, error: BaseException) -> None:
+        """Lets the other processes know of an error that leaves the run."""
+        if self.index and not self._asked:
+            self.answer(self._said(error))
+        elif not self._failed:
+            if not self.index:
+                number, kind = getattr(error, "number", None), type(error).__name__
+                self.tell(failed=kind, sentence=self._said(error), number=number)
+            _client().key_value_set(self._key("gone", self.index), self._said(error))
+
+    def _said(self, error: BaseException) -> str:
+        """What the other processes may print of an error in this one."""
+        if type(error).__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return str(error)
+        return f"{type(error).__name__}, of which the output of process {self.index} says more"
 
     def tell(self, **message: Any) -> None:
         """Process 0 tells the others something public, in JSON's types."""
@@ -215,7 +257,7 @@ class Group:
         return f"{self._name}/{kind}/{number}"
 
     def _get(self, key: str) -> str:
-        return until_lost(lambda: _client().blocking_key_value_get(key, _WAIT_MS))
+        return _client().blocking_key_value_get(key, _WAIT_MS)
 
     def _look(self) -> None:
         """Gives signs of life, looks for those of others, and ends the process if one is gone."""
@@ -233,22 +275,19 @@ class Group:
                 if not self._over.is_set():
                     _end("process 0 of this run cannot be reached any more")
             for key, sentence in gone:
-                _end(f"process {key.rsplit('/')[-1]} of this run ended: {sentence}")
+                if self._over.wait(_GRACE):
+                    return
+                _end(f"process {key.rsplit('/')[-1]} of this run ended: {sentence}", orderly=True)
             now = time.monotonic()
             for index, (last, when) in seen.items():
-                found = signs.get(self._key("sign", index), "")
+                found, limit = signs.get(self._key("sign", index), ""), LOST_AFTER
+                silent = "gave no sign of life for"
+                if not last:
+                    limit, silent = JOINED_WITHIN, "did not begin it within"
                 if found != last:
                     seen[index] = (found, now)
-                elif now - when > LOST_AFTER and not self._over.is_set():
-                    _end(f"process {index} of this run gave no sign of life for {LOST_AFTER:g} s")
-
-
-def until_lost(wait: Callable[[], Any]) -> Any:
-    """What `wait` returns; if it fails because another process is gone, ends this one."""
-    try:
-        return wait()
-    except jax.errors.JaxRuntimeError as error:
-        _end(f"the other processes of this run cannot be reached: {str(error).splitlines()[0]}")
+                elif now - when > limit and not self._over.is_set():
+                    _end(f"process {index} of this run {silent} {limit:g} s")
 
 
 def _client() -> Any:
@@ -257,11 +296,19 @@ def _client() -> Any:
     return client
 
 
-def _end(sentence: str) -> NoReturn:
+def _end(sentence: str, *, orderly: bool = False) -> NoReturn:
     """Ends this process at once: JAX would wait for the others, and then end it without a word.
 
     What is on the disk is as after any crash.
+
+    Args:
+      orderly: the other process lives, and would wait 100 seconds for one that has not said
+        good-bye before it could exit.
     """
     kept = "what was saved is kept: resume the run, with any number of processes"
     os.write(2, f"\nerror: {sentence}; {kept}\n".encode())
+    if orderly:
+        leaving = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        leaving.start()
+        leaving.join(_GRACE)
     os._exit(1)

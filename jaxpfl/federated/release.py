@@ -243,7 +243,8 @@ class Releaser:
         )
         if self._others is None:
             everywhere = NamedSharding(asked.door.mesh, PartitionSpec())
-            summed, facts = asked.sum(jax.device_put(broadcast, everywhere), work)
+            broadcast = jax.device_put(broadcast, everywhere)
+            summed, facts = asked.sum(broadcast, work, asked.drawn(work))
         else:
             summed, facts = self._others.sum(query, broadcast, work)
         self._observe({"round": round, **facts._asdict()})

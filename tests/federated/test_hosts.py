@@ -189,3 +189,121 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_one_process_resumes_i
     assert after[: len(before)] == before
     # One process has other devices: it asks the rounds after the checkpoint anew, and pays for it.
     assert [charge.round for charge in after[len(before) :]] == list(range(done + 1, 31))
+
+
+# What is wrong with process 1, or with both, in a run that is otherwise that of `TRAIN`.
+FAULTS = {
+    "another version": """
+if index == "1":
+    from jaxpfl.federated import identity
+    environment = identity.environment
+    def older():
+        found = environment()
+        return {**found, "versions": {**found["versions"], "numpy": "1.0"}}
+    identity.environment = older
+""",
+    "another cohort": """
+if index == "1":
+    from jaxpfl.privacy.participation import Poisson
+    sample = Poisson.sample
+    Poisson.sample = lambda self, seed, round: sample(self, seed, round + (round == 2))
+""",
+    "out of memory": """
+if index == "1":
+    from jaxpfl.federated.door import Door
+    def without_memory(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+    Door.__call__ = without_memory
+""",
+    "a failure that quotes data": """
+if index == "0":
+    from jaxpfl.federated.door import Door
+    def quoting(*_):
+        raise KeyError("what client 3 wrote")
+    Door.__call__ = quoting
+""",
+}
+
+
+def faulty(tmp_path: Path, fault: str) -> tuple[list[tuple[int, str, str]], list[dict]]:
+    """What two processes say and the lines of the ledger, if there is one."""
+    script = TRAIN.replace("values = ", FAULTS[fault] + "\nvalues = ", 1)
+    address, out = free_address(), tmp_path / "run"
+    arguments = [address, str(out), "compensated", "private"]
+    found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
+    assert all(code for code, _, _ in found), found
+    path = out / "ledger.jsonl"
+    return found, Chain.read(path).lines if path.exists() else []
+
+
+@pytest.mark.long
+def test_processes_with_different_versions_are_refused_before_a_charge(tmp_path: Path) -> None:
+    """A generator of another version may draw other clients, or the same one for two processes."""
+    found, lines = faulty(tmp_path, "another version")
+    for _, _, errors in found:
+        assert "process 1 has numpy 1.0, process 0 has" in errors
+    assert not lines
+
+
+@pytest.mark.long
+def test_a_cohort_that_differs_between_processes_is_never_released(tmp_path: Path) -> None:
+    """A client in the shares of two processes would move the sum by twice the clip norm."""
+    found, lines = faulty(tmp_path, "another cohort")
+    assert "drew another cohort" in found[0][2], "process 0 says why it ended"
+    assert "drew another cohort" in found[1][2]
+    # Round 2 was charged before, but there is no release of it.
+    assert sum("event" in line for line in lines) == 2
+    assert sum("release" in line for line in lines) <= 1
+
+
+@pytest.mark.long
+def test_a_process_without_memory_says_so_in_all(tmp_path: Path) -> None:
+    found, lines = faulty(tmp_path, "out of memory")
+    for _, _, errors in found:
+        assert "process 1 ran out of memory: give a smaller chunk" in errors
+    assert not any("release" in line for line in lines)
+
+
+@pytest.mark.long
+def test_a_failure_in_process_0_ends_the_others_and_its_text_stays_there(tmp_path: Path) -> None:
+    """The others compute at that moment, and do not listen."""
+    began = time.monotonic()
+    (_, _, here), (_, _, there) = faulty(tmp_path, "a failure that quotes data")[0]
+    assert "what client 3 wrote" in here
+    assert "process 0 of this run ended: KeyError" in there
+    assert "what client 3 wrote" not in there
+    # Process 0 waits for the others when it exits, for up to 300 s.
+    assert time.monotonic() - began < 200
+
+
+TWICE = """
+from jaxpfl.federated.hosts import Group
+for budget in (0.1, 1000.0):
+    try:
+        jp.run(algorithm, clients, ledger=out + str(budget), out=out + str(budget) + "d",
+               budget=jp.Budget(budget, 1e-3), reproducible_noise=True)
+        print("ran")
+    except jp.BudgetExhausted:
+        print("exhausted")
+with Group():
+    try:
+        jp.run(algorithm, clients, ledger=out + "/never", out=out + "/never_d")
+    except jp.InputError as error:
+        assert "one run at a time" in str(error), error
+        print("refused")
+"""
+
+
+@pytest.mark.long
+def test_a_pair_of_processes_can_fail_once_and_run_again_but_not_twice_at_a_time(
+    tmp_path: Path,
+) -> None:
+    script = TRAIN.split("budget = ")[0] + TWICE
+    address, out = free_address(), str(tmp_path / "run")
+    arguments = [address, out, "compensated", "private"]
+    found = ended([start(["-c", script, "2", str(index), *arguments]) for index in range(2)])
+    for code, said, errors in found:
+        assert code == 0, errors
+        own = [line for line in said.splitlines() if not line.startswith("[Gloo]")]
+        assert own == ["exhausted", "ran", "refused"]
+    assert not Path(out, "never_d").exists()

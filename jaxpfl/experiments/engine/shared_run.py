@@ -17,6 +17,7 @@ import numpy as np
 from jaxpfl import errors, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
@@ -68,25 +69,37 @@ def _raise(message: dict[str, Any]) -> NoReturn:
     known = getattr(errors, kind, None)
     if known is not None:
         raise known(sentence)
-    raise RuntimeError(f"process 0 of this run failed: {kind}: {sentence}")
+    raise RuntimeError(f"process 0 of this run failed: {sentence}")
 
 
 def tell_result(found: hosts.Group, result: Result) -> None:
     """Process 0 tells the others the result of the run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
-    found.tell(**files.jsonable(fields))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
-    found.send(b"".join(leaf.tobytes() for leaf in leaves))
+    content = b"".join(leaf.tobytes() for leaf in leaves)
+    found.tell(**files.jsonable(fields), size=len(content))
+    found.send(content)
 
 
 def heard_result(
     found: hosts.Group, message: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
-    """The result that process 0 told, in another process; no file of it is in this one's `out`."""
+    """The result that process 0 told, in another process; no file of it is in this one's `out`.
+
+    Raises:
+      InputError: a step changes the shapes or dtypes of the algorithm's state.
+    """
+    content = found.receive(message.pop("size"))
     like = jax.eval_shape(lambda: initial_state(algorithm, seed))
     shapes, structure = jax.tree.flatten(like)
     sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
-    content, edges = found.receive(sum(sizes)), np.cumsum(sizes)
+    if sum(sizes) != len(content):
+        raise InputError(
+            f"the state of the algorithm has {len(content)} bytes after its last round and "
+            f"{sum(sizes)} before the first: several processes cannot share it; the run's "
+            "directory holds the result"
+        )
+    edges = np.cumsum(sizes)
     leaves = [
         jnp.asarray(np.frombuffer(content[end - size : end], shape.dtype).reshape(shape.shape))
         for shape, size, end in zip(shapes, sizes, edges, strict=True)
