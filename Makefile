@@ -73,6 +73,7 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.micro.aggregate
 	.venv/bin/python -m benchmarks.micro.checkpoint
+	.venv/bin/python -m benchmarks.micro.packing
 	.venv/bin/python -m benchmarks.macro.round
 	.venv/bin/python -m benchmarks.micro.model_step
 	.venv/bin/python -m benchmarks.micro.embed

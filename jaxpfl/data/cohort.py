@@ -6,7 +6,8 @@ sorted by steps, largest first, and fill buckets in that order; a bucket has the
 steps on the ladder that its largest client fits into.
 
 A client's shuffles and subsets depend only on (seed, round, client index), and not on the rest of
-the cohort, the bucket's capacity, the shards or the order of packing.
+the cohort, the bucket's capacity, the shards or the order of packing. Which client is in which slot
+follows from the sizes of all, so that each of several processes can pack its own slots alone.
 """
 
 import itertools
@@ -119,7 +120,7 @@ class Cohort:
     """The clients of one round, packed bucket by bucket as it is iterated over; see `pack`.
 
     Attributes:
-      stats: of the buckets that the latest iteration has yielded so far. PRIVATE.
+      stats: of the slots that the latest iteration has yielded so far. PRIVATE.
     """
 
     population: Population
@@ -129,12 +130,21 @@ class Cohort:
     seed: int
     round: int
     shards: int = 1
+    blocks: tuple[int, ...] | None = None
     stats: PackingStats = field(init=False, default_factory=PackingStats)
 
     def __iter__(self) -> Iterator[Bucket]:
         stats = self.stats = PackingStats()
-        address = {"seed": self.seed, "round": self.round}
-        for bucket in pack(self.population, self.clients, self.spec, **address, shards=self.shards):
+        buckets = pack(
+            self.population,
+            self.clients,
+            self.spec,
+            seed=self.seed,
+            round=self.round,
+            shards=self.shards,
+            blocks=self.blocks,
+        )
+        for bucket in buckets:
             stats.examples += int(bucket.mask.sum())
             stats.run_slots += int(bucket.steps.sum()) * self.spec.batch_size
             yield bucket
@@ -148,6 +158,7 @@ def pack(
     seed: int,
     round: int,
     shards: int = 1,
+    blocks: tuple[int, ...] | None = None,
 ) -> Iterator[Bucket]:
     """Packs clients of `population` into buckets of `spec.clients_per_bucket`, one at a time.
 
@@ -157,21 +168,52 @@ def pack(
       seed, round: what shuffles and subsets follow from; whole numbers >= 0.
       shards: number of equal blocks that the clients axis consists of, one per device. A bucket's
         clients are dealt to the blocks in turn, so that devices have similar work.
+      blocks: the numbers of the blocks that the buckets consist of, in this order; None = all. Of
+        other blocks' clients no example is read.
 
     Raises:
       InputError: an index is out of range or occurs twice, `shards` does not divide the capacity,
-        or no column is numeric. It is raised by the call itself, not at the first bucket.
+        a block is not one of the shards, or no column is numeric. It is raised by the call itself,
+        not at the first bucket.
     """
     chosen = check_client_indices(clients_idx, len(population))
     seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
     capacity = spec.clients_per_bucket
     if capacity % checks.positive_int("shards", shards):
         raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
+    wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
+    if len(np.unique(wanted)) != len(wanted) or not np.isin(wanted, np.arange(shards)).all():
+        raise InputError(f"blocks must be different ones of {shards} shards, found {blocks}")
     columns = population.numeric()
     if not columns:
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
         raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
-    return _buckets(population.offsets, columns, chosen, spec, (seed, round), shards)
+    layout = _Layout(capacity // shards, shards, wanted)
+    return _buckets(population.offsets, columns, chosen, spec, (seed, round), layout)
+
+
+class _Layout(NamedTuple):
+    """Blocks of `width` slots, of which those in `wanted` are packed."""
+
+    width: int
+    shards: int
+    wanted: np.ndarray
+
+    @property
+    def slots(self) -> int:
+        """The slots of a bucket that are packed."""
+        return self.width * len(self.wanted)
+
+    def deal(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of clients 0 .. clients - 1, sorted by size, are packed, and their slots.
+
+        Block d gets the clients d::shards.
+        """
+        places = np.full(self.shards, -1)
+        places[self.wanted] = np.arange(len(self.wanted))
+        position = np.arange(clients)
+        here = np.flatnonzero(places[position % self.shards] >= 0)
+        return here, places[here % self.shards] * self.width + here // self.shards
 
 
 def _buckets(
@@ -180,22 +222,24 @@ def _buckets(
     chosen: np.ndarray,
     spec: CohortSpec,
     address: tuple[int, int],
-    shards: int,
+    layout: _Layout,
 ) -> Iterator[Bucket]:
     used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
     steps = spec.epochs * -(-used // spec.batch_size)
     # Ties by index: the order in which the cohort was given changes nothing.
     largest_first = np.lexsort((chosen, -steps))
     chosen, steps = chosen[largest_first], steps[largest_first]
-    capacity, rungs = spec.clients_per_bucket, spec.rungs
+    capacity, rungs, packed = spec.clients_per_bucket, spec.rungs, layout.slots
     for start in range(0, len(chosen), capacity):
         clients_b = chosen[start : start + capacity]
         steps_b = steps[start : start + capacity]
+        # Of the largest client of all blocks, so that a bucket has one shape wherever it is packed.
         rung = next(rung for rung in rungs if rung >= steps_b[0])
-        slots = _deal(len(clients_b), capacity, shards)
+        here, slots = layout.deal(len(clients_b))
+        clients_b, steps_b = clients_b[here], steps_b[here]
 
-        mask = np.zeros((capacity, rung * spec.batch_size), bool)
-        rows = np.zeros((capacity, rung * spec.batch_size), np.int64)
+        mask = np.zeros((packed, rung * spec.batch_size), bool)
+        rows = np.zeros((packed, rung * spec.batch_size), np.int64)
         for slot, client, client_steps in zip(slots, clients_b, steps_b, strict=True):
             if not client_steps:
                 continue
@@ -206,25 +250,19 @@ def _buckets(
                 mask[slot, place] = True
                 rows[slot, place] = order + offsets[client]
 
-        shape = (capacity, rung, spec.batch_size)
+        shape = (packed, rung, spec.batch_size)
         mask, rows = mask.reshape(shape), rows.reshape(shape)
         bucket = Bucket(
             batches={name: _gather(column, rows, mask) for name, column in columns.items()},
             mask=mask,
-            steps=np.zeros(capacity, np.int32),
-            weight=np.zeros(capacity, np.float32),
-            client=np.zeros(capacity, np.uint32),
+            steps=np.zeros(packed, np.int32),
+            weight=np.zeros(packed, np.float32),
+            client=np.zeros(packed, np.uint32),
         )
         bucket.steps[slots] = steps_b
         bucket.weight[slots] = 1.0
         bucket.client[slots] = clients_b
         yield bucket
-
-
-def _deal(clients: int, capacity: int, shards: int) -> np.ndarray:
-    """The slots of clients 0 .. clients - 1, sorted by size: block d gets clients d::shards."""
-    position = np.arange(clients)
-    return position % shards * (capacity // shards) + position // shards
 
 
 def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:

@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The cohort's size and how full its buckets were. PRIVATE."""
+    """The cohort's size, and how full the buckets of this process were. PRIVATE."""
 
     clients: int
     padding_waste: float
@@ -120,6 +120,7 @@ class Asked:
             seed=work.seed,
             round=work.round,
             shards=door.mesh.size,
+            blocks=hosts.shares(door.mesh),
         )
         shared = None
         if plan.private and plan.correlation != "independent":

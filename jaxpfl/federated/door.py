@@ -240,6 +240,7 @@ class Door:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
+          cohort: of each bucket, the slots of this process's devices, see `hosts.shares`.
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
           shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
@@ -250,9 +251,10 @@ class Door:
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
         sums = zero_sums(accumulator, self.mesh, self._like)
+        own = len(hosts.shares(self.mesh))
         for bucket in cohort:
-            engine = self._engine(self._chunk_of(bucket.weight.shape[0]))
-            bucket = hosts.put(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
+            engine = self._engine(self._chunk_of(bucket.weight.shape[0] * self.mesh.size // own))
+            bucket = hosts.put_shares(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
             sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
         hosts.meet(sums)
         below, halves = sums.below, _halves(sums.contributions)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 # JAX has no public access to its key-value store.
 from jax._src import distributed  # isort: skip
@@ -117,6 +117,35 @@ def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
     def global_array(leaf):
         whole = np.asarray(leaf)
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(global_array, tree)
+
+
+def shares(mesh: Mesh) -> tuple[int, ...]:
+    """The places in the mesh of this process's devices."""
+    own = jax.process_index()
+    return tuple(i for i, d in enumerate(mesh.devices.flat) if d.process_index == own)
+
+
+def put_shares(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """`put`, of arrays of which a process has only its own devices' shares, in their order.
+
+    Args:
+      sharding: splits the first axis evenly among all devices of its mesh.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    places = {device: place for place, device in enumerate(shares(sharding.mesh))}
+
+    def global_array(leaf):
+        width = leaf.shape[0] // len(places)
+        shape = (width * sharding.mesh.size, *leaf.shape[1:])
+
+        def share(index):
+            first = places[index[0].indices(shape[0])[0] // width] * width
+            return leaf[first : first + width]
+
+        return jax.make_array_from_callback(shape, sharding, share)
 
     return jax.tree.map(global_array, tree)
 

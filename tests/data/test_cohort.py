@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxpfl.data import Cohort, CohortSpec, Population, from_clients, pack
+from jaxpfl.data.mapped import Mapped
 from jaxpfl.errors import InputError
 
 
@@ -211,6 +212,48 @@ def test_shards_get_balanced_work_and_real_clients_first():
         assert np.ptp(weight.sum(1)) <= 1
 
 
+def leaves_of(bucket):
+    return [*bucket.batches.values(), bucket.mask, bucket.steps, bucket.weight, bucket.client]
+
+
+@hypothesis.given(
+    sizes=st.lists(st.integers(0, 15), min_size=1, max_size=20),
+    spec=SPECS,
+    processes=st.sampled_from([[(0, 1), (2, 3)], [(3, 0), (1,), (2,)], [(0, 1, 2, 3)]]),
+)
+def test_blocks_that_are_packed_apart_are_those_of_the_whole_bucket(sizes, spec, processes):
+    """Each process packs its devices' slots alone; together they make the bits of one process."""
+    population, everyone = population_of(sizes), range(len(sizes))
+    whole = packed(population, everyone, spec, shards=4)
+    for blocks in processes:
+        shares = packed(population, everyone, spec, shards=4, blocks=blocks)
+        for bucket, share in zip(whole, shares, strict=True):
+            for leaf, found in zip(leaves_of(bucket), leaves_of(share), strict=True):
+                by_block = leaf.reshape(4, -1, *leaf.shape[1:])[list(blocks)]
+                np.testing.assert_array_equal(found, by_block.reshape(-1, *leaf.shape[1:]))
+                assert found.dtype == leaf.dtype
+
+
+def test_a_process_reads_only_the_examples_of_its_own_blocks(tmp_path, monkeypatch):
+    sizes = np.random.default_rng(0).integers(1, 30, 200)
+    population = population_of(sizes)
+    population.with_columns({"x": population.columns["x"]}).save(tmp_path / "saved")
+    stored, read = Population.load(tmp_path / "saved"), []
+    located = Mapped.located
+    monkeypatch.setattr(
+        Mapped, "located", lambda self, rows: (read.append(rows.size), located(self, rows))[1]
+    )
+
+    def rows_read(blocks):
+        read.clear()
+        packed(stored, range(200), CohortSpec(4, 20), shards=4, blocks=blocks)
+        return sum(read)
+
+    first, second = rows_read((0, 1)), rows_read((2, 3))
+    assert first + second == rows_read(None) == np.minimum(sizes, 20).sum()
+    assert abs(first - second) < 0.1 * (first + second)
+
+
 def test_ladder_bounds_the_number_of_shapes():
     """Of cohorts of every size: the number of compilations is at most the ladder's length."""
     population = population_of(np.random.default_rng(1).integers(0, 70, 200))
@@ -263,6 +306,8 @@ def test_packing_is_lazy():
         ([-1], {}, r"must lie in 0 \.\. 1"),
         ([0.5], {}, "whole numbers"),
         ([0], {"shards": 3}, "not a multiple of 3 shards"),
+        ([0], {"shards": 2, "blocks": (2,)}, "blocks must be different ones of 2 shards"),
+        ([0], {"shards": 2, "blocks": (0, 0)}, "blocks must be different ones of 2 shards"),
         ([0], {"seed": -1}, "seed"),
         ([0], {"round": 1.0}, "round"),
     ],
