@@ -254,7 +254,7 @@ class Door:
         own = len(hosts.shares(self.mesh))
         for bucket in cohort:
             engine = self._engine(self._chunk_of(bucket.weight.shape[0] * self.mesh.size // own))
-            bucket = hosts.put_shares(bucket, NamedSharding(self.mesh, PartitionSpec(CLIENTS)))
+            bucket = hosts.put_shares(bucket, self.mesh)
             sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
         hosts.meet(sums)
         below, halves = sums.below, _halves(sums.contributions)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # JAX has no public access to its key-value store.
 from jax._src import distributed  # isort: skip
@@ -127,19 +127,20 @@ def shares(mesh: Mesh) -> tuple[int, ...]:
     return tuple(i for i, d in enumerate(mesh.devices.flat) if d.process_index == own)
 
 
-def put_shares(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`put`, of arrays of which a process has only its own devices' shares, in their order.
+def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Splits the first axis of arrays evenly among the devices of a mesh with one axis.
 
     Args:
-      sharding: splits the first axis evenly among all devices of its mesh.
+      tree: of the arrays, a process has the shares of its own devices alone, in their order.
     """
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
-    places = {device: place for place, device in enumerate(shares(sharding.mesh))}
+    places = {device: place for place, device in enumerate(shares(mesh))}
 
     def global_array(leaf):
         width = leaf.shape[0] // len(places)
-        shape = (width * sharding.mesh.size, *leaf.shape[1:])
+        shape = (width * mesh.size, *leaf.shape[1:])
 
         def share(index):
             first = places[index[0].indices(shape[0])[0] // width] * width
