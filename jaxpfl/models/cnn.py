@@ -26,7 +26,7 @@ from jaxpfl.models.base import (
     require_shape,
     split,
 )
-from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve, max_pool
+from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
 
 _KERNEL = 3
 
@@ -57,9 +57,9 @@ class Convolution(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
 
     def __call__(self, x_BxHxWxC: Array) -> Array:
-        x_BxHxWxC = convolve(x_BxHxWxC, self.kernel[...], padding=self.padding, form=self.form)
-        if self.pool:
-            x_BxHxWxC = max_pool(x_BxHxWxC)
+        x_BxHxWxC = convolve(
+            x_BxHxWxC, self.kernel[...], padding=self.padding, pool=self.pool, form=self.form
+        )
         return jax.nn.relu(x_BxHxWxC + self.bias[...][None, None, None, :])
 
 

@@ -1,0 +1,125 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.models.layers.convolution import convolve, max_pool
+from jaxpfl.models.layers.winograd import convolve_3x3
+
+
+def _normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def _plain(image, kernel):
+    """The sum of windows times the kernel, in float64."""
+    height, width = image.shape[1] - 2, image.shape[2] - 2
+    out = np.zeros((len(image), height, width, kernel.shape[-1]))
+    for i in range(3):
+        for j in range(3):
+            out += image[:, i : i + height, j : j + width] @ kernel[i, j]
+    return out
+
+
+def _plain_gradients(image, kernel, slope):
+    height, width = slope.shape[1:3]
+    image_slope, kernel_slope = np.zeros_like(image), np.zeros_like(kernel)
+    for i in range(3):
+        for j in range(3):
+            window = np.s_[:, i : i + height, j : j + width]
+            image_slope[window] += slope @ kernel[i, j].T
+            kernel_slope[i, j] = np.einsum("bhwc,bhwo->co", image[window], slope)
+    return image_slope, kernel_slope
+
+
+def _pooled(out, slope):
+    """The pool of `out`, and `slope` where each window had its highest value."""
+    height, width = out.shape[1] // 2, out.shape[2] // 2
+    pooled, spread = np.zeros_like(slope), np.zeros_like(out)
+    for row in range(height):
+        for column in range(width):
+            window = np.s_[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            highest = out[window].max((1, 2), keepdims=True)
+            won = out[window] == highest
+            share = slope[:, row : row + 1, column : column + 1] / won.sum((1, 2), keepdims=True)
+            pooled[:, row, column] = highest[:, 0, 0]
+            spread[window] = won * share
+    return pooled, spread
+
+
+@partial(jax.jit, static_argnums=0)
+def _ours(pool, image, kernel, slope):
+    out, pull = jax.vjp(partial(convolve_3x3, pool=pool), image, kernel)
+    return out, *pull(slope)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("size", [(6, 8), (7, 6), (5, 9)])
+def test_values_and_gradients_are_those_of_the_plain_sum(size, pool):
+    image, kernel = _normal(0, 2, *size, 3), _normal(1, 3, 3, 3, 4)
+    out = _plain(image, kernel)
+    shape = [side // 2 if pool else side for side in out.shape[1:3]]
+    slope = _normal(2, 2, *shape, 4)
+    given = [jnp.asarray(array, jnp.float32) for array in (image, kernel, slope)]
+    spread = slope
+    if pool:
+        out, spread = _pooled(out, slope)
+    expected = (out, *_plain_gradients(image, kernel, spread))
+    for got, wanted in zip(_ours(pool, *given), expected, strict=True):
+        assert got.shape == wanted.shape
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
+
+
+def test_equal_values_share_the_gradient_of_the_pool():
+    """Of a blank image, every place of a window is the highest, as in `max_pool`."""
+    image, kernel = jnp.zeros((1, 6, 6, 2)), jnp.asarray(_normal(3, 3, 3, 2, 2), jnp.float32)
+    slope = jnp.asarray(_normal(4, 1, 2, 2, 2), jnp.float32)
+    got = _ours(True, image, kernel, slope)[1]
+    shared = np.repeat(np.repeat(np.asarray(slope, np.float64) / 4, 2, 1), 2, 2)
+    expected = _plain_gradients(np.zeros(image.shape), np.asarray(kernel, np.float64), shared)[0]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_image_that_is_not_finite_spoils_the_kernels_gradient_and_no_other_image():
+    image, kernel = _normal(5, 2, 6, 6, 2), jnp.asarray(_normal(6, 3, 3, 2, 2), jnp.float32)
+    image[0] = np.nan
+    out, image_slope, kernel_slope = _ours(
+        True, jnp.asarray(image, jnp.float32), kernel, jnp.ones((2, 2, 2, 2), jnp.float32)
+    )
+    assert np.isnan(out[0]).all()
+    assert np.isnan(kernel_slope).all()
+    assert np.isfinite(out[1]).all()
+    assert np.isfinite(image_slope[1]).all()
+
+
+def test_clients_with_kernels_of_their_own_can_lie_side_by_side():
+    image = jnp.asarray(_normal(7, 3, 2, 6, 6, 8), jnp.float32)
+    kernel = jnp.asarray(_normal(8, 3, 3, 3, 8, 8), jnp.float32)
+
+    def slopes(form, image, kernel):
+        def total(image, kernel):
+            return jnp.sum(jnp.tanh(convolve(image, kernel, pool=True, form=form)))
+
+        return jax.grad(total, (0, 1))(image, kernel)
+
+    got, expected = (
+        jax.jit(jax.vmap(partial(slopes, form)))(image, kernel)
+        for form in ("patches", "convolution")
+    )
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_pooling_follows_every_kind_of_convolution():
+    image, kernel = _normal(9, 1, 7, 8, 9), _normal(10, 3, 3, 9, 8)
+    for channels in (1, 9):
+        for form in ("patches", "convolution"):
+            given = (
+                jnp.asarray(image[..., :channels], jnp.float32),
+                jnp.asarray(kernel[:, :, :channels], jnp.float32),
+            )
+            got = convolve(*given, padding="SAME", pool=True, form=form)
+            expected = max_pool(convolve(*given, padding="SAME", form="convolution"))
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
