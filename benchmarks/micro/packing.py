@@ -10,6 +10,8 @@ one core; `examples` counts what is read.
 import dataclasses
 import pathlib
 import tempfile
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import tyro
@@ -44,7 +46,9 @@ def main(config: Config) -> list[dict]:
         return sum(int(bucket.mask.sum()) for bucket in buckets)
 
     blocks_of = {count: tuple(range(4 // count)) for count in config.processes}
-    functions = {str(count): lambda b=blocks: packed(b) for count, blocks in blocks_of.items()}
+    functions: dict[str, Callable[[], object]] = {
+        str(count): partial(packed, blocks) for count, blocks in blocks_of.items()
+    }
     seconds = harness.interleaved(functions, config.repeats)
     alone = seconds[str(config.processes[0])]
     return [
