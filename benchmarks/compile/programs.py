@@ -64,18 +64,22 @@ def _released(
     max_examples: int,
     clients_per_device: int = 32,
     chunk: int | None = None,
+    model: int = 1,
 ) -> Iterator[Program]:
-    """The programs of a release, from the clients' training to the noise."""
+    """The programs of a release, from the clients' training to the noise.
+
+    Args:
+      clients_per_device: or per copy of the model, which `model` devices share.
+    """
     from jaxpfl.data.cohort import CohortSpec
     from jaxpfl.federated import identity
     from jaxpfl.federated.door import Door
     from jaxpfl.federated.query import Execution, Query
     from jaxpfl.federated.rehearsal import size_of
 
-    mesh = target.mesh(clients=-1)
-    spec = CohortSpec(
-        batch_size, max_examples, clients_per_bucket=clients_per_device * target.devices
-    )
+    mesh = target.mesh(clients=-1) if model == 1 else target.mesh(clients=-1, model=model)
+    slots = clients_per_device * target.devices // model
+    spec = CohortSpec(batch_size, max_examples, clients_per_bucket=slots)
     query = Query("update", client_fn, _plan(), spec, execution=Execution(mesh, chunk))
     contribution = identity.traced(query, params, columns).out_info
     door = Door(query, contribution)
@@ -172,15 +176,15 @@ def _llama(rank: int | None, int8: bool = False) -> tuple[Any, PyTree]:
     return made[-1], params
 
 
-def llama3_lora(target: Target) -> Iterator[Program]:
-    """DP-FedAvg of the adapters; the base is int8, because each device holds it whole."""
+def llama3_lora(target: Target, model: int = 1) -> Iterator[Program]:
+    """DP-FedAvg of the adapters; the base is int8, because a 16 GB chip holds it whole."""
     import optax
 
     from jaxpfl.federated.local_training import LocalTraining
     from jaxpfl.models.decoder import lora
 
-    model, params = _llama(rank=4, int8=True)
-    training = LocalTraining(model, optax.sgd(0.1), adapters=True)
+    network, params = _llama(rank=4, int8=True)
+    training = LocalTraining(network, optax.sgd(0.1), adapters=True)
     columns = {"tokens": _column(128, dtype="int32")}
     return _released(
         target,
@@ -191,7 +195,14 @@ def llama3_lora(target: Target) -> Iterator[Program]:
         max_examples=16,
         clients_per_device=4,
         chunk=1,
+        model=model,
     )
+
+
+def llama3_lora_split(target: Target) -> Iterator[Program]:
+    """The same, with each copy of the model split over eight devices, or over all if fewer."""
+    if target.devices > 1:
+        yield from llama3_lora(target, min(8, target.devices))
 
 
 def scores(target: Target) -> Iterator[Program]:
@@ -343,6 +354,7 @@ PROGRAMS: dict[str, Callable[[Target], Iterator[Program]]] = {
     "GAN": gan,
     "DistilGPT2": distilgpt2,
     "Llama 3 8B LoRA": llama3_lora,
+    "Llama 3 8B LoRA, split": llama3_lora_split,
     "POPri scores": scores,
     "FreD covariance": fred,
     "DPO of Llama 3 8B": dpo,

@@ -146,7 +146,7 @@ class Scorer:
             CohortSpec(
                 batch_size=min(8, most),
                 max_examples=most,
-                clients_per_bucket=4 * chunk * execution.devices.size,
+                clients_per_bucket=4 * chunk * execution.replicas,
             ),
             columns=("embedding",) if by_text else ("mean_embedding",),
             prepare=_with_embeddings if by_text else _with_means,

@@ -27,6 +27,7 @@ from jaxpfl.algorithms.base import UNTRAINED, Algorithm, copied, initial_params,
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.local_training import LocalTraining
+from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.base import Model
 from jaxpfl.models.decoder import lora
@@ -110,7 +111,7 @@ def fed_avg(
         raise InputError("start must hold the adapters of the frozen model, found none")
     else:
         first_params = copied(start)
-        frozen = jax.device_put(frozen, everywhere)
+        frozen = jax.device_put(frozen, shardings(model, execution.devices.local_mesh, frozen))
 
     def whole(params):
         return params if frozen is None else lora.join(params, frozen)

@@ -4,6 +4,7 @@ release          charges, samples, sums, adds noise and records
 query            what clients are asked, and what it may cost
 one_release      `jaxpfl.release`: one noisy sum, without an algorithm
 door             clips, sums and adds noise; private to `release`
+mesh             the devices, and where arrays are on them
 identity         everything that a release depends on
 accumulators     how contributions are added up
 client           what one client computes
@@ -16,9 +17,10 @@ from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.local_training import LocalTraining
+from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
-from jaxpfl.federated.query import Execution, Query, client_mesh
+from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Release, Released, Releaser
 from jaxpfl.privacy.secret import Secret
 

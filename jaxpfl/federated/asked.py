@@ -107,7 +107,7 @@ class Asked:
         """Packs, clips, sums and adds the noise; in a run of several processes, all call it.
 
         Args:
-          broadcast: on all devices of the query.
+          broadcast: on all devices of the query, where `mesh.shardings` says.
           chosen: what `drawn` returns.
         """
         plan, door = self.query.plan, self.door
@@ -119,7 +119,7 @@ class Asked:
             # seed everyone could compute how the removal of a client reorders the others' batches.
             seed=work.seed,
             round=work.round,
-            shards=door.mesh.size,
+            shards=self.query.execution.replicas,
             blocks=hosts.shares(door.mesh),
         )
         shared = None

@@ -29,7 +29,7 @@ def bound_to_bits(key: jax.Array, secrets_W: jax.Array, tree: PyTree, mesh: Mesh
       key: typed, secret.
       secrets_W: uint32 [4], secret, independent of `key`.
       tree: arrays of 32-bit numbers.
-      mesh: the devices, with one axis, that share the work.
+      mesh: the devices that share the work.
     """
     words_W = checksum(secrets_W, tree, mesh)
     # A loop, because four unrolled `fold_in`s take long to compile.
@@ -60,7 +60,7 @@ def _leaf(secrets_W: jax.Array, lane_WxL: jax.Array, leaf: jax.Array, mesh: Mesh
     bits = jnp.pad(bits, (0, devices * share * lanes - bits.shape[0]))
     bits_DxBxL = bits.reshape(devices, share, lanes)
     if devices > 1:
-        spec = PartitionSpec(mesh.axis_names[0])
+        spec = PartitionSpec(mesh.axis_names)
         bits_DxBxL = jax.lax.with_sharding_constraint(bits_DxBxL, NamedSharding(mesh, spec))
     first_D = jax.lax.iota(jnp.uint32, devices) * jnp.uint32(share)
     lane_WxL = lane_WxL[:, :lanes]

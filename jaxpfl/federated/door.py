@@ -35,8 +35,9 @@ from jaxpfl.federated import hosts
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.query import CLIENTS, Query
-from jaxpfl.federated.summing import Engine, Shapes, Sums, accumulate, zero_sums
+from jaxpfl.federated.mesh import CLIENTS, MODEL, replicas, shardings, splits_model
+from jaxpfl.federated.query import Query
+from jaxpfl.federated.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
 
 PyTree = Any
@@ -142,10 +143,10 @@ def _padded(width: int, devices: int) -> int:
 
 @partial(jax.jit, static_argnames=("mesh",))
 def _exchange(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
-    """The devices' arrays [devices, ...] side by side, [devices, W]: each device a share of W.
+    """The replicas' arrays [replicas, ...] side by side, [replicas, W]: each device a share of W.
 
-    A device sends every other one only that one's share, so that none holds more than two vectors,
-    however many devices there are.
+    A device sends others only their share, so that none holds more than two vectors, however many
+    devices there are. If several devices share a replica, each sends to those in its own place.
     """
     width = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
     padded = _padded(width, mesh.size)
@@ -154,9 +155,13 @@ def _exchange(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
         rows = [leaf.reshape(-1) for leaf in leaves]
         rows.append(jnp.zeros((padded - width,), leaves[0].dtype))
         shares_DxS = jnp.concatenate(rows).reshape(mesh.size, -1)
+        if splits_model(mesh):
+            shares_RxMxS = shares_DxS.reshape(*mesh.axis_sizes, -1)
+            place = jax.lax.axis_index(MODEL)
+            shares_DxS = jax.lax.dynamic_index_in_dim(shares_RxMxS, place, 1, keepdims=False)
         return jax.lax.all_to_all(shares_DxS, CLIENTS, split_axis=0, concat_axis=0)
 
-    dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, CLIENTS)
+    dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, mesh.axis_names)
     return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*leaves)
 
 
@@ -169,9 +174,9 @@ def _halves(contributions: PyTree) -> list[list[jax.Array]]:
 def _gathered(mesh: Mesh, array_W: jax.Array) -> jax.Array:
     """The whole array on every device, from a share on each."""
     return jax.shard_map(
-        lambda share: jax.lax.all_gather(share, CLIENTS, tiled=True),
+        lambda share: jax.lax.all_gather(share, mesh.axis_names, tiled=True),
         mesh=mesh,
-        in_specs=PartitionSpec(CLIENTS),
+        in_specs=PartitionSpec(mesh.axis_names),
         out_specs=PartitionSpec(),
         check_vma=False,  # of a gathered array it cannot tell that all devices hold the same
     )(array_W)
@@ -183,7 +188,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
     """Splits the last axis evenly among the devices."""
-    spec = PartitionSpec(*[None] * (array.ndim - 1), CLIENTS)
+    spec = PartitionSpec(*[None] * (array.ndim - 1), mesh.axis_names)
     return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
 
@@ -228,6 +233,7 @@ class Door:
         self.query = query
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
+        self._layout = Layout.of(query.client_fn, self.mesh, self._like.tree())
 
     def __call__(
         self,
@@ -250,10 +256,11 @@ class Door:
           InputError: a bucket cannot be split evenly among devices, or a share into chunks.
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
-        sums = zero_sums(accumulator, self.mesh, self._like)
+        sums = zero_sums(accumulator, self._layout, self._like)
         own = len(hosts.shares(self.mesh))
         for bucket in cohort:
-            engine = self._engine(self._chunk_of(bucket.weight.shape[0] * self.mesh.size // own))
+            slots = bucket.weight.shape[0] * replicas(self.mesh) // own
+            engine = self._engine(self._chunk_of(slots))
             bucket = hosts.put_shares(bucket, self.mesh)
             sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
         hosts.meet(sums)
@@ -313,21 +320,22 @@ class Door:
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.clients_per_bucket))
-        sums, bucket = dealt(self._sums()), dealt(self._largest_bucket(columns))
+        sums, bucket = self._layout.placed(self._sums()), dealt(self._largest_bucket(columns))
         scalar, key = everywhere(_shape()), everywhere(_key())
         exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
-        by_share = NamedSharding(self.mesh, PartitionSpec(None, CLIENTS))
+        by_share = NamedSharding(self.mesh, PartitionSpec(None, self.mesh.axis_names))
         half = _placed(by_share, exchange.out_info)
         keys = Keys(key, key, everywhere(_shape((4,), np.uint32)))
         scalars = (scalar, scalar, scalar)
         release = _release.trace(
             accumulator, self.mesh, plan.private, Pair(half, half), sums.below, *scalars, keys, None
         )
-        value = _placed(NamedSharding(self.mesh, PartitionSpec(CLIENTS)), release.out_info[0])
+        by_share = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        value = _placed(by_share, release.out_info[0])
+        places = shardings(self.query.client_fn, self.mesh, broadcast)
+        placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
         return {
-            "accumulate": accumulate.trace(
-                engine, everywhere(broadcast), sums, bucket, scalar, key
-            ),
+            "accumulate": accumulate.trace(engine, placed, sums, bucket, scalar, key),
             "exchange": exchange,
             "release": release,
             "gather": _cut.trace(self.mesh, value, self._like),
@@ -352,7 +360,7 @@ class Door:
     def _sums(self) -> Sums:
         """The shapes of the running sums."""
         accumulator = self.query.execution.accumulator
-        return jax.eval_shape(partial(zero_sums, accumulator, self.mesh, self._like))
+        return jax.eval_shape(partial(zero_sums, accumulator, self._layout, self._like))
 
     @property
     def coordinates(self) -> int:
@@ -363,20 +371,21 @@ class Door:
         query = self.query
         clips = query.plan.unit == "client"
         accumulator = query.execution.accumulator
-        return Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self.mesh)
+        return Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
-        """The chunk for buckets of this many slots; it divides a device's share of them."""
-        if slots % self.mesh.size:
+        """The chunk for buckets of this many slots; it divides a replica's share of them."""
+        number = replicas(self.mesh)
+        if slots % number:
             raise InputError(
-                f"a bucket of {slots} clients cannot be split evenly among {self.mesh.size} "
-                "devices: make CohortSpec.clients_per_bucket a multiple of their number"
+                f"a bucket of {slots} clients cannot be split evenly among {number} devices, or "
+                "copies of the model: make CohortSpec.clients_per_bucket a multiple of their number"
             )
-        share, chunk = slots // self.mesh.size, self.query.execution.chunk
+        share, chunk = slots // number, self.query.execution.chunk
         if chunk is None:
             most = min(default_chunk(self.mesh), share)
             return next(c for c in range(most, 0, -1) if share % c == 0)
         if share % chunk:
-            which = f"the {share} clients that a device gets of each bucket"
+            which = f"the {share} clients that a device or copy of the model gets of each bucket"
             raise InputError(f"chunk = {chunk} does not divide {which}")
         return chunk

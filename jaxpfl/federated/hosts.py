@@ -122,18 +122,18 @@ def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
 
 
 def shares(mesh: Mesh) -> tuple[int, ...]:
-    """The places in the mesh of this process's devices."""
-    own = jax.process_index()
-    return tuple(i for i, d in enumerate(mesh.devices.flat) if d.process_index == own)
+    """The places of this process's devices on the mesh's first axis, that of clients."""
+    own, rows = jax.process_index(), mesh.devices.reshape(mesh.devices.shape[0], -1)
+    return tuple(i for i, row in enumerate(rows) if row[0].process_index == own)
 
 
 def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Splits the first axis of arrays evenly among the devices of a mesh with one axis.
+    """Splits the first axis of arrays evenly along the mesh's first axis, that of clients.
 
     Args:
       tree: of the arrays, a process has the shares of its own devices alone, in their order.
     """
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
     places = {device: place for place, device in enumerate(shares(mesh))}

@@ -51,6 +51,10 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _kind(device: jax.Device) -> str:
+    return device.device_kind
+
+
 def _processor() -> str:
     """The CPU's name, as far as it is known."""
     try:
@@ -147,7 +151,8 @@ def described(
             "cohort": str(query.cohort),
             "chunk": execution.chunk,
             "accumulator": str(execution.accumulator),
-            "mesh": [device.device_kind for device in execution.devices.devices.flat],
+            # Nested as the mesh is.
+            "mesh": np.vectorize(_kind, otypes=[object])(execution.devices.devices).tolist(),
             "environment": environment,
         },
         sort_keys=True,

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from jaxpfl.federated.client import Examples
+from jaxpfl.federated.mesh import shardings
 from jaxpfl.models.base import Augmenting, Checking, Model
 from jaxpfl.models.decoder import lora
 
@@ -39,6 +41,10 @@ class LocalTraining:
         """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
         if isinstance(self.model, Checking):
             self.model.check(columns)
+
+    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
+        """Where the broadcast, or a change of it, is on a mesh: as the model's own rule says."""
+        return shardings(self.model, mesh, params)
 
     def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
         """Returns params_after - params_before; exactly 0 for a client without examples."""

@@ -81,8 +81,7 @@ def release(
             f"jaxpfl.release makes one release: its plan needs rounds = 1, found {plan.rounds}"
         )
     if cohort is None:
-        devices = Execution().devices.size
-        cohort = CohortSpec(32, 256, clients_per_bucket=32 * devices)
+        cohort = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
     query = Query(label, client_fn, plan, cohort)
     secret = Secret()
     run = secret.digest("run", label)[:12]

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
-import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
@@ -12,19 +11,10 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator, Compensated
 from jaxpfl.federated.client import ClientFn
+from jaxpfl.federated.mesh import checked, client_mesh, replicas
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
-CLIENTS = "clients"
-
-
-def client_mesh(devices: int | None = None) -> Mesh:
-    """Returns a mesh over the first `devices` devices (default: all) with one axis, `clients`."""
-    available = jax.devices()
-    chosen = available if devices is None else available[:devices]
-    if devices is not None and len(available) < devices:
-        raise ValueError(f"a mesh of {devices} devices was asked for, JAX sees {len(available)}")
-    return jax.make_mesh((len(chosen),), (CLIENTS,), axis_types=(AxisType.Auto,), devices=chosen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +22,14 @@ class Execution:
     """How a cohort is computed; a release only depends on it by rounding.
 
     Attributes:
-      mesh: devices with one axis `clients`; None = all devices.
-      chunk: clients vmapped together on one device, a divisor of a device's share of a bucket.
+      mesh: devices with the axis `clients`, or `clients` and `model` (`client_mesh`); None = all
+        devices, each with a copy of the model.
+      chunk: clients vmapped together on one copy of the model, a divisor of its share of a bucket.
         None = the largest divisor up to the backend's default.
       accumulator: how clipped contributions are added up.
+
+    Raises:
+      InputError: a value out of range, or a mesh that clients cannot be dealt to.
     """
 
     mesh: Mesh | None = None
@@ -45,11 +39,18 @@ class Execution:
     def __post_init__(self) -> None:
         if self.chunk is not None:
             checks.positive_int("chunk", self.chunk)
+        if self.mesh is not None:
+            checked(self.mesh)
 
     @property
     def devices(self) -> Mesh:
         """The mesh in use."""
         return client_mesh() if self.mesh is None else self.mesh
+
+    @property
+    def replicas(self) -> int:
+        """The copies of the model, among which each bucket's clients are dealt."""
+        return replicas(self.devices)
 
 
 @dataclasses.dataclass(frozen=True)

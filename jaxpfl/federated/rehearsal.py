@@ -76,9 +76,9 @@ def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> t
     held = {name: columns[name] for name in query.columns or columns}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
     contribution, bucket, chunk = traced(query, shapes, held)
-    devices, up = query.execution.devices.size, size_of(contribution)
+    replicas, up = query.execution.replicas, size_of(contribution)
     # An accumulator holds pairs of numbers.
-    found = Asked(query.label, size_of(shapes), up, bucket, chunk * devices, 2 * up * devices)
+    found = Asked(query.label, size_of(shapes), up, bucket, chunk * replicas, 2 * up * replicas)
     return found, contribution
 
 

@@ -30,13 +30,13 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked, Work
 from jaxpfl.federated.following import Others
+from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
@@ -242,8 +242,8 @@ class Releaser:
             shared=self._secret.words_of("shared noise", started),
         )
         if self._others is None:
-            everywhere = NamedSharding(asked.door.mesh, PartitionSpec())
-            broadcast = jax.device_put(broadcast, everywhere)
+            places = shardings(query.client_fn, asked.door.mesh, broadcast)
+            broadcast = jax.device_put(broadcast, places)
             summed, facts = asked.sum(broadcast, work, asked.drawn(work))
         else:
             summed, facts = self._others.sum(query, broadcast, work)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.accumulators import Accumulator
+from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.client import ClientFn, Examples
-from jaxpfl.federated.query import CLIENTS
+from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 
 PyTree = Any
@@ -38,10 +38,74 @@ class Shapes:
 
 
 class Sums(NamedTuple):
-    """Partial sums per device, [devices, ...]."""
+    """Partial sums per replica, [replicas, ...]: per device, if the model is not split."""
 
     contributions: PyTree
-    below: jax.Array  # [devices], sum of (1[norm <= clip] - 1/2) over clients
+    below: jax.Array  # [replicas], sum of (1[norm <= clip] - 1/2) over clients
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where sums are: on the devices of a mesh, and how those of a replica split each leaf.
+
+    Attributes:
+      parts: for each leaf of a contribution its axes on the mesh, see `mesh.shardings`.
+    """
+
+    mesh: Mesh
+    parts: tuple[PartitionSpec, ...]
+
+    @classmethod
+    def of(cls, client_fn: ClientFn, mesh: Mesh, contribution: PyTree) -> "Layout":
+        places = jax.tree.leaves(shardings(client_fn, mesh, contribution))
+        return cls(mesh, tuple(place.spec for place in places))
+
+    @property
+    def splits(self) -> bool:
+        return splits_model(self.mesh)
+
+    def placed(self, sums: Sums) -> Sums:
+        """The same sums, on these devices: arrays, or shapes of arrays."""
+        leaves, structure = jax.tree.flatten(sums.contributions, is_leaf=_is_pair)
+        leaves = [
+            self._on(leaf, PartitionSpec(CLIENTS, *part))
+            for leaf, part in zip(leaves, self.parts, strict=True)
+        ]
+        below = self._on(sums.below, PartitionSpec(CLIENTS))
+        return Sums(jax.tree.unflatten(structure, leaves), below)
+
+    def _on(self, leaves: PyTree, spec: PartitionSpec) -> PyTree:
+        place = NamedSharding(self.mesh, spec)
+        if isinstance(jax.tree.leaves(leaves)[0], jax.ShapeDtypeStruct):
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), leaves
+            )
+        return jax.lax.with_sharding_constraint(leaves, place)
+
+    def split(self, tree: PyTree, *leading: None) -> PyTree:
+        """Splits a tree like a contribution within a replica; leaves have these axes before."""
+        if not self.splits:
+            return tree
+        leaves, structure = jax.tree.flatten(tree, is_leaf=_is_pair)
+        leaves = [
+            jax.lax.with_sharding_constraint(leaf, PartitionSpec(*leading, *part))
+            for leaf, part in zip(leaves, self.parts, strict=True)
+        ]
+        return jax.tree.unflatten(structure, leaves)
+
+    def whole(self, tree: PyTree) -> PyTree:
+        """The whole tree on each device of a replica."""
+        if not self.splits:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, PartitionSpec())
+
+    def furthest(self, number: jax.Array) -> jax.Array:
+        """The largest number of all replicas, which then run their loops equally often."""
+        return jax.lax.pmax(number, CLIENTS) if self.splits else number
+
+
+def _is_pair(node: object) -> bool:
+    return isinstance(node, Pair)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +117,14 @@ class Engine:
     clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
-    mesh: Mesh
+    layout: Layout
 
 
-@partial(jax.jit, static_argnames=("accumulator", "mesh", "like"))
-def zero_sums(accumulator: Accumulator, mesh: Mesh, like: "Shapes") -> Sums:
-    sums = Sums(accumulator.zeros(like.tree(), mesh.size), jnp.zeros((mesh.size,), jnp.float32))
-    return jax.lax.with_sharding_constraint(sums, NamedSharding(mesh, PartitionSpec(CLIENTS)))
+@partial(jax.jit, static_argnames=("accumulator", "layout", "like"))
+def zero_sums(accumulator: Accumulator, layout: Layout, like: "Shapes") -> Sums:
+    number = replicas(layout.mesh)
+    sums = Sums(accumulator.zeros(like.tree(), number), jnp.zeros((number,), jnp.float32))
+    return layout.placed(sums)
 
 
 @partial(jax.jit, static_argnames=("engine",), donate_argnames=("sums",))
@@ -73,24 +138,26 @@ def accumulate(
 ) -> Sums:
     """Adds one bucket's clipped contributions to the running sums."""
 
-    accumulator = engine.accumulator
+    accumulator, layout = engine.accumulator, engine.layout
     bound = clip_norm if engine.clips else jnp.float32(jnp.inf)
 
-    def on_one_device(broadcast, sums, bucket, clip_norm, bound, key):
+    def on_one_replica(broadcast, sums, bucket, clip_norm, bound, key):
         def add_chunk(index, carry):
             subtotal, below_sum = carry
             part = jax.tree.map(
                 lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
                 bucket,
             )
-            steps = jnp.max(part.steps)
+            steps = layout.furthest(jnp.max(part.steps))
 
             def one_client(batches, mask, client):
                 examples = Examples(batches, mask, steps)
                 contribution = engine.client_fn(
                     broadcast, examples, jax.random.fold_in(key, client)
                 )
-                return contribution, *clip_factors(contribution, engine.clipping, bound)
+                # The norm of whole leaves: sums of parts would be rounded in another way.
+                known = clip_factors(layout.whole(contribution), engine.clipping, bound)
+                return contribution, *known
 
             if engine.chunk == 1:
                 # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
@@ -100,31 +167,35 @@ def accumulate(
             else:
                 outputs = jax.vmap(one_client)(part.batches, part.mask, part.client)
             leaves_C, factors_C, norm_C, finite_C = outputs
+            leaves_C = layout.split(leaves_C, None)
             real_C = part.weight > 0
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
             below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
             added = _add_all_that_count(
                 accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, clip_norm
             )
-            return added, below_sum + below
+            return layout.split(added), below_sum + below
 
         slots = bucket.weight.shape[0]
         last_real = jnp.max(jnp.where(bucket.weight > 0, jnp.arange(1, slots + 1), 0))
         # A traced bound, so that empty slots at the end of a bucket cost nothing.
-        chunks = (last_real + engine.chunk - 1) // engine.chunk
-        start = accumulator.start(sums.contributions), jnp.float32(0.0)
+        chunks = layout.furthest((last_real + engine.chunk - 1) // engine.chunk)
+        start = layout.split(accumulator.start(sums.contributions)), jnp.float32(0.0)
         subtotal, below = jax.lax.fori_loop(0, chunks, add_chunk, start)
         return Sums(accumulator.merge(sums.contributions, subtotal), sums.below + below)
 
     everywhere, dealt = PartitionSpec(), PartitionSpec(CLIENTS)
-    return jax.shard_map(
-        on_one_device,
-        mesh=engine.mesh,
+    added = jax.shard_map(
+        on_one_replica,
+        mesh=layout.mesh,
+        # Inside, the compiler splits the work of a replica among its devices.
+        axis_names={CLIENTS},
         in_specs=(everywhere, dealt, dealt, everywhere, everywhere, everywhere),
         out_specs=dealt,
         # Replication checking would insert sums of gradients over devices.
         check_vma=False,
     )(broadcast, sums, bucket, clip_norm, bound, key)
+    return layout.placed(added) if layout.splits else added
 
 
 def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):

@@ -178,7 +178,7 @@ def federated_metrics(plan: MetricsPlan) -> Algorithm:
         CohortSpec(
             batch_size=min(256, plan.max_examples),
             max_examples=plan.max_examples,
-            clients_per_bucket=32 * execution.devices.size,
+            clients_per_bucket=32 * execution.replicas,
         ),
         columns=("correct", "slice"),
         execution=execution,

@@ -243,7 +243,7 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
         CohortSpec(
             batch_size=min(32, max_examples) if by_client else _BLOCK,
             max_examples=max_examples,
-            clients_per_bucket=clients_per_device * execution.devices.size,
+            clients_per_bucket=clients_per_device * execution.replicas,
         ),
         columns=("embedding",),
         execution=execution,

@@ -81,11 +81,11 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
                 f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
                 f"{held}: an epsilon is only true for its own population"
             )
-        slots, devices = query.cohort.clients_per_bucket, query.execution.devices.size
-        if slots % devices:
+        slots, replicas = query.cohort.clients_per_bucket, query.execution.replicas
+        if slots % replicas:
             raise InputError(
-                f"clients_per_bucket = {slots} must be a multiple of the {devices} devices that "
-                "share a cohort"
+                f"clients_per_bucket = {slots} must be a multiple of {replicas}, the number of "
+                "devices that share a cohort, or of copies of the model on them"
             )
         for name in query.columns or ():
             if query.prepare is None and name not in population.columns:
