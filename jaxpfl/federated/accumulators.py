@@ -25,7 +25,9 @@ from jaxpfl.errors import InputError
 
 PyTree = Any
 
-_FEW_ROWS = 4  # devices whose sums are added up without a loop
+# Devices whose sums are added up without a loop, or in one step of it. Each step reads and writes all
+# of its sums: for 8 devices, a step for each took 37 ms of 1.2 M parameters and none takes 16.
+_FEW_ROWS = 8
 
 
 class Pair(NamedTuple):
@@ -94,7 +96,7 @@ def _few(rows: Pair) -> list[jax.Array]:
 
     sums = (jnp.zeros_like(rows.high[0]),) * 4
     for half in (rows.low, rows.high):
-        sums, _ = jax.lax.scan(add, sums, half)
+        sums, _ = jax.lax.scan(add, sums, half, unroll=_FEW_ROWS)
     return list(reversed(sums))
 
 
