@@ -25,8 +25,8 @@ from jaxpfl.errors import InputError
 
 PyTree = Any
 
-# Devices whose sums are added up without a loop, or in one step of it. Each step reads and writes all
-# of its sums: for 8 devices, a step for each took 37 ms of 1.2 M parameters and none takes 16.
+# Devices whose sums are added up without a loop, or in one of its steps, each of which reads and
+# writes all sums: 37 ms for 1.2 M parameters on 8 devices with a step for each, and 16 without.
 _FEW_ROWS = 8
 
 

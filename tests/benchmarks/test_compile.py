@@ -15,9 +15,8 @@ class Here(Target):
     """The machine that the tests run on."""
 
     def mesh(self, **axes: int) -> Mesh:
-        sizes = [1 if size == 1 else len(jax.devices()) for size in axes.values()]
-        kinds = (AxisType.Auto,) * len(axes)
-        return Mesh(np.array(jax.devices()).reshape(sizes), tuple(axes), axis_types=kinds)
+        devices, kinds = np.array(jax.devices()), (AxisType.Auto,) * len(axes)
+        return Mesh(devices.reshape(*axes.values()), tuple(axes), axis_types=kinds)
 
 
 @pytest.fixture
