@@ -12,7 +12,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
 .PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu compile-check popri-table \
-    popri-table-test parity tff-check constraints clean
+    popri-table-test parity defects tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
+	@echo "make defects      plant faults in a copy of the code, which the tests must catch; 15 minutes"
 	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
 	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
@@ -123,6 +124,9 @@ parity: .venv-parity/installed
 	.venv-parity/bin/python -m pip install --quiet torch==2.13.0 transformers==5.23.0 \
 	    sentence-transformers peft==0.21.2
 	@touch $@
+
+defects: .venv/installed-dev
+	.venv/bin/python tools/defects.py $(NAMES)
 
 # TFF_FILES: sources such as "PATH.sqlite?dataset=emnist&split=all_train"; default: the fixtures,
 # and files made for it.

@@ -18,14 +18,16 @@ def vectors(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
     return (scale * np.random.default_rng(seed).normal(size=(count, DIM))).astype(np.float32)
 
 
-def bucket_of(values_CxD: np.ndarray, slots: int | None = None) -> Bucket:
-    """One bucket of clients that each hold one vector, padded with NaN to `slots` clients.
+def bucket_of(
+    values_CxD: np.ndarray, slots: int | None = None, padding: float = np.nan
+) -> Bucket:
+    """One bucket of clients that each hold one vector, padded to `slots` clients.
 
     The padding is poison: a single value of it in a sum shows.
     """
     count = len(values_CxD)
     slots = count if slots is None else slots
-    held = np.full((slots, 1, 1, values_CxD.shape[1]), np.nan, values_CxD.dtype)
+    held = np.full((slots, 1, 1, values_CxD.shape[1]), padding, values_CxD.dtype)
     held[:count, 0, 0] = values_CxD
     real = np.arange(slots) < count
     return Bucket(

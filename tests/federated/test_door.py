@@ -39,12 +39,15 @@ def test_sum_of_clipped_contributions_is_the_plain_loops(accumulator, chunk):
 
 
 @pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
-def test_padding_contributes_nothing(accumulator):
-    """TRUST 23: padding clients hold NaN here and still add exactly 0."""
+@pytest.mark.parametrize("padding", [np.nan, 1.0])
+def test_padding_contributes_nothing(accumulator, padding):
+    """TRUST 23: padding clients hold NaN, or what would count, and still add exactly 0."""
     values = vectors(8)
-    plain = summed([bucket_of(values)], accumulator=accumulator)
-    padded = summed([bucket_of(values, slots=16)], accumulator=accumulator)
-    split = summed([bucket_of(values[:5], 8), bucket_of(values[5:], 8)], accumulator=accumulator)
+    settings = {"accumulator": accumulator, "chunk": 4}
+    plain = summed([bucket_of(values)], **settings)
+    padded = summed([bucket_of(values, 16, padding)], **settings)
+    parts = [bucket_of(values[:5], 8, padding), bucket_of(values[5:], 8, padding)]
+    split = summed(parts, **settings)
     np.testing.assert_allclose(padded, plain, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(split, plain, rtol=1e-6, atol=1e-7)
 
