@@ -277,9 +277,10 @@ def test_an_exhausted_budget_is_exit_code_3(tiny_config, tmp_path, capsys):
 
 def test_private_evaluation_data_is_refused_by_the_library(finished):
     """TRUST 31: a bare population is not a statement that it is public."""
-    with pytest.raises(InputError, match="DeclaredPublic"):
-        Evaluator(object(), object())  # type: ignore[arg-type]
     held = from_clients({"person": {"x": np.full(1, 7.25)}})
+    for private in (object(), held):
+        with pytest.raises(InputError, match="DeclaredPublic"):
+            Evaluator(object(), private)  # type: ignore[arg-type]
     assert "7.25" not in repr(DeclaredPublic(held)) and "person" not in repr(DeclaredPublic(held))
 
 

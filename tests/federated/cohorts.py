@@ -18,9 +18,7 @@ def vectors(count: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
     return (scale * np.random.default_rng(seed).normal(size=(count, DIM))).astype(np.float32)
 
 
-def bucket_of(
-    values_CxD: np.ndarray, slots: int | None = None, padding: float = np.nan
-) -> Bucket:
+def bucket_of(values_CxD: np.ndarray, slots: int | None = None, padding: float = np.nan) -> Bucket:
     """One bucket of clients that each hold one vector, padded to `slots` clients.
 
     The padding is poison: a single value of it in a sum shows.

@@ -64,10 +64,11 @@ def by_hand(held, learning_rate, momentum=0.0):
     return w, b
 
 
-def train(held, optimizer):
+def train(held, optimizer, params=None):
     model = LinearModel()
     client = jax.jit(LocalTraining(model, optimizer))
-    return client(model.init(jax.random.key(0)), held, jax.random.key(1))
+    start = model.init(jax.random.key(0)) if params is None else params
+    return client(start, held, jax.random.key(1))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -94,10 +95,12 @@ def test_steps_that_are_all_padding_change_nothing(optimizer):
 
 
 def test_client_without_examples_changes_nothing():
-    """TRUST 1: exactly 0, whatever the optimiser would do on its own."""
+    """TRUST 1: exactly 0, whatever the optimizer would do on its own."""
+    # Parameters of zero would hide a weight decay.
+    params = {"w": jnp.ones(DIM), "b": jnp.float32(1)}
     for steps in (0, 2):
         held = examples((), steps=2, batch=4)._replace(steps=np.int32(steps))
-        delta = train(held, optax.adamw(0.1, weight_decay=0.1))
+        delta = train(held, optax.adamw(0.1, weight_decay=0.1), params)
         np.testing.assert_array_equal(delta["w"], np.zeros(DIM))
         np.testing.assert_array_equal(delta["b"], 0.0)
 
