@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+# Where `record` appends instead, if this variable names a folder.
+ELSEWHERE = "JAXPFL_BENCHMARK_RESULTS"
 
 
 def use_cpu_devices(count: int | None) -> None:
@@ -48,7 +50,10 @@ def peak_memory_mb() -> float:
 
 
 def record(benchmark: str, rows: list[dict]) -> pathlib.Path:
-    """Appends rows to benchmarks/results/<benchmark>.jsonl with device, versions and date."""
+    """Appends rows to benchmarks/results/<benchmark>.jsonl with device, versions and date.
+
+    The environment's JAXPFL_BENCHMARK_RESULTS, if it is set, names another folder for the file.
+    """
     import jax
 
     device = jax.devices()[0]
@@ -59,8 +64,9 @@ def record(benchmark: str, rows: list[dict]) -> pathlib.Path:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax")},
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{benchmark}.jsonl"
+    folder = pathlib.Path(os.environ.get(ELSEWHERE) or RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}.jsonl"
     with path.open("a", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps({**context, **row}) + "\n")

@@ -18,17 +18,15 @@ On a CPU one device with all threads is the faster: virtual devices each update 
 """
 
 import dataclasses
-import json
 import pathlib
-import subprocess
-import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.peer import Peer, check
 
 CHILD = pathlib.Path(__file__).with_name("finetune_against.py")
 
@@ -42,44 +40,7 @@ class Config:
     torch: pathlib.Path | None = None
     repeats: int = 5
     layers: int = 6
-
-
-class PyTorch:
-    """The training in another interpreter, told line by line to make its steps."""
-
-    def __init__(self, python: pathlib.Path, arrays: dict[str, Any]):
-        if python.is_dir():
-            python = python / "bin" / "python"
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "data.npz"
-            np.savez(file, **arrays)
-            self._process = subprocess.Popen(
-                [str(python), str(CHILD), str(file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            hello = json.loads(self._read())
-        self.loss = hello.pop("loss")
-        self.version = "{torch}, transformers {transformers}, {threads} threads".format(**hello)
-
-    def turn(self) -> float:
-        """Makes the steps; returns the last one's loss."""
-        assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-        return float(self._read())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"PyTorch ended with exit code {self._process.wait()}")
-        return line
+    products: Literal["float32", "tensorfloat32"] = "float32"  # of a GPU, on both sides
 
 
 def ours(
@@ -107,11 +68,6 @@ def ours(
     return turn
 
 
-def check(name: str, found: float, expected: float, tolerance: float) -> None:
-    if not abs(found - expected) <= tolerance * abs(expected):
-        raise SystemExit(f"{name}: {found}, ours {expected}: not the same computation")
-
-
 def gigaflops(model: Any, params: Any, batch: int, length: int) -> float:
     """Of one step: forward and twice that backward, for matrix products alone."""
     from jaxpfl.models.base import count_parameters
@@ -133,6 +89,7 @@ def main(config: Config) -> list[dict]:
     from jaxpfl.models.decoder.config import DecoderConfig
     from jaxpfl.models.decoder.network import Decoder
 
+    jax.config.update("jax_default_matmul_precision", config.products)
     model = Decoder(DecoderConfig("gpt2", 50_257, 768, config.layers, 12))
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
     rng = np.random.default_rng(0)
@@ -160,9 +117,12 @@ def main(config: Config) -> list[dict]:
         }
         given = ("learning_rate", "weight_decay", "clip_norm")
         arrays |= {name: getattr(settings, name) for name in given}
-        against = PyTorch(config.torch, {**arrays, "heads": model.config.heads, "tokens": tokens})
-        check("PyTorch's first loss", against.loss, float(first), 1e-5)
-        check("PyTorch's last loss", against.turn(), expected, 1e-4)
+        given = {"heads": model.config.heads, "tokens": tokens, "products": config.products}
+        against = Peer(config.torch, CHILD, {**arrays, **given})
+        # TF32 keeps 10 bits of a product's factors.
+        rough = 1.0 if config.products == "float32" else 100.0
+        check("PyTorch's first loss", against.hello["loss"], float(first), 1e-5 * rough)
+        check("PyTorch's last loss", against.turn(), expected, 1e-4 * rough)
         runs["transformers + PyTorch"] = against.turn
 
     seconds = harness.interleaved(runs, config.repeats)
@@ -173,6 +133,7 @@ def main(config: Config) -> list[dict]:
         row = {
             "what": name,
             "parameters": count_parameters(params),
+            "products": config.products,
             "batch": f"{config.batch} x {config.length}",
             "seconds a step": step,
             "tokens/s": config.batch * config.length / step,
@@ -181,7 +142,7 @@ def main(config: Config) -> list[dict]:
         if against:
             row |= {
                 "vs PyTorch": seconds["transformers + PyTorch"] / taken,
-                "torch": against.version,
+                "torch": against.hello["version"],
             }
         rows.append(row)
     if against:

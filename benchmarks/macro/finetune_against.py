@@ -3,9 +3,9 @@
     python finetune_against.py FILE.npz
 
 The file holds the parameters in jaxpfl's layout, the batches [steps, B, L] and the settings. One
-line answers the start: versions, threads and the first batch's loss; then each line read makes the
+line answers the start: versions, device and the first batch's loss; then each line read makes the
 steps once and is answered with the last one's loss. Written as one would for speed: the fused loss
-of transformers, clipping over lists of tensors, the fused AdamW.
+of transformers, clipping over lists of tensors, the fused AdamW. On the GPU, if there is one.
 """
 
 import json
@@ -57,11 +57,30 @@ def build(arrays: dict[str, np.ndarray]) -> torch.nn.Module:
     return model
 
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def version() -> str:
+    """The libraries, and what they compute on."""
+    if DEVICE.type == "cuda":
+        where = torch.cuda.get_device_name()
+    else:
+        where = f"{torch.get_num_threads()} threads"
+    return f"{torch.__version__}, transformers {transformers.__version__}, {where}"
+
+
+def choose_products(data: dict[str, np.ndarray]) -> None:
+    """Float32 products of a GPU in full, or in TF32."""
+    narrow = str(data["products"]) == "tensorfloat32"
+    torch.set_float32_matmul_precision("high" if narrow else "highest")
+
+
 def main(file: str) -> None:
     with np.load(file, allow_pickle=False) as arrays:
         data = dict(arrays)
-    model = build(data).train()
-    batches = torch.from_numpy(data["tokens"].astype(np.int64))
+    choose_products(data)
+    model = build(data).to(DEVICE).train()
+    batches = torch.from_numpy(data["tokens"].astype(np.int64)).to(DEVICE)
     decayed = [leaf for name, leaf in model.named_parameters() if _decayed(name)]
     spared = [leaf for name, leaf in model.named_parameters() if not _decayed(name)]
     optimizer = torch.optim.AdamW(
@@ -81,13 +100,7 @@ def main(file: str) -> None:
 
     with torch.no_grad():
         first = model(input_ids=batches[0], labels=batches[0]).loss.item()
-    hello = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-        "loss": first,
-    }
-    print(json.dumps(hello), flush=True)
+    print(json.dumps({"version": version(), "loss": first}), flush=True)
     for _ in sys.stdin:
         for tokens_BxL in batches:
             last = step(tokens_BxL)

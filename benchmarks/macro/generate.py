@@ -2,6 +2,7 @@
 
     python -m benchmarks.macro.generate
     python -m benchmarks.macro.generate --weights FOLDER
+    python -m benchmarks.macro.generate --shape distilgpt2 --no-baselines --torch PYTHON
 
 The model is stories260K (5 layers of 64 features, 512 tokens; FOLDER has stories260K.bin), or
 random weights of its shape; `--shape distilgpt2` takes random weights of that one. All draw the
@@ -12,6 +13,11 @@ same tokens from the same keys at temperature 1, and the benchmark ends if they 
                     rows again, padded to the next multiple of 32, in one compiled program; a batch
                     ends with its last response
   one at a time     with the cache, a compiled step for each token of each request
+
+PYTHON is the interpreter (or its environment's folder) of an installation of PyTorch and
+transformers: its `generate`, with the same parameters and settings and the requests in one batch,
+in a process of its own, the programs taking turns. It draws from other keys, so that the benchmark
+ends if its loss of the prompts differs; no response ends early then.
 
 The slower loops do a part of the requests. Tokens that come after a response's end count nowhere.
 """
@@ -29,6 +35,7 @@ import tyro
 from jax.sharding import AxisType
 
 from benchmarks import harness
+from benchmarks.peer import Peer, check
 from jaxpfl.models.checkpoints import llama2c
 from jaxpfl.models.decoder.config import DecoderConfig, distilgpt2
 from jaxpfl.models.decoder.network import Decoder
@@ -37,8 +44,11 @@ from jaxpfl.text.generation.draw import draw, probabilities
 from jaxpfl.text.generation.sampling import sample
 from jaxpfl.text.tokenisers.base import UTF8Bytes
 
+CHILD = pathlib.Path(__file__).with_name("generate_against.py")
 PROMPT_TOKENS = 16
 START = 1
+PEER = "transformers + PyTorch"
+SHOWN = ["what", "requests", "tokens", "seconds", "tokens/s"]
 
 
 class Ids(UTF8Bytes):
@@ -63,6 +73,8 @@ class Config:
     new_tokens: int = 128
     slots: tuple[int, ...] = (0,)  # sequences at a time on a device; 0 = the default
     baselines: bool = True
+    torch: pathlib.Path | None = None
+    products: Literal["float32", "tensorfloat32"] = "float32"  # of a GPU, on both sides
     devices: int | None = None  # virtual CPU devices; default one a core
     repeats: int = 2
     record: bool = True
@@ -156,12 +168,33 @@ class OneAtATime:
         return drawn_BxT
 
 
+def transformers_peer(config: Config, model: Any, params: Any, prompts_PxL: np.ndarray) -> Peer:
+    """Transformers with the same parameters and prompts; ends if its loss of them differs."""
+    arrays = {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+    rows = np.repeat(prompts_PxL, config.responses, 0)
+    sizes = {"heads": model.config.heads, "new_tokens": config.new_tokens}
+    peer = Peer(
+        config.torch, CHILD, {**arrays, **sizes, "products": config.products, "tokens": rows}
+    )
+    everyone = jnp.ones(len(prompts_PxL), bool)
+    expected = float(model.loss(params, {"tokens": prompts_PxL}, everyone)[0])
+    rough = 1e-5 if config.products == "float32" else 1e-3
+    check("transformers' loss of the prompts", peer.hello["loss"], expected, rough)
+    return peer
+
+
 def main(config: Config) -> None:
     harness.use_cpu_devices(config.devices)
+    jax.config.update("jax_default_matmul_precision", config.products)
+    if config.torch and config.shape != "distilgpt2":
+        raise SystemExit(f"--torch needs --shape distilgpt2, found {config.shape}")
 
     model, params, name = model_of(config)
-    tokeniser = Ids(model.vocab_size)
-    ends = tokeniser.ends
+    tokeniser = None if config.torch else Ids(model.vocab_size)
+    ends = () if tokeniser is None else tokeniser.ends
     generator = np.random.default_rng(0)
     prompts_PxL = generator.integers(3, model.vocab_size, (config.prompts, PROMPT_TOKENS), np.int32)
     prompts_PxL[:, 0] = START
@@ -207,9 +240,12 @@ def main(config: Config) -> None:
     def timed(what: str) -> Any:
         drawn[what] = contenders[what][0]()
 
-    seconds = harness.interleaved(
-        {what: functools.partial(timed, what) for what in contenders}, config.repeats
-    )
+    runs: dict[str, Any] = {what: functools.partial(timed, what) for what in contenders}
+    against = None
+    if config.torch:
+        against = transformers_peer(config, model, params, prompts_PxL)
+        runs[PEER] = against.turn
+    seconds = harness.interleaved(runs, config.repeats)
     reference = next(iter(drawn.values()))
     rows = []
     for what, (_, count) in contenders.items():
@@ -230,11 +266,28 @@ def main(config: Config) -> None:
                 "rows alike": same,
             }
         )
+    if against:
+        tokens = requests * config.new_tokens
+        rows.append(
+            {
+                "what": PEER,
+                "model": name,
+                "requests": requests,
+                "new_tokens": config.new_tokens,
+                "tokens": tokens,
+                "seconds": seconds[PEER],
+                "tokens/s": tokens / seconds[PEER],
+                "torch": against.hello["version"],
+            }
+        )
+        for row in rows:
+            row |= {"products": config.products, "vs PyTorch": seconds[PEER] / row["seconds"]}
+        against.close()
     if config.baselines:
         slow = next(row["tokens/s"] for row in rows if row["what"] == "no cache")
         for row in rows:
             row["vs no cache"] = row["tokens/s"] / slow
-    harness.table(rows, ["what", "requests", "tokens", "seconds", "tokens/s", "vs no cache"])
+    harness.table(rows, [*SHOWN, "vs PyTorch" if against else "vs no cache"])
     if config.record:
         print(f"{time.strftime('%H:%M')} {harness.record('generate', rows)}")
 

@@ -30,7 +30,6 @@ from benchmarks import harness
 from jaxpfl.models.layers.convolution import Form
 
 EXAMPLES, BATCH, CLASSES, SHAPE = 100, 20, 62, (28, 28, 1)
-STEPS = EXAMPLES // BATCH
 CLIP_NORM, NOISE, LEARNING_RATE = 0.5, 1.0, 0.1
 
 
@@ -42,15 +41,17 @@ class Config:
     repeats: int = 5
     devices: int | None = None  # virtual CPU devices; default one a core
     handwritten_up_to: int = 200  # it holds the whole cohort on the device
+    examples: int = EXAMPLES  # of a client, at most
+    in_flight: int = 40  # clients of the rounds that are dispatched before the first is awaited
 
 
-def population(clients: int, ragged: bool):
+def population(clients: int, ragged: bool, examples: int):
     import jaxpfl as jp
 
     rng = np.random.default_rng(0)
     # Log-normal sizes, as client data sets are; about 40 examples at the median.
-    sizes = np.clip(rng.lognormal(3.6, 0.8, clients), 1, EXAMPLES).astype(int)
-    sizes = sizes if ragged else np.full(clients, EXAMPLES)
+    sizes = np.clip(rng.lognormal(3.6, 0.8, clients), 1, examples).astype(int)
+    sizes = sizes if ragged else np.full(clients, examples)
     return jp.data.from_clients(
         {
             f"client {i}": {
@@ -143,7 +144,7 @@ def ours(form: Form, chunk: int, data, mesh, ledger: Path):
         client=_sgd(LEARNING_RATE),
         server=_sgd(1.0),
         plan=plan,
-        cohort=jp.CohortSpec(batch_size=BATCH, max_examples=EXAMPLES),
+        cohort=jp.CohortSpec(BATCH, EXAMPLES, clients_per_bucket=max(64, chunk * mesh.size)),
         execution=Execution(mesh, chunk or None),
     )
     observed: dict[str, Any] = {}
@@ -174,7 +175,7 @@ def _sgd(learning_rate: float):
 
 def stack(data, clients: int):
     """The equal population as arrays [clients, steps, batch, ...]."""
-    shape = (clients, STEPS, BATCH)
+    shape = (clients, -1, BATCH)
     image = np.asarray(data.columns["image"]).reshape(*shape, *SHAPE)
     return image, np.asarray(data.columns["label"]).reshape(shape)
 
@@ -196,7 +197,7 @@ def _measured(config: Config, folder: Path) -> list[dict]:
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
     rows = []
     for clients in config.cohorts:
-        equal, ragged = population(clients, ragged=False), population(clients, ragged=True)
+        equal, ragged = (population(clients, kind, config.examples) for kind in (False, True))
         runs, wastes = {}, {}
         for form in config.forms:
             for chunk in config.chunks:
@@ -214,13 +215,15 @@ def _measured(config: Config, folder: Path) -> list[dict]:
                 image, label = jax.device_put(stack(equal, clients), dealt)
                 everywhere = NamedSharding(mesh, PartitionSpec())
                 params = jax.device_put(emnist_cnn().init(jax.random.key(0)), everywhere)
-                for over in ("scan", "vmap") if clients <= 10 else ("scan",):
+                # An accelerator is idle with one client at a time, a CPU is not.
+                both = clients <= 10 or everything.devices.flat[0].platform != "cpu"
+                for over in ("scan", "vmap") if both else ("scan",):
                     round_ = handwritten(form, over, mesh)
                     runs[f"handwritten {over}, form {form}, {mesh.size} devices"] = (
                         functools.partial(round_, params, image, label, jax.random.key(1))
                     )
         # Small cohorts: some rounds are dispatched before the first is waited for, as in a run.
-        rounds = max(1, 40 // clients)
+        rounds = max(1, config.in_flight // clients)
         batches = {name: functools.partial(_times, rounds, run) for name, run in runs.items()}
         seconds = harness.interleaved(batches, config.repeats if clients <= 200 else 2)
         seconds = {name: taken / rounds for name, taken in seconds.items()}

@@ -196,14 +196,19 @@ def _words() -> list[str]:
     return list(found)
 
 
+def sizes_of_users(rng: np.random.Generator, clients: int, sentences: int) -> np.ndarray:
+    """How many sentences each user has, int64 [clients]: heavy-tailed, and `sentences` in all."""
+    sizes = rng.lognormal(0, 1.6, clients)
+    return np.ceil(sizes * (sentences / sizes.sum())).astype(np.int64)
+
+
 def generate(config: Config, path: pathlib.Path, counts: pathlib.Path) -> int:
     """Writes the SQLite file and the archive of word counts; returns the number of sentences."""
     rng = np.random.default_rng(config.seed)
     words = np.array(_words(), object)
     shares = 1 / np.arange(1, WORDS + 1) ** 1.05
     edges = np.cumsum(shares / shares.sum())
-    sizes = rng.lognormal(0, 1.6, config.clients)
-    sizes = np.ceil(sizes * (config.sentences / sizes.sum())).astype(np.int64)
+    sizes = sizes_of_users(rng, config.clients, config.sentences)
     # Like TFF's own saver: ids as numbers in text, in no order, and no index.
     ids = [f"{number:08d}" for number in rng.choice(10**8, config.clients, replace=False)]
     fixed = [

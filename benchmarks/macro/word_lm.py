@@ -2,6 +2,7 @@
 
     python -m benchmarks.macro.word_lm
     python -m benchmarks.macro.word_lm --torch PYTHON
+    python -m benchmarks.macro.word_lm --stack-overflow --clients 5000 --chunks 32 64
 
 The word model of Augenstein et al. 2020 (10,000 tokens, embedding 96, hidden 670, projection 96,
 tied: 1.4 M parameters), sequences of 20, batches of 16, 4 batches a client, 20 clients a round.
@@ -12,6 +13,9 @@ already lies on the device, on one device and dealt over all. PYTHON is the inte
 environment's folder) of an installation of PyTorch: a loop over the clients in a process of its
 own, the programs taking turns.
 
+With `--stack-overflow`, clients have as many sentences as its users (a log-normal number, 397 on
+average, of which at most 256 are used), and ours runs alone.
+
 All three start from the same parameters; the benchmark ends if their first losses, or the norms of
 their sums of clipped changes, differ. GFLOP/s count the matrix products alone.
 """
@@ -19,9 +23,7 @@ their sums of clipped changes, differ. GFLOP/s count the matrix products alone.
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
-import subprocess
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -30,9 +32,11 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.macro.stackoverflow import sizes_of_users
+from benchmarks.peer import Peer, check
 
 CHILD = pathlib.Path(__file__).with_name("word_lm_against.py")
-LENGTH, BATCH, STEPS = 20, 16, 4
+LENGTH, BATCH, STEPS, MOST_STEPS = 20, 16, 4, 16
 CLIP_NORM, NOISE, LEARNING_RATE = 0.2, 1.0, 0.5
 
 
@@ -43,44 +47,8 @@ class Config:
     devices: int | None = None  # virtual CPU devices; default one a core
     torch: pathlib.Path | None = None
     handwritten: bool = True
+    stack_overflow: bool = False
     repeats: int = 10
-
-
-class PyTorch:
-    """The loop in another interpreter, which runs a round for every line that it reads."""
-
-    def __init__(self, python: pathlib.Path, arrays: dict[str, Any]):
-        if python.is_dir():
-            python = python / "bin" / "python"
-        with tempfile.TemporaryDirectory() as folder:
-            file = pathlib.Path(folder) / "data.npz"
-            np.savez(file, **arrays)
-            self._process = subprocess.Popen(
-                [str(python), str(CHILD), str(file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            hello = json.loads(self._read())
-        self.version, self.loss = f"{hello['version']}, {hello['threads']} threads", hello["loss"]
-
-    def round(self) -> float:
-        """Runs one round; returns the norm of the sum of the clipped changes."""
-        assert self._process.stdin is not None
-        print(file=self._process.stdin, flush=True)
-        return float(self._read())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"PyTorch ended with exit code {self._process.wait()}")
-        return line
 
 
 def plain_loss(params: Any, tokens_BxL: Any) -> Any:
@@ -164,22 +132,21 @@ def _norm(tree: Any) -> Any:
 
 
 def ours(
-    params: Any, tokens: np.ndarray, mesh: Any, chunk: int, ledger: pathlib.Path, *, noisy: bool
+    params: Any, data: Any, mesh: Any, chunk: int, ledger: pathlib.Path, *, noisy: bool, steps: int
 ) -> Callable[[], Any]:
-    """Returns a function that runs one round of the library and returns the step's metrics."""
+    """Returns a function that runs one round of the library and returns the step's metrics.
+
+    Args:
+      data: the clients, all of whom take part.
+      steps: at most so many batches of a client are used.
+    """
     import jax
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
     from jaxpfl.federated import Execution, Secret
 
-    clients = len(tokens)
-    data = jp.data.from_clients(
-        {
-            f"client {i}": {"tokens": rows.reshape(STEPS * BATCH, LENGTH + 1)}
-            for i, rows in enumerate(tokens)
-        }
-    )
+    clients = len(data)
     plan = jp.Plan(
         rounds=100_000,
         clip=jp.Clip(CLIP_NORM),
@@ -192,7 +159,7 @@ def ours(
         client=_sgd(LEARNING_RATE),
         server=_sgd(1.0),
         plan=plan,
-        cohort=jp.CohortSpec(batch_size=BATCH, max_examples=STEPS * BATCH),
+        cohort=jp.CohortSpec(BATCH, steps * BATCH, clients_per_bucket=max(64, chunk * mesh.size)),
         execution=Execution(mesh, chunk or None),
         start=params,
     )
@@ -216,43 +183,93 @@ def _sgd(learning_rate: float) -> Any:
     return optax.sgd(learning_rate)
 
 
-def check(name: str, found: float, expected: float, tolerance: float) -> None:
-    if not abs(found - expected) <= tolerance * abs(expected):
-        raise SystemExit(f"{name}: {found}, ours {expected}: not the same computation")
-
-
 def main(config: Config) -> list[dict]:
+    harness.use_cpu_devices(config.devices)
     with tempfile.TemporaryDirectory() as folder:
-        return _measured(config, pathlib.Path(folder))
+        measured = _stack_overflow if config.stack_overflow else _measured
+        rows = measured(config, pathlib.Path(folder))
+    harness.table(rows, list(dict.fromkeys(column for row in rows for column in row)))
+    print(f"recorded in {harness.record('word_lm', rows)}")
+    return rows
+
+
+def drawn_tokens(rng: np.random.Generator, vocab_size: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Tokens int32 as frequent as words are: Zipf's law."""
+    chances = 1.0 / np.arange(1, vocab_size)
+    return 1 + rng.choice(vocab_size - 1, shape, p=chances / chances.sum()).astype(np.int32)
+
+
+def _stack_overflow(config: Config, folder: pathlib.Path) -> list[dict]:
+    """Rounds of clients who have as many sentences as the users of Stack Overflow."""
+    import jax
+
+    from jaxpfl.data import Population
+    from jaxpfl.federated import client_mesh
+    from jaxpfl.models import CIFGLanguageModel
+
+    model, rng = CIFGLanguageModel(), np.random.default_rng(0)
+    # 136 million sentences of 342,477 users. What is above the cap would never be read.
+    sizes_C = sizes_of_users(rng, config.clients, 397 * config.clients)
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(sizes_C, MOST_STEPS * BATCH))])
+    tokens_NxL = drawn_tokens(rng, model.vocab_size, (int(offsets[-1]), LENGTH + 1))
+    names = [str(client) for client in range(config.clients)]
+    data = Population({"tokens": tokens_NxL}, offsets, names)
+    params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+    runs = {
+        f"jaxpfl, chunk {chunk or 'default'}": ours(
+            params,
+            data,
+            client_mesh(),
+            chunk,
+            folder / f"{chunk}.jsonl",
+            noisy=True,
+            steps=MOST_STEPS,
+        )
+        for chunk in config.chunks
+    }
+    seconds = harness.interleaved(runs, config.repeats)
+    return [
+        {
+            "what": f"{name}, sizes of Stack Overflow",
+            "cohort": config.clients,
+            "sentences": len(tokens_NxL),
+            "seconds": taken,
+            "clients/s": config.clients / taken,
+            "sentences/s": len(tokens_NxL) / taken,
+        }
+        for name, taken in seconds.items()
+    ]
 
 
 def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
-    harness.use_cpu_devices(config.devices)
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
     from benchmarks.micro.model_step import gigaflops
+    from jaxpfl.data import from_clients
     from jaxpfl.federated import client_mesh
     from jaxpfl.models import CIFGLanguageModel
 
     model, rng = CIFGLanguageModel(), np.random.default_rng(0)
-    shape = (config.clients, STEPS, BATCH, LENGTH + 1)
-    # As frequent as words are: Zipf's law.
-    chances = 1.0 / np.arange(1, model.vocab_size)
-    tokens = 1 + rng.choice(model.vocab_size - 1, shape, p=chances / chances.sum())
-    tokens = tokens.astype(np.int32)
+    tokens = drawn_tokens(rng, model.vocab_size, (config.clients, STEPS, BATCH, LENGTH + 1))
+    data = from_clients(
+        {
+            f"client {i}": {"tokens": rows.reshape(STEPS * BATCH, LENGTH + 1)}
+            for i, rows in enumerate(tokens)
+        }
+    )
     params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
 
     first = model.loss(params, {"tokens": tokens[0, 0]}, jnp.ones(BATCH, bool))[0]
     everything = client_mesh()
     meshes = [everything] if everything.size == 1 else [client_mesh(1), everything]
-    quiet = ours(params, tokens, everything, 0, folder / "quiet.jsonl", noisy=False)()[1]
+    quiet = ours(params, data, everything, 0, folder / "quiet.jsonl", noisy=False, steps=STEPS)()[1]
     norm = float(quiet["update_norm"]) * config.clients
 
     runs: dict[str, Callable[[], Any]] = {
         f"jaxpfl, chunk {chunk or 'default'}": ours(
-            params, tokens, everything, chunk, folder / f"{chunk}.jsonl", noisy=True
+            params, data, everything, chunk, folder / f"{chunk}.jsonl", noisy=True, steps=STEPS
         )
         for chunk in config.chunks
     }
@@ -273,10 +290,11 @@ def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
     if config.torch:
         settings = {"learning_rate": LEARNING_RATE, "clip_norm": CLIP_NORM, "noise": NOISE}
         top = {name: params[name] for name in ("embedding", "output_bias")}
-        against = PyTorch(config.torch, {**top, **params["layer_0"], "tokens": tokens, **settings})
-        check("PyTorch's loss", against.loss, float(first), 1e-5)
-        check("PyTorch's norm", against.round(), norm, 1e-2)
-        runs["PyTorch loop"] = against.round
+        arrays = {**top, **params["layer_0"], "tokens": tokens, **settings}
+        against = Peer(config.torch, CHILD, arrays)
+        check("PyTorch's loss", against.hello["loss"], float(first), 1e-5)
+        check("PyTorch's norm", against.turn(), norm, 1e-2)
+        runs["PyTorch loop"] = against.turn
 
     seconds = harness.interleaved(runs, config.repeats)
     rows = []
@@ -293,12 +311,13 @@ def _measured(config: Config, folder: pathlib.Path) -> list[dict]:
         if by_hand:
             row["vs handwritten"] = min(by_hand) / taken
         if against:
-            row |= {"vs PyTorch": seconds["PyTorch loop"] / taken, "torch": against.version}
+            row |= {
+                "vs PyTorch": seconds["PyTorch loop"] / taken,
+                "torch": against.hello["version"],
+            }
         rows.append(row)
     if against:
         against.close()
-    harness.table(rows, list(dict.fromkeys(column for row in rows for column in row)))
-    print(f"recorded in {harness.record('word_lm', rows)}")
     return rows
 
 

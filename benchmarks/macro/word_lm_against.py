@@ -87,7 +87,7 @@ def main(file: str) -> None:
     model = WordLM(data)
     start = [leaf.detach().clone() for leaf in model.parameters()]
     first = model.loss(torch.from_numpy(data["tokens"][0, 0])).item()
-    hello = {"version": torch.__version__, "threads": torch.get_num_threads(), "loss": first}
+    hello = {"version": f"{torch.__version__}, {torch.get_num_threads()} threads", "loss": first}
     print(json.dumps(hello), flush=True)
     for _ in sys.stdin:
         print(round_(model, start, data), flush=True)
