@@ -22,6 +22,7 @@ from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, PAD, Batch, Metrics, Params, masked_loss, require_below, split
 from jaxpfl.models.layers import cifg_cell
+from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
 Carry = tuple[tuple[Array, Array], ...]
@@ -89,7 +90,7 @@ class Network(nnx.Module):
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, P], which predict the token after each one."""
         # The rows that padding reads influence no real token.
-        x_TxBxI = self.embedding[...][jnp.maximum(tokens_TxB, 0)]
+        x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
         return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])

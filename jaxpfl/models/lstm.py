@@ -18,6 +18,7 @@ from jax import Array
 from jaxpfl.checks import positive_int
 from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, require_below, split
 from jaxpfl.models.layers import lstm_cell
+from jaxpfl.models.layers.embedding import look_up
 from jaxpfl.models.layers.output_layer import mean_cross_entropy
 
 
@@ -60,7 +61,7 @@ class Network(nnx.Module):
     def __call__(self, tokens_TxB: Array) -> Array:
         """The last layer's outputs [T * B, H], which predict the token after each one."""
         # Padding is at the end of a row, where what it reads influences no real token.
-        x_TxBxI = self.embedding[...][jnp.maximum(tokens_TxB, 0)]
+        x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
         for i in range(self.depth):
             x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
         return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])

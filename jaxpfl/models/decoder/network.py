@@ -41,6 +41,7 @@ from jaxpfl.models.decoder.layers import (
     rotate,
     wide_matmul,
 )
+from jaxpfl.models.layers.embedding import look_up
 
 
 class Layer(nnx.Module):
@@ -316,9 +317,9 @@ class Decoder:
             apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
             masks = _Masks(seen_BxLxL, seen_BxLxL & (apart_BxLxL < self.config.window))
         embed = params["embed"]
-        x = embed["token"][jnp.maximum(tokens_BxL, 0)]
+        x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
         if not self.config.rotary:
-            return (x + embed["position"][positions_BxL]).astype(self.compute), masks, None
+            return (x + look_up(embed["position"], positions_BxL)).astype(self.compute), masks, None
         frequencies_E = jnp.asarray(rotary_frequencies(self.config))
         angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
         return x.astype(self.compute), masks, angles

@@ -13,12 +13,14 @@ much of its time. It does not form softmax - one_hot:
     dL/db   = e^T k                    - 1 / N_real added to entry target(n)
 
 so e is the only array of that size and is read by matrix products only. The targets cost a gather
-and a scatter of N rows.
+and an addition of N rows (`layers.embedding.add_rows`).
 """
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from jaxpfl.models.layers.embedding import add_rows
 
 
 @jax.custom_vjp
@@ -67,13 +69,9 @@ def _backward(
     dm_NxP = (exp_NxV @ matrix_VxP) * k_N[:, None] - weight_N[:, None] * matrix_VxP[targets_N]
     d_matrix = lax.dot_general(exp_NxV, m_NxP * k_N[:, None], over_rows)
     d_bias = lax.dot_general(exp_NxV, k_N, over_rows)
-    return (
-        dm_NxP,
-        d_matrix.at[targets_N].add(-weight_N[:, None] * m_NxP),
-        d_bias.at[targets_N].add(-weight_N),
-        None,
-        None,
-    )
+    d_matrix = add_rows(d_matrix, targets_N, -weight_N[:, None] * m_NxP)
+    d_bias = add_rows(d_bias[:, None], targets_N, -weight_N[:, None])[:, 0]
+    return dm_NxP, d_matrix, d_bias, None, None
 
 
 mean_cross_entropy.defvjp(_forward, _backward)
