@@ -24,7 +24,7 @@ help:
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
-	@echo "make bench-gpu    a POPri server round of Llama 3 8B; needs a GPU of 80 GB or more"
+	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; two hours at most"
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
@@ -89,20 +89,21 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.macro.popri_cost --paper-clients
 
 bench-gpu: .venv/installed-dev
-	.venv/bin/python -m benchmarks.gpu.llama
+	.venv/bin/python -m benchmarks.gpu
 
 compile-check: .venv-compile/installed
 	.venv-compile/bin/python -m benchmarks.compile
+	.venv-compile/bin/python -m benchmarks.macro.weak_scaling
 
 # The compilers alone: no driver and no other CUDA library is needed to compile. libtpu in the
-# version that JAX's own extra for TPUs names.
+# version that JAX's own extra for TPUs names. DrJAX is what weak scaling is compared with.
 .venv-compile/installed: $(PINS)
 	@tools/environment.sh .venv-compile dev "$(PYTHON)"
 	@rm -f .venv-compile/installed
 	version=$$(.venv-compile/bin/python -c 'import jax; print(jax.__version__)') && \
 	.venv-compile/bin/python -m pip install --quiet "jax[tpu]==$$version" && \
 	.venv-compile/bin/python -m pip install --quiet --no-deps \
-	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version
+	    jax-cuda13-plugin==$$version jax-cuda13-pjrt==$$version drjax==0.2.1
 	@touch $@
 
 # Stopped, it goes on where it was.

@@ -110,8 +110,8 @@ def parts() -> list[Part]:
 
 
 _TINY_ROUND = (
-    "--cohorts 2 --forms patches convolution --chunks 2 --repeats 1 --devices 1 --examples 20 "
-    "--in-flight 1 --handwritten-up-to 2"
+    "--cohorts 2 --forms patches --chunks 2 --repeats 1 --devices 1 --examples 20 --in-flight 1 "
+    "--handwritten-up-to 0"
 )
 _TINY_SCORES = (
     "--clients 4 --texts 2 --prompts 3 --responses 2 --dimension 8 --repeats 1 --devices 1 "

@@ -22,7 +22,8 @@ def test_the_script_runs_on_a_tiny_shape(capsys, monkeypatch):
     )
     text = capsys.readouterr().out
     assert "generation" in text and "dpo" in text
-    assert not recorded
+    assert [name for name, _ in recorded] == ["llama"]
+    assert all(row["shape"] == "tiny" for row in recorded[0][1])
 
 
 def test_operations_are_those_of_the_published_shape():

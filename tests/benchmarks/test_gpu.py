@@ -1,0 +1,87 @@
+"""The GPU's list of measurements: what one part does, no other part suffers from."""
+
+import json
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.gpu import __main__ as driver
+from benchmarks.gpu.parts import Part, parts
+
+SCRIPTS = {
+    "good": f"""
+        import json, os, pathlib, sys
+        file = pathlib.Path(os.environ[{harness.ELSEWHERE!r}]) / "good.jsonl"
+        file.write_text(json.dumps({{"what": sys.argv[1]}}) + "\\n")
+    """,
+    "late": f"""
+        import os, pathlib, time
+        file = pathlib.Path(os.environ[{harness.ELSEWHERE!r}]) / "late.jsonl"
+        file.write_text('{{"what": "first"}}\\n')
+        time.sleep(60)
+    """,
+    "bad": "raise SystemExit('no such device')",
+    "silent": "pass",
+}
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch):
+    """Parts that are scripts of their own, and the folder OUT."""
+    for name, text in SCRIPTS.items():
+        lines = "\n".join(line.strip() for line in text.splitlines())
+        (tmp_path / f"{name}.py").write_text(lines, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
+    found = [Part(name, name, ("whole",), ("tiny", name)) for name in ("bad", "silent", "good")]
+    monkeypatch.setattr(driver, "parts", lambda: found)
+    return tmp_path
+
+
+def test_a_part_that_fails_does_not_stop_the_next(scripts, capsys):
+    assert driver.main(driver.Config()) == 2
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["part"] for line in lines] == ["bad", "silent", "good"]
+    assert "no such device" in lines[0]["error"]
+    assert lines[1]["error"] == "it recorded no row"
+    assert lines[2]["error"] is None and lines[2]["rows"] == [{"what": "whole"}]
+    for folder in ("out", "results"):
+        stored = (scripts / folder / "good.jsonl").read_text(encoding="utf-8")
+        assert json.loads(stored) == {"what": "whole"}
+
+
+def test_tiny_rows_are_no_results(scripts, capsys):
+    assert driver.main(driver.Config(only=("good",), tiny=True)) == 0
+    assert json.loads((scripts / "out" / "good.jsonl").read_text()) == {"what": "tiny"}
+    assert not (scripts / "results").exists()
+
+
+def test_a_part_that_takes_too_long_keeps_the_rows_that_it_stored(scripts):
+    found = driver.run(Part("late", "late", (), ()), driver.Config(limit=3))
+    assert found["error"] == "stopped after 3 s"
+    assert found["rows"] == [{"what": "first"}]
+
+
+def test_an_unknown_part_is_named():
+    with pytest.raises(SystemExit, match="found 'dinner'"):
+        driver.main(driver.Config(only=("dinner",)))
+
+
+def test_parts_have_names_of_their_own():
+    names = [part.name for part in parts()]
+    assert len(set(names)) == len(names)
+
+
+def _different():
+    """One part of each kind: some differ in their sizes alone."""
+    return list({(part.module, part.tiny): part for part in parts()}.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", _different(), ids=lambda part: part.name)
+def test_each_part_ends_with_a_row(part, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUT", str(tmp_path))
+    found = driver.run(part, driver.Config(tiny=True))
+    assert found["error"] is None, found["error"]
+    assert found["rows"]
