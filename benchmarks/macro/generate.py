@@ -168,7 +168,9 @@ class OneAtATime:
         return drawn_BxT
 
 
-def transformers_peer(config: Config, model: Any, params: Any, prompts_PxL: np.ndarray) -> Peer:
+def transformers_peer(
+    config: Config, python: pathlib.Path, model: Any, params: Any, prompts_PxL: np.ndarray
+) -> Peer:
     """Transformers with the same parameters and prompts; ends if its loss of them differs."""
     arrays = {
         jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf)
@@ -176,9 +178,7 @@ def transformers_peer(config: Config, model: Any, params: Any, prompts_PxL: np.n
     }
     rows = np.repeat(prompts_PxL, config.responses, 0)
     sizes = {"heads": model.config.heads, "new_tokens": config.new_tokens}
-    peer = Peer(
-        config.torch, CHILD, {**arrays, **sizes, "products": config.products, "tokens": rows}
-    )
+    peer = Peer(python, CHILD, {**arrays, **sizes, "products": config.products, "tokens": rows})
     everyone = jnp.ones(len(prompts_PxL), bool)
     expected = float(model.loss(params, {"tokens": prompts_PxL}, everyone)[0])
     rough = 1e-5 if config.products == "float32" else 1e-3
@@ -243,7 +243,7 @@ def main(config: Config) -> None:
     runs: dict[str, Any] = {what: functools.partial(timed, what) for what in contenders}
     against = None
     if config.torch:
-        against = transformers_peer(config, model, params, prompts_PxL)
+        against = transformers_peer(config, config.torch, model, params, prompts_PxL)
         runs[PEER] = against.turn
     seconds = harness.interleaved(runs, config.repeats)
     reference = next(iter(drawn.values()))
