@@ -20,7 +20,7 @@ from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.config.sections import PrivacyConfig
+from jaxpfl.experiments.config.sections import PrivacyConfig, SimulatedConfig
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
@@ -174,10 +174,17 @@ def synthesize(
 
 
 def stamp_of(config: Any) -> str:
-    """The warning on everything that a run without privacy writes; "" for a private run."""
+    """The warning on everything that a run writes whose clients have no guarantee; else ""."""
     if not _private(config):
         return NOT_PRIVATE
-    return REPRODUCIBLE if config.run.reproducible_noise else ""
+    found = [REPRODUCIBLE] if config.run.reproducible_noise else []
+    sections = (getattr(config, each.name) for each in dataclasses.fields(config))
+    found += [
+        section.larger().label(config.training.clients_per_round)
+        for section in sections
+        if isinstance(section, SimulatedConfig)
+    ]
+    return "; ".join(found)
 
 
 def _private(section: Any) -> bool:

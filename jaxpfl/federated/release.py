@@ -40,6 +40,7 @@ from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.query import Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.simulated import SIMULATED
 
 PyTree = Any
 
@@ -345,9 +346,10 @@ class Releaser:
         return clip_norm
 
     def _label(self, query: Query) -> str:
-        if self._name is None:
-            return query.label
-        return self._name if len(self._queries or ()) == 1 else f"{self._name} {query.label}"
+        found = query.label if self._name is None else self._name
+        if self._name is not None and len(self._queries or ()) != 1:
+            found = f"{self._name} {query.label}"
+        return f"{found} ({SIMULATED})" if query.plan.simulates else found
 
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""

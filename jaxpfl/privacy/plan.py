@@ -12,6 +12,7 @@ sum) / S.
 """
 
 import dataclasses
+import math
 from typing import Any, Self
 
 import dp_accounting
@@ -26,6 +27,7 @@ from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.gaussian import Correlation, Noise
 from jaxpfl.privacy.guarantee import Guarantee, Unit
 from jaxpfl.privacy.participation import Participation, Sampling
+from jaxpfl.privacy.simulated import LargerPopulation, both_statements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Plan:
       unit: "client", or "example": then everyone takes part, and the population counts examples.
       accountant: None = PLD, or RDP for cohorts of fixed size.
       allow_large_delta: a written reason to accept delta >= 1 / N.
+      simulates: a larger population whose noise is scaled down to these clients, see
+        `simulated_by`; None for a plan whose guarantee is that of its own clients.
 
     Raises:
       InputError: a field has a wrong type, is out of range or contradicts another field.
@@ -54,6 +58,7 @@ class Plan:
     unit: Unit = "client"
     accountant: Accountant | None = None
     allow_large_delta: str | None = None
+    simulates: LargerPopulation | None = None
 
     def __post_init__(self) -> None:
         # Not numpy numbers, which could not be written as JSON.
@@ -71,7 +76,7 @@ class Plan:
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
         self._check_unit()
         if self.noise is None:
-            if self.delta:
+            if self.delta or self.simulates is not None:
                 raise InputError("a plan without noise has delta = 0: use Plan.without_privacy")
             return
         if not isinstance(self.noise, Noise):
@@ -88,6 +93,10 @@ class Plan:
             )
         if self.adaptive_clip is not None:
             self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
+        if self.simulates is not None:
+            self.simulates.check(self.participation, self.adaptive_clip)
+            # Checked as a plan of its own, too.
+            self.scaled_to(self.simulates)
 
     def _check_unit(self) -> None:
         checks.one_of("unit", self.unit, ("client", "example"))
@@ -206,6 +215,55 @@ class Plan:
             delta=0.0,
             unit=unit,
         )
+
+    def scaled_to(self, larger: LargerPopulation) -> Self:
+        """Returns the plan of a larger population with the same noise of the mean."""
+        if self.noise is None:
+            raise InputError("a plan without noise cannot be scaled to a larger population")
+        size = {n: getattr(larger, n) for n in ("population", "clients_per_round")}
+        multiplier = self.noise.multiplier * larger.clients_per_round / self.clients_per_round
+        return dataclasses.replace(
+            self,
+            participation=dataclasses.replace(self.participation, **size),
+            noise=dataclasses.replace(self.noise, multiplier=multiplier),
+            delta=larger.delta,
+            simulates=None,
+        )
+
+    def simulated_by(self, participation: Participation, delta: float) -> Self:
+        """Returns the plan by which fewer clients train with this plan's noise of the mean.
+
+        It is a SIMULATION, which all its statements say: see `privacy.simulated`.
+
+        Args:
+          participation: of the clients that there are.
+          delta: of what these clients have, below 1 / their number.
+
+        Raises:
+          InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
+        """
+        if self.noise is None or participation.sampling != self.sampling:
+            raise InputError(
+                f"a simulation needs a plan with noise and sampling = {participation.sampling!r}, "
+                f"found {self.sampling!r}{'' if self.private else ' without noise'}"
+            )
+        size, here = self.clients_per_round, participation.clients_per_round
+        z = self.noise.multiplier * here / size
+        # Rounding must not make the epsilon that is stated for the larger population too small.
+        while z * size / here < self.noise.multiplier:
+            z = math.nextafter(z, math.inf)
+        return dataclasses.replace(
+            self,
+            participation=participation,
+            noise=dataclasses.replace(self.noise, multiplier=z),
+            delta=delta,
+            simulates=LargerPopulation(self.population, size, self.delta),
+        )
+
+    @property
+    def simulation(self) -> str:
+        """Says that the plan simulates a larger population; "" if it does not."""
+        return "" if self.simulates is None else self.simulates.label(self.clients_per_round)
 
     @property
     def private(self) -> bool:
@@ -333,7 +391,11 @@ class Plan:
 
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
-        return self.guarantee(rounds).statement()
+        stated = self.guarantee(rounds).statement()
+        if self.simulates is None:
+            return stated
+        larger = self.scaled_to(self.simulates).statement(rounds)
+        return f"{self.simulation}; {both_statements(larger, stated)}"
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""
@@ -356,12 +418,13 @@ class Plan:
             "private": self.private,
             "allow_large_delta": self.allow_large_delta,
             "unit": self.unit,
+            **({"simulates": dataclasses.asdict(self.simulates)} if self.simulates else {}),
         }
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """Returns the plan that `to_dict` wrote."""
-        adaptive = fields["adaptive_clip"]
+        adaptive, simulates = fields["adaptive_clip"], fields.get("simulates")
         clip = Clip(
             fields["clip_norm"], fields["clipping"], AdaptiveClip(**adaptive) if adaptive else None
         )
@@ -376,4 +439,5 @@ class Plan:
             unit=fields["unit"],
             accountant=fields["accountant"],
             allow_large_delta=fields["allow_large_delta"],
+            simulates=LargerPopulation(**simulates) if simulates else None,
         )

@@ -10,6 +10,7 @@ from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.privacy.simulated import LargerPopulation
 
 PUBLIC_PART = "split:public"
 """The public source that stands for the clients that `data.split.public` declares public."""
@@ -345,6 +346,27 @@ class ScaledUpConfig:
             raise InputError(f"scaled_up.factor must be at least 1, found {self.factor:g}")
         checks.positive_int("scaled_up.population", self.population)
         checks.open_fraction("scaled_up.delta", self.delta)
+
+
+@dataclass(frozen=True)
+class SimulatedConfig:
+    """A larger population whose noise the run has: a SIMULATION, see `privacy.simulated`.
+
+    `privacy.epsilon` or `privacy.noise_multiplier`, and this `delta`, are then the larger
+    population's. What the run's own clients have is stated too, at `privacy.delta`; it charges the
+    ledger, which `privacy.epsilon` does not limit.
+    """
+
+    population: int
+    clients_per_round: int
+    delta: float
+
+    def __post_init__(self) -> None:
+        # Refuses what is out of range.
+        self.larger()
+
+    def larger(self) -> LargerPopulation:
+        return LargerPopulation(self.population, self.clients_per_round, self.delta)
 
 
 def check_study(

@@ -29,6 +29,7 @@ from jaxpfl.experiments.config.sections import (
     LanguageModelConfig,
     OptimizerConfig,
     PrivacyConfig,
+    SimulatedConfig,
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
@@ -150,12 +151,21 @@ def build_plan(
     training: TrainingConfig,
     population: int,
     prior_releases: DpEvent | None = None,
+    simulated: SimulatedConfig | None = None,
 ) -> Plan:
     """Builds the plan of the rounds for `population` training clients.
 
     Args:
       prior_releases: the run's other releases on them; `privacy.epsilon` covers these, too.
+      simulated: the larger population that the section `privacy` is for.
     """
+    if simulated is not None:
+        larger = dataclasses.replace(training, clients_per_round=simulated.clients_per_round)
+        planned = dataclasses.replace(privacy, delta=simulated.delta)
+        here = participation.of(privacy.sampling, population, training.clients_per_round)
+        assert privacy.delta is not None
+        plan = build_plan(planned, larger, simulated.population, prior_releases)
+        return plan.simulated_by(here, privacy.delta)
     if not privacy.private:
         return plan_without_privacy(privacy, training, population)
     assert privacy.delta is not None

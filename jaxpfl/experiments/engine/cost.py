@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dp_accounting import DpEvent
 
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.privacy import simulated
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
@@ -47,12 +48,24 @@ class Cost:
     def planned(self) -> str:
         """The guarantee of the whole run as planned, before its first round."""
         events = [charge.event for charge in self._charges(0)]
-        return self._of([*events, self.algorithm.event()]).statement()
+        return self._with_larger(self._of([*events, self.algorithm.event()]).statement())
 
     def statement(self) -> str:
         """The guarantee of the run and of everything on its ledger, in one line."""
         plan, runs = self.algorithm.queries[0].plan, (self.run, *self.prior)
-        return both_statements(self.ledger, runs, plan.delta, plan.accountant)
+        return self._with_larger(both_statements(self.ledger, runs, plan.delta, plan.accountant))
+
+    def _with_larger(self, statement: str) -> str:
+        """The statement, after that of the larger population which the run simulates, if any."""
+        plans = [query.plan for query in self.algorithm.queries]
+        larger = [plan.scaled_to(plan.simulates) for plan in plans if plan.simulates is not None]
+        if not larger:
+            return statement
+        events = [plan.event() for plan in larger]
+        found = Guarantee.of_events(events, larger[0].delta, accountant=larger[0].accountant)
+        return simulated.both_statements(
+            f"{found.statement()}, after {plans[0].rounds} rounds", statement
+        )
 
     def _charges(self, round: int | None) -> list[Charge]:
         return [
@@ -98,5 +111,6 @@ def both_statements(
 def stamped(statement: str, stamp: str, note: str = "") -> str:
     """The statement with a stamp before it and a note after it, where they are not ""."""
     if stamp and not statement.startswith("NOT PRIVATE"):
-        statement = f"{stamp}; it would be {statement}"
+        joined = "" if simulated.SIMULATED in stamp else "it would be "
+        statement = f"{stamp}; {joined}{statement}"
     return f"{statement}; {note}" if note else statement

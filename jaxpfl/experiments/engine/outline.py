@@ -171,6 +171,9 @@ def rounds_of(plan: Plan) -> Release:
     """The rounds of a plan as a release."""
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
     times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
+    if plan.simulates is not None:
+        larger = plan.scaled_to(plan.simulates).statement()
+        times = f"{times}; {plan.simulation}; the larger population would have {larger}"
     return Release(plan.guarantee(), times, plan.noise_multiplier)
 
 

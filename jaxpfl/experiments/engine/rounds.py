@@ -33,7 +33,7 @@ from jaxpfl.experiments.engine.cost import OWN, Cost
 from jaxpfl.experiments.engine.observers import Observers
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.run_record import check
-from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
+from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.engine.trackers import Followers, TrackedRun, current
 from jaxpfl.experiments.report.cautions import of_rounds
@@ -204,7 +204,7 @@ class Loop:
     def _bar(self) -> Progress:
         name = self.algorithm.name
         return Progress(
-            f"{name} (NOT PRIVATE)" if self._directory.stamp else name,
+            f"{name} ({mark_of(self._directory.stamp)})" if self._directory.stamp else name,
             total=self.algorithm.rounds,
             progress=self.tracking.progress,
             step="round",

@@ -50,10 +50,12 @@ def begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any] 
 
 
 def stamp_of(algorithm: Algorithm, setting: Setting) -> str:
-    """The warning on everything that a run without privacy writes; "" for a private run."""
+    """The warning on everything that a run writes whose clients have no guarantee; else ""."""
     if not algorithm.private:
         return NOT_PRIVATE
-    return REPRODUCIBLE if setting.reproducible_noise else ""
+    found = [REPRODUCIBLE] if setting.reproducible_noise else []
+    simulated = [query.plan.simulation for query in algorithm.queries if query.plan.simulates]
+    return "; ".join([*found, *simulated[:1]])
 
 
 def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
@@ -72,6 +74,10 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
         raise InputError(
             f"all queries of {algorithm.name!r} must protect the same unit, found client and "
             "example"
+        )
+    if len({query.plan.simulates for query in algorithm.queries}) > 1:
+        raise InputError(
+            f"all queries of {algorithm.name!r} must simulate the same larger population, or none"
         )
     for query in algorithm.queries:
         plan = query.plan

@@ -12,6 +12,11 @@ NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
 
 
+def mark_of(stamp: str) -> str:
+    """The first words of a stamp, which stand in tables and on pictures; "" without one."""
+    return stamp.partition(":")[0]
+
+
 @dataclass(frozen=True)
 class Result:
     """The public result of a run.

@@ -25,6 +25,7 @@ from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.simulated import LargerPopulation
 
 
 def train(
@@ -90,9 +91,15 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
     return record["privacy"]
 
 
-def budget_of(privacy: PrivacyConfig) -> Budget | None:
-    """The hard limit of a ledger: `budget_epsilon`, or `epsilon` if that is None."""
-    limit = privacy.epsilon if privacy.budget_epsilon is None else privacy.budget_epsilon
+def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | None:
+    """The hard limit of a ledger: `budget_epsilon`, or `epsilon` if that is None.
+
+    Args:
+      simulated: `epsilon` is that of a larger population, and no limit for the run's clients.
+    """
+    limit = privacy.budget_epsilon
+    if limit is None and not simulated:
+        limit = privacy.epsilon
     if limit is None or privacy.delta is None:
         return None
     return Budget(limit, privacy.delta)
@@ -165,13 +172,8 @@ def at_scale(
                 f"{plan.population} clients of the run and the {clients_per_round} a round that "
                 "scaled_up.factor asks for"
             )
-        assert plan.noise is not None, "the config refuses scaled_up without privacy"
-        size = {"population": scaled_up.population, "clients_per_round": clients_per_round}
-        participation = dataclasses.replace(plan.participation, **size)
-        multiplier = plan.noise.multiplier * scaled_up.factor
-        noise = dataclasses.replace(plan.noise, multiplier=multiplier)
-        changes = {"participation": participation, "noise": noise, "delta": scaled_up.delta}
-        larger = dataclasses.replace(plan, **changes)
+        size = LargerPopulation(scaled_up.population, clients_per_round, scaled_up.delta)
+        larger = plan.scaled_to(size)
         rounds.append(larger.event())
         needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
         shared = max(shared, needed, key=len)

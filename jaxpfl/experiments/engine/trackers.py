@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.setting import mark_of
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class WandB:
             id=run.id,
             name=run.name,
             config=dict(run.config),
-            tags=["NOT PRIVATE"] if run.stamp else ["private"],
+            tags=[mark_of(run.stamp) or "private"],
             resume="allow",
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpfl import files
 from jaxpfl.experiments.engine.attempts import history
+from jaxpfl.privacy.simulated import SIMULATED
 
 REPORT = "report.html"
 
@@ -130,6 +131,8 @@ class Page:
     def marks(self) -> list[str]:
         """The warnings in the banner and after the title."""
         found = ["SIMULATION"] if self.simulation else []
+        if self.stamp.startswith(SIMULATED):
+            return [*found, SIMULATED]
         return [*found, "NOT PRIVATE"] if self.stamp else found
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
+from jaxpfl.experiments.engine.setting import mark_of
 from jaxpfl.experiments.engine.tracking import flat, read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.cautions import of_rounds, of_table
@@ -73,7 +74,7 @@ class RunFiles:
     def mark(self) -> str:
         """The warning across every picture of the run; "" for a private run."""
         if self.run["stamp"]:
-            return "NOT PRIVATE"
+            return mark_of(self.run["stamp"])
         return "SIMULATION" if self.run.get("note") else ""
 
     @cached_property

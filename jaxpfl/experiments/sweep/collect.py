@@ -21,7 +21,7 @@ from jaxpfl.experiments.sweep.page import write_sweep_page
 from jaxpfl.experiments.sweep.summary import (
     baselines,
     compared_with,
-    is_private,
+    mark_of,
     scored_on,
     summary,
     value_of,
@@ -98,7 +98,7 @@ def _record(sweep: Sweep, states: list[PointState]) -> dict[str, Any]:
         for point, state in zip(sweep.points, states, strict=True)
     ]
     values = [point.get("value") for point in points]
-    rows = summary(sweep, values, [point.get("private", False) for point in points])
+    rows = summary(sweep, values, [point.get("mark", "") for point in points])
     results = [state.result for state in states if state.result is not None]
     return {
         "note": SIMULATION + (REPEATED if any(row["points"] > 1 for row in rows) else ""),
@@ -122,7 +122,8 @@ def _point(point: Point, state: PointState, metric: str) -> dict[str, Any]:
         **known,
         "value": value_of(result, metric),
         "scored_on": scored_on(result, metric),
-        "private": is_private(result),
+        "private": not mark_of(result),
+        "mark": mark_of(result),
         "privacy": result.get("privacy"),
         "compared_with": compared_with(result, state.simulation, metric),
         **{name: result[name] for name in ("cost", "texts") if name in result},

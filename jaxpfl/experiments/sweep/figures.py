@@ -9,8 +9,8 @@ from typing import Any
 from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
 from jaxpfl.experiments.report.plots import COLOURS, GREY, GREY_TEXT, INK, RED, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
+from jaxpfl.experiments.sweep.summary import NOT_PRIVATE, joined
 
-NOT_PRIVATE = "NOT PRIVATE"
 _DASHES = ("--", ":", "-.", (0, (1, 3)))
 
 
@@ -52,7 +52,7 @@ def _by_axis(
         key = tuple(valued(name, row[name]) for name in others)
         lines.setdefault(key, []).append(row)
     for index, (key, found) in enumerate(lines.items()):
-        text = stamped(", ".join(key), all(row["private"] for row in found))
+        text = stamped(", ".join(key), joined(row["mark"] for row in found))
         found = sorted(found, key=lambda row: row[axis])
         xs, means = [row[axis] for row in found], [row["mean"] for row in found]
         errors = [row["deviation"] or 0.0 for row in found]
@@ -100,7 +100,12 @@ def _beside(
     for index, ((model, name), values) in enumerate(found.items()):
         label = model if {name} == measured else f"{model}, on other data (see the table)"
         stamp = model == WITHOUT_PRIVACY
-        key = stamped(label, not stamp), name, stamp, _DASHES[index % len(_DASHES)]
+        key = (
+            stamped(label, NOT_PRIVATE if stamp else ""),
+            name,
+            stamp,
+            _DASHES[index % len(_DASHES)],
+        )
         lines[key] = values
     return lines
 
@@ -116,7 +121,7 @@ def _bars(
         places, [row[value] for row in rows], xerr=errors if any(errors) else None,
         color=COLOURS[0], capsize=3, error_kw={"ecolor": INK, "elinewidth": 1.2},
     )  # fmt: skip
-    labels = [stamped(label(sweep.varied, row), row["private"]) for row in rows]
+    labels = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
     panel.set_yticks(places, labels, fontsize=8)
     panel.set_xlabel(sweep.metric)
     return panel
@@ -134,7 +139,7 @@ def _gap_bars(
     """The gap closed, with one bar for each row except for the two cases that define the gap."""
     assert sweep.gap is not None
     start, end = (
-        stamped(case, all(row["private"] for row in rows if row[CASE] == case))
+        stamped(case, joined(row["mark"] for row in rows if row[CASE] == case))
         for case in sweep.gap
     )
     panel = _bars(sweep, compared, "gap", "gap_deviation", f"Gap in {sweep.metric} closed")
@@ -159,9 +164,9 @@ def label(names: Iterable[str], values: Mapping[str, Any]) -> str:
     return ", ".join(valued(name, values[name]) for name in names) or "all"
 
 
-def stamped(text: str, private: bool) -> str:
+def stamped(text: str, mark: str) -> str:
     """A label that says where something is not private."""
-    return text if private else f"{text} ({NOT_PRIVATE})".strip()
+    return f"{text} ({mark})".strip() if mark else text
 
 
 def short(name: str) -> str:

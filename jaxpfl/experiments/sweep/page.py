@@ -9,7 +9,8 @@ from jaxpfl.experiments.engine.attempts import duration
 from jaxpfl.experiments.report.cautions import OURS
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.sweep.config import CASE, Sweep
-from jaxpfl.experiments.sweep.figures import NOT_PRIVATE, figure_of, label, short, stamped
+from jaxpfl.experiments.sweep.figures import figure_of, label, short, stamped
+from jaxpfl.experiments.sweep.summary import NOT_PRIVATE, joined
 
 _TEXTS = 7
 _CHARACTERS = 320
@@ -27,7 +28,7 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
     rows, points = record["rows"], record["points"]
     finished = [point for point in points if point["state"] == "finished"]
     shown = [*finished, *record["baselines"]]
-    not_private = not all(each["private"] for each in shown)
+    marks = joined(each["mark"] for each in shown)
     figure = figure_of(sweep, rows, finished)
     measured = measured_on(sweep.metric, [point["scored_on"] for point in finished])
     repeated = any(row["points"] > 1 for row in rows)
@@ -37,9 +38,9 @@ def write_sweep_page(directory: Path, sweep: Sweep, record: dict[str, Any]) -> P
         title=f"Sweep: {sweep.title}",
         lead=f"{measured} at {counted} points"
         + (f", repeated over {sweep.over}" if repeated else ""),
-        stamp="Some results are NOT PRIVATE; the tables state which" if not_private else "",
+        stamp=f"Some results are {marks}; the tables state which" if marks else "",
         privacy=record["note"],
-        privacy_notes=[record["note"]] if not_private else [],
+        privacy_notes=[record["note"]] if marks else [],
         facts=_facts(sweep, rows, measured),
         cautions=record["cautions"],
         sections=[
@@ -121,8 +122,8 @@ def _table(sweep: Sweep, rows: list[dict[str, Any]], durations: Durations | None
             form = duration if place == 0 else _speed
             columns.append((title, ["" if each is None else form(each) for each in found]))
     numbers = tuple(range(len(names), len(columns)))
-    if not all(row["private"] for row in rows):
-        columns.append(("privacy", ["" if row["private"] else NOT_PRIVATE for row in rows]))
+    if any(row["mark"] for row in rows):
+        columns.append(("privacy", [row["mark"] for row in rows]))
     titles, cells = zip(*columns, strict=True)
     return Table(titles, list(zip(*cells, strict=True)), numbers)
 
@@ -161,7 +162,7 @@ def _facts(sweep: Sweep, rows: list[dict[str, Any]], measured: str) -> list[tupl
         facts += [
             (
                 f"{row['mean']:.4g}",
-                f"{sweep.metric} of {stamped(row[CASE], row['private'])}{where}",
+                f"{sweep.metric} of {stamped(row[CASE], row['mark'])}{where}",
             )
             for row in found
         ]
@@ -194,7 +195,7 @@ def _baselines(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> list[Section
         return []
     rows = [
         (
-            stamped("the points' runs" if row["model"] == OURS else row["model"], row["private"]),
+            stamped("the points' runs" if row["model"] == OURS else row["model"], row["mark"]),
             f"{row['value']:.5g}",
             str(row["points"]),
             row["scored_on"],
@@ -231,7 +232,7 @@ def _texts(sweep: Sweep, points: list[dict[str, Any]]) -> list[Section]:
     for point in points:
         firsts.setdefault(label(names, point), point)
     columns = {
-        stamped(name, point["private"]): [
+        stamped(name, point["mark"]): [
             text if len(text) <= _CHARACTERS else text[: _CHARACTERS - 1] + "…"
             for text in point["texts"][:_TEXTS]
         ]

@@ -1,12 +1,15 @@
 """What the results of a sweep's points come to: values, means, the gap closed, and baselines."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
+from jaxpfl.privacy.simulated import SIMULATED
+
+NOT_PRIVATE = "NOT PRIVATE"
 
 
 def value_of(result: Mapping[str, Any], metric: str) -> float:
@@ -42,29 +45,32 @@ def scored_on(result: Mapping[str, Any], metric: str) -> str:
     return result.get("tested_on") or ""
 
 
-def is_private(result: Mapping[str, Any]) -> bool:
-    """Whether the result of a point states that it is private and has no contrary stamp."""
-    return bool(result.get("private", False)) and not result.get("stamp")
+def mark_of(result: Mapping[str, Any]) -> str:
+    """What stands beside a point's numbers; "" where it states that it is private."""
+    stamp = result.get("stamp") or ""
+    if stamp.startswith(SIMULATED):
+        return SIMULATED
+    return NOT_PRIVATE if stamp or not result.get("private", False) else ""
 
 
 def compared_with(
     result: Mapping[str, Any], simulation: Mapping[str, Any] | None, metric: str
 ) -> list[dict[str, Any]]:
-    """What a point is compared with: "model", "value" of the metric, "scored_on", "private".
+    """What a point is compared with: "model", "value", "scored_on", "private" and "mark".
 
-    These are the rows of its result's table, such as the untrained model and word frequencies, with
-    the run's own score on the same data; and the same run without privacy, where it was carried
-    out. Empty where no row has the metric.
+    The value is that of the metric. These are the rows of its result's table, such as the untrained
+    model and word frequencies, with the run's own score on the same data; and the same run without
+    privacy, where it was carried out. Empty where no row has the metric.
 
     Args:
       simulation: the content of the point's `simulation.json`, if there is one.
     """
     rows = [
-        (row["model"], row, result.get("tested_on"), row["model"] != OURS or is_private(result))
+        (row["model"], row, result.get("tested_on"), mark_of(result) * (row["model"] == OURS))
         for row in result.get("table") or ()
     ]
     rows += [
-        (WITHOUT_PRIVACY, row, (simulation or {}).get("tested_on"), False)
+        (WITHOUT_PRIVACY, row, (simulation or {}).get("tested_on"), NOT_PRIVATE)
         for row in (simulation or {}).get("table") or ()
         if row["model"] == WITHOUT_PRIVACY
     ]
@@ -73,9 +79,10 @@ def compared_with(
             "model": model,
             "value": float(row[metric]),
             "scored_on": str(tested_on or ""),
-            "private": private,
+            "private": not mark,
+            "mark": mark,
         }
-        for model, row, tested_on, private in rows
+        for model, row, tested_on, mark in rows
         if row.get(metric) is not None
     ]
 
@@ -96,6 +103,7 @@ def baselines(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, A
             "scored_on": name,
             "value": _mean_and_deviation([row["value"] for row in rows])[0],
             "private": all(row["private"] for row in rows),
+            "mark": joined(row["mark"] for row in rows),
             "points": len(rows),
         }
         for (model, name), rows in found.items()
@@ -103,13 +111,13 @@ def baselines(points: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, A
 
 
 def summary(
-    sweep: Sweep, values: Sequence[float | None], private: Sequence[bool]
+    sweep: Sweep, values: Sequence[float | None], marks: Sequence[str]
 ) -> list[dict[str, Any]]:
     """The rows of `SweepOutcome`: one for each combination of values, over its repetitions.
 
     Args:
       values: the metric of each point; None for a point that did not finish.
-      private: whether each point is private; of those that did not finish it does not count.
+      marks: of each point, see `mark_of`; of those that did not finish it does not count.
     """
     groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for index, point in enumerate(sweep.points):
@@ -126,8 +134,14 @@ def summary(
             gaps = [gap for index in found if (gap := closed[index]) is not None]
             whole = len(gaps) == len(found)
             row["gap"], row["gap_deviation"] = _mean_and_deviation(gaps if whole else [])
-        rows.append({**row, "private": all(private[index] for index in done)})
+        mark = joined(marks[index] for index in done)
+        rows.append({**row, "private": not mark, "mark": mark})
     return rows
+
+
+def joined(marks: Iterable[str]) -> str:
+    """All marks of several points, each once."""
+    return " and ".join(dict.fromkeys(mark for mark in marks if mark))
 
 
 def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | None]:

@@ -146,7 +146,8 @@ def test_without_a_gap_bars_are_of_the_metric(finished, drawn, change, values):
 
 def test_a_sweep_without_gap_costs_and_texts_says_nothing_of_them(finished):
     sweep, outcome, page = finished({"gap": None}, VALUES)
-    assert list(outcome.rows[0]) == ["case", "mean", "deviation", "runs", "points", "private"]
+    names = ["case", "mean", "deviation", "runs", "points", "private", "mark"]
+    assert list(outcome.rows[0]) == names
     assert "gap" not in (outcome.out / "sweep.json").read_text()
     assert "gap" not in "".join(table_lines(sweep, outcome.rows))
     assert re.findall("<h2>(.*?)</h2>", page) == ["Figure", "Table", "Points"]

@@ -38,7 +38,7 @@ SWEEP = {
 
 
 def summary(sweep, values):
-    return summary_module.summary(sweep, values, [True] * len(values))
+    return summary_module.summary(sweep, values, [""] * len(values))
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def build(config: Config) -> Experiment:
         parts["test"] = parts["valid"]
     fred = build_fred_plan(config)
     released = fred.event() if fred is not None and fred.private else None
-    plan = build_plan(config.privacy, config.training, len(sources), prior_releases=released)
+    plan = build_plan(config.privacy, config.training, len(sources), released, config.simulated)
     return Experiment(
         config=config,
         train=parts["train"],

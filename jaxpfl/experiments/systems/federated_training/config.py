@@ -23,6 +23,7 @@ from jaxpfl.experiments.config.sections import (
     PrefinetuneConfig,
     PrivacyConfig,
     RunConfig,
+    SimulatedConfig,
     TrainingConfig,
 )
 
@@ -108,6 +109,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     fred: FredConfig | None = None
     prefinetune: PrefinetuneConfig | None = None
+    simulated: SimulatedConfig | None = None
 
     def __post_init__(self) -> None:
         language = isinstance(self.model, LanguageModelConfig)
@@ -127,6 +129,8 @@ class Config:
                 "run.also_without_privacy must be false where privacy.private is false, found true"
             )
         self._check_stages()
+        if self.simulated is not None:
+            self._check_simulated(self.simulated)
         if isinstance(self.model, PublishedDecoderConfig):
             self._check_published(self.model)
         self.evaluation.check_split(self.data.split)
@@ -134,6 +138,27 @@ class Config:
         if PUBLIC_PART in public and not self.data.split.public:
             raise InputError(
                 f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
+            )
+
+    def _check_simulated(self, simulated: SimulatedConfig) -> None:
+        """Refuses what fewer clients cannot simulate."""
+        if not self.privacy.private:
+            raise InputError("simulated must be absent where privacy.private is false")
+        if self.fred is not None:
+            raise InputError(
+                "simulated must be absent with a fred section, whose release is on the run's own "
+                "clients"
+            )
+        if self.privacy.sampling == "cyclic":
+            raise InputError(
+                "privacy.sampling must be 'poisson' or 'fixed' with a section simulated, found "
+                "'cyclic': the noise of DP-FTRL depends on how often a client takes part, and so "
+                "on the number of clients"
+            )
+        if simulated.clients_per_round < self.training.clients_per_round:
+            raise InputError(
+                "simulated.clients_per_round must be at least training.clients_per_round = "
+                f"{self.training.clients_per_round}, found {simulated.clients_per_round}"
             )
 
     def _check_published(self, model: PublishedDecoderConfig) -> None:

@@ -25,7 +25,7 @@ def outline(config: Config) -> Outline:
     clients = Clients.of(config.data)
     chosen_by = build_fred_plan(config)
     prior = chosen_by.event() if chosen_by is not None and chosen_by.private else None
-    plan = build_plan(config.privacy, config.training, clients.train, prior_releases=prior)
+    plan = build_plan(config.privacy, config.training, clients.train, prior, config.simulated)
     models, rounds = _training(config, plan)
     releases = {}
     notes: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.experiments.systems.federated_training.page import page
 from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
 from jaxpfl.experiments.systems.federated_training.stages import Stages
+from jaxpfl.privacy.ledger import Budget
 from jaxpfl.text.metrics.baselines import unigram_baseline
 
 
@@ -89,7 +90,7 @@ class _Progress:
             held = {"words": experiment.tags.words, "tags": experiment.tags.tags}
             files.write_json(self.directory / TAGS, held)
         if self.config.prefinetune is not None:
-            budget = study_runs.budget_of(self.config.privacy)
+            budget = self._budget(self.config)
             self.stages = pipeline.carry_out(experiment, workspace, self.ledger, budget)
             self.start = self.stages.prefinetuned[self.stages.winner]
             experiment = experiment.starting_from(self.start.params)
@@ -164,7 +165,7 @@ class _Progress:
             self.experiment.train,
             directory=directory,
             ledger=directory / "ledger.jsonl" if folder else self.ledger,
-            budget=study_runs.budget_of(config.privacy),
+            budget=self._budget(config),
             tracking=Tracking(
                 evaluate=evaluator,
                 evaluate_every=max(1, evaluation.every),
@@ -189,6 +190,9 @@ class _Progress:
         # The run's statement does not cover a simulation, so no service may receive it.
         with track():
             return loop.run_and_report()
+
+    def _budget(self, config: Config) -> Budget | None:
+        return study_runs.budget_of(config.privacy, simulated=config.simulated is not None)
 
     def _starts_from(self, start: Fitted | None) -> str | None:
         """Identifies the prefinetuned and the published parameters, where there are any."""
@@ -337,4 +341,4 @@ def _without_privacy(config: Config) -> Config:
         adaptive=False,
     )
     run = dataclasses.replace(config.run, also_without_privacy=False, reproducible_noise=False)
-    return dataclasses.replace(config, fred=fred, privacy=privacy, run=run)
+    return dataclasses.replace(config, fred=fred, privacy=privacy, run=run, simulated=None)

@@ -1,0 +1,112 @@
+"""A run with the noise of a larger population says so wherever it says anything of privacy."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.dry_run import dry_run
+from jaxpfl.experiments.registry import load
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.sweep.page import table_lines
+from jaxpfl.experiments.sweep.points import run_sweep
+from jaxpfl.privacy.ledger import Ledger
+from tests.experiments.statements import of_lines, of_page, of_record
+from tests.experiments.test_statements import CONFIG, DATA_SETS
+
+LABEL = (
+    "SIMULATED: noise of 8 clients scaled as if 80 of 10,000 took part; no guarantee for "
+    "these clients' data"
+)
+SIMULATED = {"population": 10_000, "clients_per_round": 80, "delta": 1.0e-5}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("config")
+
+    def written(**changes):
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump({**CONFIG, "simulated": SIMULATED, **changes})
+        )
+        return load(folder / "config.yaml")
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def swept(config, tmp_path_factory):
+    """A sweep of one simulated point and one that is not."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "base.yaml").write_text(yaml.safe_dump(CONFIG))
+    names = {f"simulated.{name}": value for name, value in SIMULATED.items()}
+    cases = {"as if many": names, "as they are": {}}
+    sweep = {"base": "base.yaml", "metric": "accuracy", "cases": cases}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    loaded = load_sweep(folder / "sweep.yaml")
+    return loaded, run_sweep(loaded, folder / "out", progress=False)
+
+
+def test_every_statement_of_a_simulated_run_has_the_label_and_both_epsilons(config, tmp_path):
+    outcome = carry_out.run(config(), tmp_path / "run", progress=False)
+    out = outcome.out
+    result = json.loads((out / "result.json").read_text())
+    statement = result["privacy"]
+    assert statement.startswith(f"{LABEL}; the larger population would have (epsilon = 8")
+    assert not result["private"]
+    spent = Ledger.read(out / "ledger.jsonl").spent(1e-3)
+    assert spent > 20
+    assert result["epsilons"]["this run"] == pytest.approx(spent)
+    assert float(re.findall(r"epsilon = ([\d.e+]+)", statement)[1]) == pytest.approx(
+        spent, rel=0.01
+    )
+    page = (out / "report.html").read_text()
+    said = {
+        "config.yaml": (out / "config.yaml").read_text().splitlines()[0],
+        "run.json": json.loads((out / "run.json").read_text())["stamp"],
+        "terminal": "\n".join(outcome.lines),
+        "report.html": page.replace("&#x27;", "'").replace("&#39;", "'"),
+    }
+    for name, text in said.items():
+        assert LABEL in text, name
+    assert all("(SIMULATED)" in c.label for c in Ledger.read(out / "ledger.jsonl").charges)
+    assert of_record(result) == []
+    assert of_page(page, DATA_SETS) == []
+    assert of_lines(outcome.lines, DATA_SETS) == []
+
+
+def test_a_dry_run_says_that_the_noise_is_simulated(config):
+    said = json.dumps(dry_run(config(data={**CONFIG["data"], "clients": 40})))
+    assert LABEL in said.replace("\\u2019", "'")
+
+
+@pytest.mark.long
+def test_a_sweeps_table_and_points_have_the_label(swept):
+    sweep, outcome = swept
+    marks = {row["case"]: row["mark"] for row in outcome.rows}
+    assert marks == {"as if many": "SIMULATED", "as they are": ""}
+    table = table_lines(sweep, outcome.rows)
+    assert [line for line in table if "as if many" in line and "SIMULATED" in line]
+    assert not [line for line in table if "as they are" in line and "SIMULATED" in line]
+    page = (outcome.out / "report.html").read_text()
+    assert LABEL in page.replace("&#x27;", "'").replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"simulated": {**SIMULATED, "clients_per_round": 4}}, "at least training.clients_per"),
+        ({"simulated": {**SIMULATED, "delta": 0}}, r"simulated\.delta"),
+        ({"privacy": {"private": False}}, "simulated must be absent where privacy.private"),
+        (
+            {"privacy": {**CONFIG["privacy"], "sampling": "cyclic", "noise": "tree"}},
+            "privacy.sampling must be 'poisson' or 'fixed' with a section simulated",
+        ),
+    ],
+)
+def test_a_config_that_cannot_be_simulated_is_refused(config, changes, expected):
+    with pytest.raises(InputError, match=expected):
+        config(**changes)
