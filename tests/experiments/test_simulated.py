@@ -50,6 +50,7 @@ def swept(config, tmp_path_factory):
     return loaded, run_sweep(loaded, folder / "out", progress=False)
 
 
+@pytest.mark.long
 def test_every_statement_of_a_simulated_run_has_the_label_and_both_epsilons(config, tmp_path):
     outcome = carry_out.run(config(), tmp_path / "run", progress=False)
     out = outcome.out
