@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu compile-check popri-table \
+.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu gpu-wheels compile-check popri-table \
     popri-table-test parity defects tff-check constraints clean
 .NOTPARALLEL:
 
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; two hours at most"
+	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
@@ -90,6 +91,10 @@ bench: .venv/installed-dev
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu
+
+# For a machine without network, see tools/gpu_wheels.py.
+gpu-wheels: .venv/installed-dev
+	.venv/bin/python tools/gpu_wheels.py build/gpu-wheels
 
 compile-check: .venv-compile/installed
 	.venv-compile/bin/python -m benchmarks.compile

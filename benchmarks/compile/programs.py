@@ -104,16 +104,12 @@ def _trained(target: Target, model: Any, columns: Mapping[str, Any], **cohort: A
     return _released(target, training, params, columns, **cohort)
 
 
-def emnist_cnn(target: Target, form: Any = "convolution") -> Iterator[Program]:
+def emnist_cnn(target: Target) -> Iterator[Program]:
     import jaxpfl as jp
 
     columns = {"image": _column(28, 28, 1, dtype="float32"), "label": _column(dtype="int32")}
-    model = jp.models.emnist_cnn(form=form)
+    model = jp.models.emnist_cnn()
     return _trained(target, model, columns, batch_size=20, max_examples=100)
-
-
-def emnist_cnn_patches(target: Target) -> Iterator[Program]:
-    return emnist_cnn(target, "patches")
 
 
 def word_model(target: Target) -> Iterator[Program]:
@@ -131,7 +127,7 @@ def gan(target: Target) -> Iterator[Program]:
     import jaxpfl as jp
     from jaxpfl.algorithms.fed_avg_gan import CriticTraining
 
-    model = jp.models.GAN(form="convolution")
+    model = jp.models.GAN()
     params = jax.eval_shape(model.init, jax.random.key(0))
     columns = {"image": _column(28, 28, 1, dtype="float32")}
     training = CriticTraining(model, optax.sgd(5e-4))
@@ -349,7 +345,6 @@ def _bytes(tree: PyTree) -> int:
 
 PROGRAMS: dict[str, Callable[[Target], Iterator[Program]]] = {
     "EMNIST CNN": emnist_cnn,
-    "EMNIST CNN, patches": emnist_cnn_patches,
     "word model": word_model,
     "GAN": gan,
     "DistilGPT2": distilgpt2,

@@ -17,6 +17,7 @@ def newest() -> list[dict[str, Any]]:
     """The last row of each program on each machine, in the order of the machines."""
     text = (harness.RESULTS / "compile.jsonl").read_text(encoding="utf-8")
     rows = [json.loads(line) for line in text.splitlines()]
+    rows = [row for row in rows if row["system"] in PROGRAMS]
     last = {(row["target"], row["system"], row.get("program", "")): row for row in rows}
     compiled = {key[:2] for key, row in last.items() if "error" not in row}
     kept = [row for key, row in last.items() if "error" not in row or key[:2] not in compiled]

@@ -24,10 +24,15 @@ _CHANNELS_OF_TILES = 8
 
 
 def resolve(form: Form) -> Form:
-    """The form that is traced: "auto" is "patches" on a CPU and "convolution" elsewhere."""
-    if form == "auto":
-        return "patches" if jax.default_backend() == "cpu" else "convolution"
-    return form
+    """The form that is traced: "auto" is "patches" on a CPU and "convolution" elsewhere.
+
+    Inside a `shard_map`, what counts is the mesh's devices, which need not be at hand.
+    """
+    if form != "auto":
+        return form
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    platform = jax.default_backend() if device is None else device.platform
+    return "patches" if platform == "cpu" else "convolution"
 
 
 def check_images(image_shape: object, form: str) -> None:

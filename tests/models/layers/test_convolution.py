@@ -102,3 +102,15 @@ def test_forms_of_the_transposed_convolution_give_the_same_gradients_of_both_ord
     for got, expected in zip(first, second, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
         assert np.abs(expected).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("platform", "form"), [("cpu", "patches"), ("tpu", "convolution"), ("gpu", "convolution")]
+)
+def test_the_form_follows_the_devices_of_the_mesh(platform, form):
+    """Not the machine that traces: programs are compiled for devices that are elsewhere."""
+    device = jax.sharding.AbstractDevice("some device", 1, platform)
+    mesh = jax.sharding.AbstractMesh((1,), ("clients",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert resolve("auto") == form
+        assert resolve("patches") == "patches"
