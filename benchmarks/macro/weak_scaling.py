@@ -287,7 +287,7 @@ def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.set_xlabel("chips" if along == "chips" else "virtual CPU devices")
         axes.set_title(title, fontsize="medium")
-    panels[0].legend(fontsize="small")
+    panels[2].legend(fontsize="small", loc="lower right")
     figure.savefig(path)
 
 
