@@ -11,7 +11,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs notebooks test test-newest test-slow lint bench bench-gpu gpu-wheels compile-check popri-table \
+.PHONY: help demo docs notebooks test test-newest test-slow lint bench peers bench-gpu gpu-wheels compile-check popri-table \
     popri-table-test parity defects tff-check constraints clean
 .NOTPARALLEL:
 
@@ -24,6 +24,7 @@ help:
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
+	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 3 GB)"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; two hours at most"
 	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
@@ -88,6 +89,18 @@ bench: .venv/installed-dev
 	.venv/bin/python -m benchmarks.macro.generate
 	.venv/bin/python -m benchmarks.macro.finetune
 	.venv/bin/python -m benchmarks.macro.popri_cost --paper-clients
+
+PEERS = torch drjax pfl
+
+# The peers' environments, the measurement and README's table; half an hour on a quiet machine.
+peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed)
+	.venv/bin/python -m benchmarks.peers
+
+.venv-peer-%/installed: benchmarks/peers/requirements/%.txt
+	rm -rf .venv-peer-$*
+	$(PYTHON) -m venv .venv-peer-$*
+	.venv-peer-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 bench-gpu: .venv/installed-dev
 	.venv/bin/python -m benchmarks.gpu
@@ -164,5 +177,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-compile .venv-parity .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-compile .venv-parity .venv-peer-* .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
