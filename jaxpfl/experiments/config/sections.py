@@ -368,6 +368,22 @@ class SimulatedConfig:
     def larger(self) -> LargerPopulation:
         return LargerPopulation(self.population, self.clients_per_round, self.delta)
 
+    def check(self, privacy: PrivacyConfig, training: TrainingConfig) -> None:
+        """Refuses sections that fewer clients cannot simulate."""
+        if not privacy.private:
+            raise InputError("simulated must be absent where privacy.private is false")
+        if privacy.sampling == "cyclic":
+            raise InputError(
+                "privacy.sampling must be 'poisson' or 'fixed' with a section simulated, found "
+                "'cyclic': the noise of DP-FTRL depends on how often a client takes part, and so "
+                "on the number of clients"
+            )
+        if self.clients_per_round < training.clients_per_round:
+            raise InputError(
+                "simulated.clients_per_round must be at least training.clients_per_round = "
+                f"{training.clients_per_round}, found {self.clients_per_round}"
+            )
+
 
 def check_study(
     name: str,

@@ -10,6 +10,7 @@ from jaxpfl.privacy import simulated
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger
+from jaxpfl.privacy.plan import Plan
 
 OWN, SHARED = "this run", "everything on its ledger"
 """Whose an epsilon is."""
@@ -57,15 +58,7 @@ class Cost:
 
     def _with_larger(self, statement: str) -> str:
         """The statement, after that of the larger population which the run simulates, if any."""
-        plans = [query.plan for query in self.algorithm.queries]
-        larger = [plan.scaled_to(plan.simulates) for plan in plans if plan.simulates is not None]
-        if not larger:
-            return statement
-        events = [plan.event() for plan in larger]
-        found = Guarantee.of_events(events, larger[0].delta, accountant=larger[0].accountant)
-        return simulated.both_statements(
-            f"{found.statement()}, after {plans[0].rounds} rounds", statement
-        )
+        return with_larger([query.plan for query in self.algorithm.queries], statement)
 
     def _charges(self, round: int | None) -> list[Charge]:
         return [
@@ -78,6 +71,17 @@ class Cost:
     def _of(self, events: Iterable[DpEvent]) -> Guarantee:
         plan = self.algorithm.queries[0].plan
         return Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant)
+
+
+def with_larger(plans: Sequence[Plan], statement: str) -> str:
+    """The statement on a run of these plans, after that of the larger population they simulate."""
+    larger = [plan.scaled_to(plan.simulates) for plan in plans if plan.simulates is not None]
+    if not larger:
+        return statement
+    events = [plan.event() for plan in larger]
+    found = Guarantee.of_events(events, larger[0].delta, accountant=larger[0].accountant)
+    rounds = f"after {larger[0].rounds} rounds"
+    return simulated.both_statements(f"{found.statement()}, {rounds}", statement)
 
 
 def both_statements(

@@ -28,6 +28,7 @@ from jaxpfl.experiments.config.sections import (
     ImageModelConfig,
     LanguageModelConfig,
     PrivacyConfig,
+    SimulatedConfig,
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
@@ -154,10 +155,15 @@ def example_columns(
     return {"image": column(settings.image_shape, np.float32), "label": column((), np.int32)}
 
 
-def cached_plan(privacy: PrivacyConfig, training: TrainingConfig, clients: int) -> Plan:
+def cached_plan(
+    privacy: PrivacyConfig,
+    training: TrainingConfig,
+    clients: int,
+    simulated: SimulatedConfig | None = None,
+) -> Plan:
     """`build_plan`; plans that differ only in what costs nothing share a calibration."""
-    if privacy.adaptive or not privacy.private:
-        return build_plan(privacy, training, clients)
+    if privacy.adaptive or not privacy.private or simulated is not None:
+        return build_plan(privacy, training, clients, simulated=simulated)
     plain = replace(privacy, clip_norm=1.0, clipping="flat", ledger=None, budget_epsilon=None)
     shape = TrainingConfig(training.rounds, training.clients_per_round)
     found = _calibrated(plain, shape, clients)

@@ -98,7 +98,8 @@ class Releases:
                     folder.mkdir(parents=True, exist_ok=True)
                     files.write_json(note, {"run": run, "config": _hash(described)})
                 releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
-            private = query.plan.private and reproducible_seed is None
+            plan = query.plan
+            private = plan.private and plan.simulates is None and reproducible_seed is None
             artifacts = Artifacts(folder, run=run, ledger=ledger, private=private)
             return cls(artifacts, run, ledger, releaser, secret_path)
         except BaseException:

@@ -59,7 +59,7 @@ def train(
         population,
         directory=folder,
         ledger=ledger,
-        budget=budget_of(privacy),
+        budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
         tracking=tracking,
         setting=Setting(
             config={**to_mapping(config), "run name": name},

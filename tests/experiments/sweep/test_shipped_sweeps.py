@@ -41,3 +41,13 @@ def test_its_small_form_runs(tmp_path, monkeypatch, capsys):
     assert all(row["private"] for row in record["rows"])
     assert {row["model"] for row in record["baselines"]} >= {"the public model", "unigram"}
     assert "clients/s" in capsys.readouterr().out
+
+
+def test_the_simulated_sweep_has_fewer_clients_than_its_noise_is_for():
+    configs = [
+        point.config
+        for point in load_sweep(shipped.find("sweeps/clients_per_round_simulated")).points
+    ]
+    assert {config.method for config in configs} == {"fed_avg", "popri"}
+    assert {config.training.clients_per_round for config in configs} == {500}
+    assert {each.simulated.clients_per_round for each in configs} == {500, 5_000, 50_000}

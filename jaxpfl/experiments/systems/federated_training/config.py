@@ -130,7 +130,12 @@ class Config:
             )
         self._check_stages()
         if self.simulated is not None:
-            self._check_simulated(self.simulated)
+            self.simulated.check(self.privacy, self.training)
+            if self.fred is not None:
+                raise InputError(
+                    "simulated must be absent with a fred section, whose release is on the run's "
+                    "own clients"
+                )
         if isinstance(self.model, PublishedDecoderConfig):
             self._check_published(self.model)
         self.evaluation.check_split(self.data.split)
@@ -138,27 +143,6 @@ class Config:
         if PUBLIC_PART in public and not self.data.split.public:
             raise InputError(
                 f"data.split.public must be positive where {PUBLIC_PART!r} is a source, found 0"
-            )
-
-    def _check_simulated(self, simulated: SimulatedConfig) -> None:
-        """Refuses what fewer clients cannot simulate."""
-        if not self.privacy.private:
-            raise InputError("simulated must be absent where privacy.private is false")
-        if self.fred is not None:
-            raise InputError(
-                "simulated must be absent with a fred section, whose release is on the run's own "
-                "clients"
-            )
-        if self.privacy.sampling == "cyclic":
-            raise InputError(
-                "privacy.sampling must be 'poisson' or 'fixed' with a section simulated, found "
-                "'cyclic': the noise of DP-FTRL depends on how often a client takes part, and so "
-                "on the number of clients"
-            )
-        if simulated.clients_per_round < self.training.clients_per_round:
-            raise InputError(
-                "simulated.clients_per_round must be at least training.clients_per_round = "
-                f"{self.training.clients_per_round}, found {simulated.clients_per_round}"
             )
 
     def _check_published(self, model: PublishedDecoderConfig) -> None:

@@ -20,6 +20,7 @@ from jaxpfl.experiments.config.sections import (
     EvaluationConfig,
     PrivacyConfig,
     RunConfig,
+    SimulatedConfig,
     TrainingConfig,
 )
 
@@ -178,6 +179,7 @@ class SyntheticTextConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cache: str = "runs/public_models"
     run: RunConfig = field(default_factory=RunConfig)
+    simulated: SimulatedConfig | None = None
 
     def __post_init__(self) -> None:
         checks.positive_int("corpus_texts", self.corpus_texts)
@@ -215,6 +217,13 @@ class SyntheticTextConfig:
                 "go on over the ends of lines, and synthetic texts would end at the first one"
             )
         self._check_privacy()
+        if self.simulated is not None:
+            self.simulated.check(self.privacy, self.training)
+            if self.method in ("public", "generator"):
+                raise InputError(
+                    f"simulated must be absent with method {self.method!r}, whose clients send "
+                    "nothing"
+                )
 
     @property
     def models(self) -> dict[str, DecoderModelConfig | PublishedModelConfig]:

@@ -50,7 +50,7 @@ def outline(config: SyntheticTextConfig) -> Outline:
     if "downstream" in at_hand:
         _check_fine_tuning(config, at_hand["downstream"])
     sends = config.method in (*SCORING, "fed_avg")
-    plan = cached_plan(config.client_privacy, config.training, clients.train)
+    plan = cached_plan(config.client_privacy, config.training, clients.train, config.simulated)
     if config.method == "fed_avg" and "downstream" in at_hand:
         rounds["fed_avg"] = _fed_avg(config, plan, at_hand["downstream"])
     if config.method in SCORING:

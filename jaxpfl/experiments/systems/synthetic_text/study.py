@@ -45,7 +45,7 @@ from jaxpfl.experiments.engine.build import (
     read_clients,
     split_clients,
 )
-from jaxpfl.experiments.engine.cost import both_statements, stamped
+from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Tracking
 from jaxpfl.experiments.report.cautions import OURS
@@ -98,7 +98,9 @@ def prepare(config: SyntheticTextConfig) -> "SyntheticText":
             f"{', '.join(map(repr, clients.columns))}"
         )
     parts = split_clients(clients, config.data) | _held_out_elsewhere(config)
-    plan = build_plan(config.client_privacy, config.training, len(parts["train"]))
+    plan = build_plan(
+        config.client_privacy, config.training, len(parts["train"]), simulated=config.simulated
+    )
     held = parts["train"], parts["valid"], parts["test"]
     writer = CorpusWriter(config)
     writer.public.refuse_private(parts["train"])
@@ -247,6 +249,7 @@ class SyntheticText:
             events = [charge.event for charge in ledger.charges if charge.run == run]
             epsilon = Guarantee.of_events(events, plan.delta, plan.unit, plan.accountant).epsilon()
             statement = both_statements(ledger, [run], plan.delta, plan.accountant)
+            statement = with_larger([plan], statement)
         return {"privacy": stamped(statement, stamp), "epsilon": epsilon}
 
     def _method(
@@ -360,7 +363,7 @@ class SyntheticText:
             ledger=Ledger(
                 study_runs.ledger_path(config.privacy, directory),
                 self.clients,
-                budget=study_runs.budget_of(config.privacy),
+                budget=study_runs.budget_of(config.privacy, simulated=config.simulated is not None),
             ),
             reproducible_seed=config.run.seed if config.run.reproducible_noise else None,
         )

@@ -72,6 +72,36 @@ def charges(path: Path) -> list[dict]:
     return [line for line in lines if "event" in line]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["popri", "fed_avg"])
+def test_the_noise_of_a_larger_population_is_named_in_every_statement(
+    synthetic_config, tmp_path, method
+):
+    larger = ("--simulated.population", "100000", "--simulated.delta", "1e-6")
+    small = synthetic_config(method).training.clients_per_round
+    config = synthetic_config(method, *larger, "--simulated.clients_per_round", str(10 * small))
+    outcome = carry_out.run(config, tmp_path / "run", progress=False)
+    label = f"SIMULATED: noise of {small} clients scaled as if {10 * small} of 100,000 took part"
+    record, ledger = outcome.record, Ledger.read(tmp_path / "run" / "ledger.jsonl")
+    assert record["privacy"].startswith(f"{label}; no guarantee")
+    assert record["privacy"].count("SIMULATED") == 1
+    assert "the larger population would have (epsilon = " in record["privacy"]
+    assert not record["private"]
+    spent = ledger.spent(config.privacy.delta)
+    assert record["metrics"]["epsilon"] == pytest.approx(spent)
+    assert record["stamp"].startswith(label)
+    assert label in outcome.lines[-1]
+    assert label in (tmp_path / "run" / "report.html").read_text()
+    assert all("SIMULATED" in charge.label for charge in ledger.charges)
+
+
+@pytest.mark.parametrize("method", ["public", "generator"])
+def test_what_asks_no_client_simulates_nothing(synthetic_config, method):
+    larger = ("--simulated.population", "100000", "--simulated.delta", "1e-6")
+    with pytest.raises(InputError, match="whose clients send nothing"):
+        synthetic_config(method, *larger, "--simulated.clients_per_round", "1000")
+
+
 @pytest.mark.parametrize("name", MARKED)
 def test_every_method_runs_and_has_its_page(finished, name):
     outcome = finished(name)
