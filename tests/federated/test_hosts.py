@@ -86,12 +86,33 @@ result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every
 print(json.dumps(np.asarray(result.params["w"]).astype(float).tolist()))
 """
 
+GAN = (
+    TRAIN.split("model = ")[0]
+    + """
+images = np.random.default_rng(0).integers(0, 256, (60, 4, 4, 4, 1)).astype(np.uint8)
+clients = jp.data.from_clients({str(k): {"image": images[k, : k % 4]} for k in range(60)})
+plan = jp.Plan(rounds=3, clip=jp.Clip(0.1), participation=jp.Poisson(60, 20), noise=jp.Noise(1.0),
+               delta=1e-3)
+algorithm = jp.algorithms.fed_avg_gan(
+    jp.models.GAN((4, 4, 1), width=0.02, noise=4), client=optax.sgd(0.01),
+    generator=optax.sgd(0.02), server=optax.sgd(1.0), plan=plan,
+    cohort=jp.CohortSpec(2, 4, clients_per_bucket=8),
+    execution=jp.Execution(accumulator=FixedPoint(60)))
+result = jp.run(algorithm, clients, ledger=out + "/ledger.jsonl", out=out, every=2,
+                reproducible_noise=True)
+leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(result.params)]
+print(json.dumps(np.concatenate(leaves).astype(float).tolist()))
+"""
+)
 
-def trained(tmp_path: Path, processes: int, *settings: str) -> list[list[float]]:
+
+def trained(
+    tmp_path: Path, processes: int, *settings: str, script: str = TRAIN
+) -> list[list[float]]:
     """The parameters that each process ends with; 4 devices in all."""
     address, out = free_address(), str(tmp_path / f"{processes} {' '.join(settings)}")
     started = [
-        start(["-c", TRAIN, str(processes), str(index), address, out, *settings], devices=devices)
+        start(["-c", script, str(processes), str(index), address, out, *settings], devices=devices)
         for index, devices in enumerate([4 // processes] * processes)
     ]
     found = ended(started)
@@ -110,6 +131,13 @@ def test_two_processes_make_the_releases_and_the_ledger_of_one_with_as_many_devi
     assert one[1:] == two[1:]
     assert sum("event" in line for line in two) == 4
     assert sum("release" in line for line in two) == 4
+
+
+@pytest.mark.long
+def test_two_processes_train_a_gan_as_one_does(tmp_path: Path) -> None:
+    (alone,) = trained(tmp_path, 1, "fixed", "private", script=GAN)
+    assert np.isfinite(alone).all()
+    assert trained(tmp_path, 2, "fixed", "private", script=GAN) == [alone, alone]
 
 
 @pytest.mark.long
