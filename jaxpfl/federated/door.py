@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts
+from jaxpfl.federated import hosts, narrow
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
@@ -124,7 +124,7 @@ def _cut(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
     Whole on every device: split among them, a server would add it up in another order than a
     resumed one.
     """
-    return cut(_gathered(mesh, value_W), like.tree())
+    return cut(_gathered(mesh, value_W), like.tree(), partial(narrow.shaped, mesh))
 
 
 # All sums are joined to one vector, which is padded to a multiple of such a number of entries, with
@@ -152,7 +152,7 @@ def _exchange(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
     padded = _padded(width, mesh.size)
 
     def exchange(*leaves):
-        rows = [leaf.reshape(-1) for leaf in leaves]
+        rows = [narrow.flattened(mesh, leaf[0]) for leaf in leaves]
         rows.append(jnp.zeros((padded - width,), leaves[0].dtype))
         shares_DxS = jnp.concatenate(rows).reshape(mesh.size, -1)
         if splits_model(mesh):

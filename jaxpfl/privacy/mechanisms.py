@@ -12,6 +12,7 @@ takes to compile.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,12 +56,16 @@ def coordinates(tree: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def cut(vector_P: jax.Array, tree: PyTree) -> PyTree:
-    """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf."""
+def cut(vector_P: jax.Array, tree: PyTree, reshape: Callable = jnp.reshape) -> PyTree:
+    """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf.
+
+    Args:
+      reshape: `(vector, shape) -> array`.
+    """
     leaves, structure = jax.tree.flatten(tree)
     cut_leaves, start = [], 0
     for leaf in leaves:
         end = start + math.prod(leaf.shape)
-        cut_leaves.append(vector_P[start:end].reshape(leaf.shape))
+        cut_leaves.append(reshape(vector_P[start:end], leaf.shape))
         start = end
     return jax.tree.unflatten(structure, cut_leaves)
