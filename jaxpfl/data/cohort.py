@@ -24,6 +24,9 @@ from jaxpfl.data.population import Population, check_client_indices
 from jaxpfl.data.sequences import Padded
 from jaxpfl.errors import InputError
 
+CLIENTS_PER_BUCKET = 64
+"""The least capacity that is chosen for buckets: with less, most time goes to starting programs."""
+
 # Separates these draws from every other use of the same seed.
 _PURPOSE = int.from_bytes(b"examples", "big")
 
@@ -59,7 +62,8 @@ class CohortSpec:
       ladder: allowed numbers of steps, increasing, the last at least `max_steps`. None: `max_steps`
         and a quarter of it. Each rung costs a compilation, and padding steps take memory but are
         not run, so that two rungs are enough.
-      clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device.
+      clients_per_bucket: capacity; bounds the memory that a bucket takes on host and device. None:
+        as many as keep the devices of a query busy (`federated.Query`), and 64 elsewhere.
 
     Raises:
       InputError: a value out of range.
@@ -69,11 +73,13 @@ class CohortSpec:
     max_examples: int
     epochs: int = 1
     ladder: tuple[int, ...] | None = None
-    clients_per_bucket: int = 64
+    clients_per_bucket: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_examples", "epochs", "clients_per_bucket"):
+        for name in ("batch_size", "max_examples", "epochs"):
             checks.positive_int(name, getattr(self, name))
+        if self.clients_per_bucket is not None:
+            checks.positive_int("clients_per_bucket", self.clients_per_bucket)
         if self.ladder is None:
             return
         rungs = [checks.positive_int("ladder", rung) for rung in self.ladder]
@@ -83,6 +89,11 @@ class CohortSpec:
             raise InputError(
                 f"ladder ends at {rungs[-1]} steps, but a client can take {self.max_steps}"
             )
+
+    @property
+    def capacity(self) -> int:
+        """The clients of a bucket."""
+        return CLIENTS_PER_BUCKET if self.clients_per_bucket is None else self.clients_per_bucket
 
     @property
     def max_steps(self) -> int:
@@ -160,7 +171,7 @@ def pack(
     shards: int = 1,
     blocks: tuple[int, ...] | None = None,
 ) -> Iterator[Bucket]:
-    """Packs clients of `population` into buckets of `spec.clients_per_bucket`, one at a time.
+    """Packs clients of `population` into buckets of `spec.capacity`, one at a time.
 
     Args:
       population: its numeric columns are packed.
@@ -178,7 +189,7 @@ def pack(
     """
     chosen = check_client_indices(clients_idx, len(population))
     seed, round = checks.non_negative_int("seed", seed), checks.non_negative_int("round", round)
-    capacity = spec.clients_per_bucket
+    capacity = spec.capacity
     if capacity % checks.positive_int("shards", shards):
         raise InputError(f"clients_per_bucket = {capacity} is not a multiple of {shards} shards")
     wanted = np.arange(shards) if blocks is None else np.asarray(blocks, np.int64)
@@ -229,7 +240,7 @@ def _buckets(
     # Ties by index: the order in which the cohort was given changes nothing.
     largest_first = np.lexsort((chosen, -steps))
     chosen, steps = chosen[largest_first], steps[largest_first]
-    capacity, rungs, packed = spec.clients_per_bucket, spec.rungs, layout.slots
+    capacity, rungs, packed = spec.capacity, spec.rungs, layout.slots
     for start in range(0, len(chosen), capacity):
         clients_b = chosen[start : start + capacity]
         steps_b = steps[start : start + capacity]

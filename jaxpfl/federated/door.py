@@ -35,7 +35,14 @@ from jaxpfl.federated import hosts, narrow
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.mesh import CLIENTS, MODEL, replicas, shardings, splits_model
+from jaxpfl.federated.mesh import (
+    CLIENTS,
+    MODEL,
+    default_chunk,
+    replicas,
+    shardings,
+    splits_model,
+)
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
@@ -208,15 +215,6 @@ def _placed(sharding: NamedSharding, tree: PyTree) -> PyTree:
     )
 
 
-def default_chunk(mesh: Mesh) -> int:
-    """The number of clients that one device of the mesh trains side by side, by platform.
-
-    On a CPU, 1 is fastest (benchmarks/results/round.jsonl): a client's matrix products already fill
-    the cores, and its weights stay in the cache. An accelerator needs many.
-    """
-    return 1 if mesh.devices.flat[0].platform == "cpu" else 32
-
-
 class Door:
     """The door of one query, for contributions of given shapes.
 
@@ -296,7 +294,7 @@ class Door:
           InputError: as `__call__`.
         """
         bucket = self._largest_bucket(columns)
-        chunk = self._chunk_of(self.query.cohort.clients_per_bucket)
+        chunk = self._chunk_of(self.query.cohort.capacity)
         add = partial(accumulate, self._engine(chunk))
         jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
@@ -319,7 +317,7 @@ class Door:
             partial(_placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
-        engine = self._engine(self._chunk_of(self.query.cohort.clients_per_bucket))
+        engine = self._engine(self._chunk_of(self.query.cohort.capacity))
         sums, bucket = self._layout.placed(self._sums()), dealt(self._largest_bucket(columns))
         scalar, key = everywhere(_shape()), everywhere(_key())
         exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
@@ -344,7 +342,7 @@ class Door:
     def _largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
         """The shapes of a bucket of the largest shape."""
         spec = self.query.cohort
-        slots, shape = spec.clients_per_bucket, (spec.rungs[-1], spec.batch_size)
+        slots, shape = spec.capacity, (spec.rungs[-1], spec.batch_size)
         parts: dict[str, Any] = {
             "batches": {
                 name: _shape((slots, *shape, *column.shape[1:]), column.dtype)

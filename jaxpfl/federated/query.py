@@ -6,12 +6,12 @@ from collections.abc import Callable
 from jax.sharding import Mesh
 
 from jaxpfl import checks
-from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator, Compensated
 from jaxpfl.federated.client import ClientFn
-from jaxpfl.federated.mesh import checked, client_mesh, replicas
+from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
@@ -61,7 +61,9 @@ class Query:
       label: names the query among an algorithm's; public.
       client_fn: `(broadcast, examples, key) -> contribution` for one client.
       plan: who takes part, in how many rounds, with which clip and noise.
-      cohort: how a client's examples are capped and batched.
+      cohort: how a client's examples are capped and batched. Without a number of clients per bucket
+        it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has
+        so many; it is a multiple of the devices (or of the copies of the model on them).
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from the population to one with as many clients. The result
@@ -88,6 +90,9 @@ class Query:
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not self.label:
             raise InputError(f"a query's label must be a string, found {self.label!r}")
+        if self.cohort.clients_per_bucket is None:
+            fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
+            object.__setattr__(self, "cohort", fitting)
         if self.plan.unit == "client":
             return
         bound = getattr(self.client_fn, "example_bound", None)
@@ -109,3 +114,15 @@ class Query:
             raise InputError(
                 "fixed-point sums need unit = 'client': their range is set by its clip"
             )
+
+    def _fitting(self) -> int:
+        """The capacity of buckets that keep all devices busy."""
+        replicas, given = self.execution.replicas, self.execution.chunk
+        planned = self.plan.clients_per_round
+        if self.plan.unit == "example":
+            planned = -(-planned // self.cohort.max_examples)
+        # Twice the plan's clients, because a sampled cohort may be larger, and a second bucket for
+        # a few of them would take as long as the first.
+        wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
+        share = max(wanted, -(-CLIENTS_PER_BUCKET // replicas))
+        return replicas * (share if given is None else -(-share // given) * given)

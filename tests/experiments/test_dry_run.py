@@ -117,6 +117,7 @@ def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
     ("changes", "words"),
     [
         (["--training.chunk", "3"], "chunk"),
+        (["--training.model-devices", "3"], "model_devices must divide the number of devices, 2"),
         (["--training.clients-per-round", "4001"], "clients_per_round"),
         (["--privacy.delta", "1e-3"], "delta"),
         (["--data.source", "clients.tsv"], "clients.tsv"),

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, cast
 
+from jax.sharding import Mesh
+
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
@@ -87,15 +89,18 @@ class PublishedModel:
         """`loaded` as it can be saved: adapters that were trained on int8 weights fit it, too."""
         return replace(self, settings=replace(self.settings, int8=False)).loaded()
 
-    def loaded(self, *, trained: bool = False) -> LanguageModel:
+    def loaded(self, *, trained: bool = False, mesh: Mesh | None = None) -> LanguageModel:
         """The model with its weights, its adapters merged; an encoder is trained, never sampled.
+
+        Args:
+          mesh: the devices that the weights are dealt to; None = the default device.
 
         Raises:
           InputError, CorruptFile: as `pretrained.load` and `adapters.load`.
         """
         settings = self.settings
         dtype = "float32" if trained else settings.dtype
-        model, params = pretrained.load(self.folder, dtype=dtype)
+        model, params = pretrained.load(self.folder, dtype=dtype, mesh=mesh)
         if isinstance(model, Decoder):
             if settings.adapters is not None:
                 model, params = adapters.load(settings.adapters, model, params)

@@ -193,8 +193,10 @@ class TrainingConfig:
 
     Attributes:
       max_examples: examples of one client that an epoch uses at most.
-      clients_per_bucket: bounds memory; rounded up to a multiple of the number of devices.
+      clients_per_bucket: bounds memory; rounded up to a multiple of the number of devices. None
+        takes 64, or more where the devices need more to be busy.
       chunk: clients that are vmapped together; None takes the backend's measured default.
+      model_devices: devices that share one copy of the model, for models that one cannot hold.
     """
 
     rounds: int
@@ -204,15 +206,17 @@ class TrainingConfig:
     epochs: int = 1
     client: OptimizerConfig = OptimizerConfig(learning_rate=0.5)
     server: OptimizerConfig = OptimizerConfig(name="nesterov", learning_rate=1.0)
-    clients_per_bucket: int = 64
+    clients_per_bucket: int | None = None
     chunk: int | None = None
+    model_devices: int = 1
 
     def __post_init__(self) -> None:
         for name in ("rounds", "clients_per_round", "batch_size", "max_examples", "epochs"):
             checks.positive_int(f"training.{name}", getattr(self, name))
-        checks.positive_int("training.clients_per_bucket", self.clients_per_bucket)
-        if self.chunk is not None:
-            checks.positive_int("training.chunk", self.chunk)
+        checks.positive_int("training.model_devices", self.model_devices)
+        for name in ("clients_per_bucket", "chunk"):
+            if getattr(self, name) is not None:
+                checks.positive_int(f"training.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from jaxpfl.experiments.config.sections import (
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution
 from jaxpfl.models import (
@@ -204,7 +205,7 @@ def build_fed_avg(
         server=build_optimizer(training.server),
         plan=plan,
         cohort=build_cohort(training),
-        execution=Execution(chunk=training.chunk),
+        execution=build_execution(training),
         start=start,
         frozen=frozen,
     )
@@ -212,14 +213,30 @@ def build_fed_avg(
 
 def build_cohort(training: TrainingConfig) -> CohortSpec:
     """How a client's examples are capped and batched, on this machine's devices."""
-    devices = jax.device_count()
+    slots, replicas = training.clients_per_bucket, build_execution(training).replicas
     return CohortSpec(
         batch_size=training.batch_size,
         max_examples=training.max_examples,
         epochs=training.epochs,
         # A multiple of the devices, so that all get the same number of clients.
-        clients_per_bucket=-(-training.clients_per_bucket // devices) * devices,
+        clients_per_bucket=None if slots is None else -(-slots // replicas) * replicas,
     )
+
+
+def build_execution(training: TrainingConfig) -> Execution:
+    """This machine's devices, each with a copy of the model or several that share one.
+
+    Raises:
+      InputError: they cannot be shared out so.
+    """
+    shared, devices = training.model_devices, jax.device_count()
+    if shared == 1:
+        return Execution(chunk=training.chunk)
+    if devices % shared:
+        raise InputError(
+            f"training.model_devices must divide the number of devices, {devices}, found {shared}"
+        )
+    return Execution(client_mesh(model=shared), training.chunk)
 
 
 def build_optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:

@@ -87,7 +87,7 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
                 f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
                 f"{held}: an epsilon is only true for its own population"
             )
-        slots, replicas = query.cohort.clients_per_bucket, query.execution.replicas
+        slots, replicas = query.cohort.capacity, query.execution.replicas
         if slots % replicas:
             raise InputError(
                 f"clients_per_bucket = {slots} must be a multiple of {replicas}, the number of "

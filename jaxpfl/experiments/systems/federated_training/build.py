@@ -26,6 +26,7 @@ from jaxpfl.experiments.config.baselines import (
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
 from jaxpfl.experiments.engine.build import (
+    build_execution,
     build_fed_avg,
     build_model,
     build_plan,
@@ -209,7 +210,7 @@ def published_model(config: Config, settings: PublishedDecoderConfig) -> Languag
     start = tokeniser.start is not None
     used = "model.sequence_length and a start token"
     found.require_positions(settings.sequence_length + start, used)
-    return found.loaded(trained=trained)
+    return found.loaded(trained=trained, mesh=build_execution(config.training).mesh)
 
 
 def trained_parts(

@@ -6,9 +6,13 @@ from typing import Any
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
-from jaxpfl.experiments.engine.build import build_cohort, build_optimizer, build_plan
+from jaxpfl.experiments.engine.build import (
+    build_cohort,
+    build_execution,
+    build_optimizer,
+    build_plan,
+)
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
-from jaxpfl.federated.query import Execution
 from jaxpfl.privacy.plan import Plan
 
 LEAST_SHARE = 0.05
@@ -58,5 +62,5 @@ def gan(config: GanInversionConfig, plan: Plan, share: float) -> Algorithm:
         plan=plan,
         cohort=build_cohort(training),
         generator_training=settings.generator,
-        execution=Execution(chunk=training.chunk),
+        execution=build_execution(training),
     )

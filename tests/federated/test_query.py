@@ -1,0 +1,51 @@
+"""The buckets that a query gets where its cohort names none."""
+
+import jaxpfl as jp
+from jaxpfl.federated import Execution, Query, client_mesh, query
+from tests.federated.cohorts import held_vector, plan
+
+
+def capacity(clients=100, *, model=1, **settings):
+    """Of the buckets of a query over two devices."""
+    execution = Execution(client_mesh(2, model=model), settings.pop("chunk", None))
+    spec = jp.CohortSpec(4, 8, **settings)
+    asked = Query("asked", held_vector, plan(clients_per_round=clients), spec, execution=execution)
+    return asked.cohort.clients_per_bucket
+
+
+def test_two_cpu_devices_get_64_clients():
+    assert capacity() == capacity(clients=9_000) == capacity(chunk=8) == capacity(model=2) == 64
+
+
+def test_devices_that_train_many_clients_side_by_side_get_full_chunks(monkeypatch):
+    """But not many more than the plan has, because empty slots take memory, too."""
+    monkeypatch.setattr(query, "default_chunk", lambda mesh: 100)
+    assert capacity(clients=1_000) == 200
+    assert capacity(clients=1_000, model=2) == 100
+    assert capacity(clients=60) == 120
+    assert capacity(clients=3) == 64
+
+
+def test_a_given_chunk_divides_each_devices_share():
+    assert capacity(clients=1_000, chunk=24) == 96
+
+
+def test_a_given_number_is_kept():
+    assert capacity(clients_per_bucket=6) == 6
+
+
+def test_blocks_of_examples_count_and_not_examples(monkeypatch):
+    monkeypatch.setattr(query, "default_chunk", lambda mesh: 100)
+    everyone = jp.Plan(
+        clip=jp.Clip(1.0), participation=jp.Poisson(960, 960), rounds=1, noise=jp.Noise(1.0),
+        delta=1e-6, unit="example",
+    )  # fmt: skip
+
+    def bounded(broadcast, examples, key):
+        return held_vector(broadcast, examples, key)
+
+    bounded.example_bound = 1.0
+    asked = Query(
+        "asked", bounded, everyone, jp.CohortSpec(4, 8), execution=Execution(client_mesh(2))
+    )
+    assert asked.cohort.clients_per_bucket == 200
