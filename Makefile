@@ -25,7 +25,7 @@ help:
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        the benchmarks; appends to benchmarks/results"
 	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 3 GB)"
-	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; two hours at most"
+	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; four hours at most"
 	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"

@@ -1,6 +1,6 @@
 """Everything that a GPU is to measure, without anybody's attention.
 
-    python -m benchmarks.gpu                             # all parts, about two hours at most
+    python -m benchmarks.gpu                             # all parts, four hours at most
     python -m benchmarks.gpu --only aggregate cifar10
     python -m benchmarks.gpu --tiny                      # on any machine: does each part end?
 

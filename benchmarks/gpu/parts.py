@@ -29,7 +29,7 @@ def _rounds() -> list[Part]:
     """EMNIST CNN: cohorts by form of the convolution and clients that train side by side."""
     parts = []
     for cohort, chunks in (
-        (10, "1 2 5 10"),
+        (10, "1 2 4 16"),
         (50, "1 8 32 64"),
         (200, "8 32 64 128"),
         (1_000, "32 64 128 256"),

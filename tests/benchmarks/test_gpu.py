@@ -73,6 +73,15 @@ def test_parts_have_names_of_their_own():
     assert len(set(names)) == len(names)
 
 
+def test_chunks_of_the_rounds_divide_their_buckets():
+    """A bucket has 64 clients, or a chunk for each device."""
+    rounds = [part for part in parts() if part.name.startswith("round-")]
+    assert rounds
+    for part in rounds:
+        chunks = part.arguments[part.arguments.index("--chunks") + 1 :]
+        assert all(max(64, int(chunk)) % int(chunk) == 0 for chunk in chunks)
+
+
 def _different():
     """One part of each kind: some differ in their sizes alone."""
     return list({(part.module, part.tiny): part for part in parts()}.values())
