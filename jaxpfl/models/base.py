@@ -190,6 +190,15 @@ def summarise(metrics: Metrics) -> dict[str, float]:
     }
 
 
+def traced_platform() -> str:
+    """The platform that a program is traced for: "cpu", "gpu" or "tpu".
+
+    Inside a `shard_map`, what counts is the mesh's devices, which need not be at hand.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the columns that a model reads, of those that are held."""
     return tuple(held) if model.columns is None else tuple(model.columns)

@@ -8,12 +8,12 @@ same results up to rounding.
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import InputError
+from jaxpfl.models.base import traced_platform
 from jaxpfl.models.layers.winograd import convolve_3x3
 
 Form = Literal["auto", "patches", "convolution"]
@@ -24,15 +24,10 @@ _CHANNELS_OF_TILES = 8
 
 
 def resolve(form: Form) -> Form:
-    """The form that is traced: "auto" is "patches" on a CPU and "convolution" elsewhere.
-
-    Inside a `shard_map`, what counts is the mesh's devices, which need not be at hand.
-    """
+    """The form that is traced: "auto" is "patches" on a CPU and "convolution" elsewhere."""
     if form != "auto":
         return form
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    platform = jax.default_backend() if device is None else device.platform
-    return "patches" if platform == "cpu" else "convolution"
+    return "patches" if traced_platform() == "cpu" else "convolution"
 
 
 def check_images(image_shape: object, form: str) -> None:
