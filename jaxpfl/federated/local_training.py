@@ -17,7 +17,7 @@ from jaxpfl.models.decoder import lora
 PyTree = Any
 
 # A batch is not computed on fewer rows than this: each width is compiled.
-_FEWEST_ROWS = 4
+_FEWEST_ROWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +88,8 @@ def _of_leading_rows(
     """`gradient(local, batch, mask)`, computed on as many leading rows as hold an example.
 
     That is rounded up to a half or a quarter of the batch. A client's last batch, often its only
-    one, has fewer examples than slots, and on a CPU the time of a step grows with its rows.
-    Accelerators compute many clients at once, one of which mostly fills its batch.
+    one, has fewer examples than slots, and on a CPU the time of a step grows with its rows. Clients
+    that are computed side by side, as on accelerators, have whole batches.
     """
     size = mask.shape[0]
     widths = [-(-size // share) for share in (4, 2) if size // share >= _FEWEST_ROWS]
@@ -103,23 +103,24 @@ def _of_leading_rows(
 
         return of
 
-    used = _largest(jnp.max(jnp.where(mask, jnp.arange(1, size + 1), 0)))
+    used = _of_one_client(jnp.max(jnp.where(mask, jnp.arange(1, size + 1), 0)))
     width = jnp.sum(used > jnp.array(widths), dtype=jnp.int32)
     return jax.lax.switch(width, [leading(rows) for rows in (*widths, size)], local, batch, mask)
 
 
 @jax.custom_batching.custom_vmap
-def _largest(number: jax.Array) -> jax.Array:
-    """The number, and among clients that run side by side the largest one of all.
+def _of_one_client(number: jax.Array) -> jax.Array:
+    """The number; of clients that run side by side, one that is larger than any batch.
 
-    They then take the same branch; each with its own would compute all branches.
+    If they shared the widest one's width, a client would change how the others' updates are
+    rounded, and so move the sum by more than its own clipped contribution.
     """
     return number
 
 
-@_largest.def_vmap
-def _largest_of_all(
+@_of_one_client.def_vmap
+def _of_several_clients(
     axis_size: int, in_batched: list[bool], numbers: jax.Array
 ) -> tuple[jax.Array, bool]:
     del axis_size, in_batched
-    return jnp.max(numbers, axis=0), False
+    return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False

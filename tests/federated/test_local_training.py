@@ -125,7 +125,7 @@ def test_vmap_is_the_loop():
 @pytest.mark.parametrize("sizes", [(5,), (16, 3), (16, 9, 4), (8,), (1, 0, 12)])
 def test_a_batch_that_is_partly_full_gives_what_its_examples_give(sizes):
     """A quarter or a half of the slots may be computed alone; the poison in the others shows it."""
-    held = examples(sizes, steps=3, batch=16)
+    held = examples(sizes, steps=3, batch=32)
     w, b = by_hand(held, 0.1)
     delta = train(held, optax.sgd(0.1))
     np.testing.assert_allclose(delta["w"], w, rtol=1e-5, atol=1e-6)
@@ -133,7 +133,7 @@ def test_a_batch_that_is_partly_full_gives_what_its_examples_give(sizes):
 
 
 def test_examples_need_not_be_the_first_of_their_batch():
-    held = examples((6,), steps=1, batch=16)
+    held = examples((6,), steps=1, batch=32)
     backwards = jax.tree.map(lambda leaf: leaf[:, ::-1], (held.batches, held.mask))
     found = train(Examples(*backwards, held.steps), optax.sgd(0.1))
     np.testing.assert_allclose(found["w"], train(held, optax.sgd(0.1))["w"], rtol=1e-5)
@@ -148,23 +148,30 @@ class RowCounter(LinearModel):
         return rows * params["b"] + 0.0 * jnp.sum(params["w"]), {}
 
 
-@pytest.mark.parametrize(("sizes", "rows"), [((3,), 4), ((5,), 8), ((9,), 16), ((16, 16, 2), 36)])
+@pytest.mark.parametrize(("sizes", "rows"), [((3,), 8), ((9,), 16), ((17,), 32), ((32, 32, 2), 72)])
 def test_rows_without_examples_are_not_computed(sizes, rows):
     client = LocalTraining(RowCounter(), optax.sgd(1.0))
     params = LinearModel().init(jax.random.key(0))
-    held = examples(sizes, steps=3, batch=16)
+    held = examples(sizes, steps=3, batch=32)
     assert jax.jit(client)(params, held, jax.random.key(1))["b"] == -rows
-    # Beside a client with a full batch, the rows of each step are those of the larger.
-    fuller = examples((16,), steps=3, batch=16)
-    pair = jax.tree.map(lambda *leaves: np.stack(leaves), held, fuller)
 
-    def one(batches, mask):
-        return client(params, Examples(batches, mask, jnp.int32(len(sizes))), jax.random.key(1))
 
-    together = jax.jit(jax.vmap(one))(pair.batches, pair.mask)["b"]
-    first = 16 if len(sizes) == 1 else rows
-    assert together[0] == -first
-    assert together[1] == -16
+@pytest.mark.parametrize("model", [LinearModel(), RowCounter()])
+def test_no_client_changes_what_another_beside_it_computes(model):
+    """TRUST 16: not even the rounding, which would add to what a client moves the sum by."""
+    client, params = LocalTraining(model, optax.sgd(0.1)), LinearModel().init(jax.random.key(0))
+    held = examples((5,), steps=2, batch=32)
+
+    @jax.jit
+    @jax.vmap
+    def both(batches, mask):
+        return client(params, Examples(batches, mask, jnp.int32(2)), jax.random.key(1))
+
+    found = []
+    for other in (examples((2,), steps=2, batch=32), examples((32, 32), steps=2, batch=32)):
+        pair = jax.tree.map(lambda *leaves: np.stack(leaves), held, other)
+        found.append(jax.tree.map(lambda leaf: leaf[0], both(pair.batches, pair.mask)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
 
 
 @dataclasses.dataclass(frozen=True)
