@@ -35,6 +35,9 @@ Accountant = Literal["pld", "rdp"]
 
 RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
 
+_LARGEST_STEP = 500.0
+"""Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
+
 _FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 
 
@@ -143,8 +146,7 @@ def _epsilon(
     for leaf, _ in releases:
         _require_support(leaf, accountant, adjacency)
     if accountant == "rdp":
-        total = _total_rdp(releases)
-        return float(rdp.compute_epsilon(RDP_ORDERS, total, delta)[0])
+        return _rdp_epsilon(releases, delta)
     precision, sampled = 0.0, []
     for leaf, count in releases:
         if isinstance(leaf, dp_accounting.GaussianDpEvent):
@@ -156,6 +158,10 @@ def _epsilon(
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
             return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
     interval = coarsening * _interval(releases, delta)
+    if interval > _LARGEST_STEP:
+        # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
+        # bound holds, too.
+        return _rdp_epsilon(releases, delta)
     composed = _pld(1.0, precision**-0.5, interval) if precision else None
     for leaf, count in sampled:
         part = _pld(leaf.sampling_probability, _noise_multiplier(leaf), interval)
@@ -165,6 +171,10 @@ def _epsilon(
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(composed.get_epsilon_for_delta(delta))
+
+
+def _rdp_epsilon(releases: _FrozenCounts, delta: float) -> float:
+    return float(rdp.compute_epsilon(RDP_ORDERS, _total_rdp(releases), delta)[0])
 
 
 def _noise_multiplier(leaf: dp_accounting.DpEvent) -> float:
@@ -245,8 +255,7 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     """
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
-    divergences = _total_rdp(releases)
-    rough = float(rdp.compute_epsilon(RDP_ORDERS, divergences, delta)[0])
+    divergences, rough = _total_rdp(releases), _rdp_epsilon(releases, delta)
     multipliers = [_noise_multiplier(leaf) for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss.

@@ -294,3 +294,14 @@ def test_noise_multipliers_are_rounded_up():
         assert z <= rounded <= z * (1 + 1.1e-4)
         assert len(f"{rounded:.10g}".replace(".", "").strip("0")) <= 6
     assert np.isclose(accounting._round_up(3.1450167), 3.1451)
+
+
+def test_losses_too_large_for_pld_have_the_bound_of_rdp():
+    """A noise multiplier of 5e-4 over 500 rounds ended in an OverflowError of PLD's."""
+    event = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(0.002))
+    rounds = dp_accounting.SelfComposedDpEvent(event, 10**9)
+    found = [
+        accounting.epsilon(rounds, 1e-5, accountant, "add_or_remove_one")
+        for accountant in ("pld", "rdp")
+    ]
+    assert found[0] == found[1] > 1e6
