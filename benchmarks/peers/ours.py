@@ -10,6 +10,7 @@ function in the order of the peers, once a release without noise has agreed with
 
 import importlib.metadata
 import itertools
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -95,7 +96,9 @@ def _norm_in_order(client_fn: Any, start: Any, held: work.Arrays, released: floa
     changes = [clipped(*batches) for batches in zip(*work.stacked(held), strict=True)]
     total = jax.tree.map(lambda *leaves: sum(leaves), *changes)
     norm = float(optax.tree.norm(total)) / len(changes)
-    if abs(released - norm) > 0.05 * norm:
+    # A release takes each client's examples in an order of its own, which moves a client's norm by
+    # 12 % (standard deviation): four of these, for the mean of all clients.
+    if abs(released - norm) > 0.5 / math.sqrt(len(changes)) * norm:
         raise SystemExit(f"a release has a mean change of norm {released}, its clients {norm}")
     return norm
 
