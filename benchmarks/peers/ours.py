@@ -4,13 +4,12 @@
 
 With "quiet", rounds answer with the norm of the mean change; otherwise it is what the noise hides,
 and they answer with null. All clients take part in every round. A release draws the order of their
-examples, on which the norm depends by some percent: the answer is that of the library's client
+examples, on which the norm depends by up to 13 %: the answer is that of the library's client
 function in the order of the peers, once a release without noise has agreed with it in this bound.
 """
 
 import importlib.metadata
 import itertools
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -96,9 +95,9 @@ def _norm_in_order(client_fn: Any, start: Any, held: work.Arrays, released: floa
     changes = [clipped(*batches) for batches in zip(*work.stacked(held), strict=True)]
     total = jax.tree.map(lambda *leaves: sum(leaves), *changes)
     norm = float(optax.tree.norm(total)) / len(changes)
-    # A release takes each client's examples in an order of its own, which moves a client's norm by
-    # 12 % (standard deviation): four of these, for the mean of all clients.
-    if abs(released - norm) > 0.5 / math.sqrt(len(changes)) * norm:
+    # A release takes each client's examples in an order of its own. The norms of five other orders
+    # were up to 13 % away, of ten equal clients as of 200 ragged ones.
+    if abs(released - norm) > 0.25 * norm:
         raise SystemExit(f"a release has a mean change of norm {released}, its clients {norm}")
     return norm
 
