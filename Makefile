@@ -23,7 +23,7 @@ help:
 	@echo "make docs         build the documentation site into build/site"
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
-	@echo "make bench        the benchmarks; appends to benchmarks/results"
+	@echo "make bench        jaxpfl bench all --store: all benchmarks; appends to benchmarks/results"
 	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 3 GB)"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; four hours at most"
 	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
@@ -74,21 +74,7 @@ lint: .venv/installed-dev
 	.venv/bin/python tools/architecture.py
 
 bench: .venv/installed-dev
-	.venv/bin/python -m benchmarks.micro.aggregate
-	.venv/bin/python -m benchmarks.micro.checkpoint
-	.venv/bin/python -m benchmarks.micro.packing
-	.venv/bin/python -m benchmarks.macro.round
-	.venv/bin/python -m benchmarks.micro.model_step
-	.venv/bin/python -m benchmarks.micro.embed
-	.venv/bin/python -m benchmarks.micro.frechet
-	.venv/bin/python -m benchmarks.micro.fred_noise
-	.venv/bin/python -m benchmarks.micro.scores
-	.venv/bin/python -m benchmarks.micro.tff
-	.venv/bin/python -m benchmarks.macro.gan_round
-	.venv/bin/python -m benchmarks.macro.word_lm
-	.venv/bin/python -m benchmarks.macro.generate
-	.venv/bin/python -m benchmarks.macro.finetune
-	.venv/bin/python -m benchmarks.macro.popri_cost --paper-clients
+	.venv/bin/jaxpfl bench all --store
 
 PEERS = torch drjax pfl
 

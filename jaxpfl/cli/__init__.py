@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
 from jaxpfl.cli import (
+    bench,
     budget,
     calibrate,
     compare,
@@ -154,6 +155,12 @@ COMMANDS = {
         "--epsilon 0.6 --delta 2e-6",
         fred.add,
         fred.run,
+    ),
+    "bench": _Command(
+        "Run benchmarks by name, beside the last stored results of this machine.",
+        "jaxpfl bench aggregate word_lm",
+        bench.add,
+        bench.run,
     ),
 }
 
