@@ -1,6 +1,7 @@
 """One file or folder per system, each reading like its paper.
 
 fed_avg            DP-FedAvg
+fed_sgd            DP-SGD: protects single examples
 fed_avg_gan        DP-FedAvg-GAN: a critic on clients, a generator on the server
 fred               a private Frechet distance from clients' data to public corpora
 federated_metrics  accuracies of slices and of users, released with privacy
@@ -10,7 +11,7 @@ private_evolution  synthetic texts that clients vote on, and that the server var
 frechet            the distance itself, from moments
 gaussian_moments   moments of embeddings, streaming; mixtures in closed form
 
-Each of the first seven is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
+Each of the first eight is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
 """
 
 from jaxpfl.algorithms import frechet as frechet
@@ -24,6 +25,8 @@ from jaxpfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
 from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
 from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
+from jaxpfl.algorithms.fed_sgd import FedSGDState as FedSGDState
+from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
 from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
 from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
 from jaxpfl.algorithms.fred import FredPlan as FredPlan

@@ -9,12 +9,14 @@ identity         everything that a release depends on
 accumulators     how contributions are added up
 client           what one client computes
 local_training   a client function: some steps of SGD
+clipped_gradients  a client function: the sum of its examples' clipped gradients
 evaluation       evaluates a public model on a device's own examples
 """
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
+from jaxpfl.federated.clipped_gradients import ClippedGradients
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import client_mesh
@@ -27,6 +29,7 @@ from jaxpfl.privacy.secret import Secret
 __all__ = [
     "BoundedByExample",
     "ClientFn",
+    "ClippedGradients",
     "Compensated",
     "Examples",
     "Execution",

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Cohort
+from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
@@ -43,7 +44,9 @@ class Work(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The cohort's size, and how full the buckets of this process were. PRIVATE."""
+    """How many clients took part, or blocks of examples, and how full the buckets of this process
+    were. PRIVATE.
+    """
 
     clients: int
     padding_waste: float
@@ -78,16 +81,15 @@ class Asked:
           InputError: the query does not fit the data.
         """
         prepared = population if query.prepare is None else query.prepare(population)
-        if query.plan.unit == "client" and len(prepared) != len(population):
+        if _units(query, prepared) != _units(query, population):
             raise InputError(
-                f"query {query.label!r}: prepare must keep every client, found another number"
+                f"query {query.label!r}: prepare must keep every {query.plan.unit}, found another "
+                "number"
             )
         columns = identity.read_columns(query, prepared)
         lowered = identity.lowered(query, broadcast, columns)
         content = origin_hash(columns, prepared.offsets)
         held = Population(columns, prepared.offsets, prepared.client_ids)
-        if query.plan.unit == "example":
-            held = _in_blocks(held, query.cohort.max_examples)
         door = Door(query, lowered.out_info)
         return cls(query, door, held, population.fingerprint, lowered.as_text(), content)
 
@@ -98,9 +100,7 @@ class Asked:
         )
 
     def drawn(self, work: Work) -> np.ndarray:
-        """The cohort, int64 [clients]: the same in all processes of a run. PRIVATE."""
-        if self.query.plan.unit == "example":
-            return np.arange(len(self.held))
+        """The cohort, int64 [units]: clients, or examples. The same in all processes. PRIVATE."""
         return self.query.plan.sample(work.seed, work.round)
 
     def sum(self, broadcast: PyTree, work: Work, chosen: np.ndarray) -> tuple[Summed, Facts]:
@@ -111,8 +111,12 @@ class Asked:
           chosen: what `drawn` returns.
         """
         plan, door = self.query.plan, self.door
+        held = self.held
+        if plan.unit == "example":
+            held = _in_blocks(held, chosen, self.query.cohort.max_examples)
+            chosen = np.arange(len(held))
         cohort = Cohort(
-            self.held,
+            held,
             chosen,
             self.query.cohort,
             # As secret as the cohort: shuffles depend on clients' indices, so that with a public
@@ -167,8 +171,15 @@ def _typed(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=NOISE_IMPLEMENTATION)
 
 
-def _in_blocks(held: Population, size: int) -> Population:
-    """The same examples in blocks of `size`: a sum over examples does not depend on clients."""
-    total = held.num_examples
+def _units(query: Query, population: Population) -> int:
+    """How many units of privacy the query asks."""
+    return len(population) if query.plan.unit == "client" else population.num_examples
+
+
+def _in_blocks(held: Population, chosen: np.ndarray, size: int) -> Population:
+    """The chosen examples in blocks of `size`: a sum over them does not depend on clients."""
+    columns, total = held.numeric(), len(chosen)
+    if total < held.num_examples:
+        columns = {name: take(column, chosen) for name, column in columns.items()}
     edges = np.append(np.arange(0, total, size), total)
-    return Population(held.numeric(), edges, [str(number) for number in range(len(edges) - 1)])
+    return Population(columns, edges, [str(number) for number in range(len(edges) - 1)])

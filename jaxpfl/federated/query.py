@@ -70,7 +70,7 @@ class Query:
         for a client must not depend on other clients, or else the plan's sensitivity does not hold.
       execution: devices, chunk and accumulator.
 
-    Where the plan's unit is the example, all examples take part once, in blocks of
+    Where the plan's unit is the example, those that take part do so once, in blocks of
     `cohort.max_examples`, whoever holds them. With a cap on a client's examples, another one could
     replace a removed one, which would double the sensitivity.
 

@@ -5,8 +5,8 @@ noise scales and the events that the ledger is charged with, so that a sampler c
 with the wrong accountant. The participation decides adjacency and accountant: see
 `privacy.participation`.
 
-The unit is what is added, removed or replaced: a client with all its examples, or one example. The
-latter needs everyone to take part, and a client function that bounds each example by itself
+The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
+examples are sampled, whoever holds them, and the client function bounds each example by itself
 (`federated.BoundedByExample`). The noise multiplier is always z = (noise standard deviation on the
 sum) / S.
 """
@@ -40,7 +40,7 @@ class Plan:
       noise: None for a plan without privacy, which `without_privacy` makes.
       participation: `Poisson`, `FixedSize` or `Cyclic`, with population and clients per round.
       delta: of the guarantee, below 1 / N; 0 without noise.
-      unit: "client", or "example": then everyone takes part, and the population counts examples.
+      unit: "client", or "example": then population and clients per round count examples.
       accountant: None = PLD, or RDP for cohorts of fixed size.
       allow_large_delta: a written reason to accept delta >= 1 / N.
       simulates: a larger population whose noise is scaled down to these clients, see
@@ -102,10 +102,10 @@ class Plan:
         checks.one_of("unit", self.unit, ("client", "example"))
         if self.unit == "client":
             return
-        if self.sampling != "poisson" or self.clients_per_round != self.population:
+        if self.sampling != "poisson":
             raise InputError(
-                "unit = 'example' needs everyone to take part: sampling = 'poisson' and "
-                "clients_per_round = population, because clients are sampled and not examples"
+                "unit = 'example' needs sampling = 'poisson', where each example takes part by "
+                f"itself, found {self.sampling!r}"
             )
         if self.adaptive_clip is not None or self.clipping != "flat":
             raise InputError("unit = 'example' needs clipping = 'flat' and no adaptive_clip")
@@ -132,6 +132,7 @@ class Plan:
         clip: Clip,
         participation: Participation,
         correlation: Correlation = "independent",
+        unit: Unit = "client",
         accountant: Accountant | None = None,
         allow_large_delta: str | None = None,
         prior_releases: dp_accounting.DpEvent | None = None,
@@ -160,6 +161,7 @@ class Plan:
             noise=Noise(1.0, correlation),
             participation=participation,
             delta=delta,
+            unit=unit,
             accountant=accountant,
             allow_large_delta=allow_large_delta,
         )

@@ -80,6 +80,12 @@ def fed_avg() -> tuple[Algorithm, Population]:
     return algorithm, numbers()
 
 
+def fed_sgd() -> tuple[Algorithm, Population]:
+    clients = numbers()
+    of_examples = plan(population=clients.num_examples, clients_per_round=10, unit="example")
+    return jp.algorithms.fed_sgd(Linear(), server=SERVER, plan=of_examples), clients
+
+
 def fed_avg_gan() -> tuple[Algorithm, Population]:
     rng = np.random.default_rng(0)
     held = {
@@ -185,6 +191,7 @@ SYSTEMS = {
     made.__name__: made
     for made in (
         fed_avg,
+        fed_sgd,
         fed_avg_gan,
         fred,
         federated_metrics,

@@ -23,6 +23,10 @@ def same(one: Asked, other: Asked) -> bool:
     return jax.tree.all(found)
 
 
+def _unit(algorithm: Algorithm):
+    return algorithm.queries[0].plan.unit
+
+
 @every_system
 def test_what_it_costs_is_known_before_it_starts(system, tmp_path):
     """TRUST 29: the ledger ends with the events that the algorithm's queries stated."""
@@ -76,7 +80,7 @@ def test_another_number_of_clients_is_refused_before_any_charge(system, tmp_path
     """TRUST 9: one client fewer or more than planned."""
     algorithm, clients = system()
     fewer = clients.select(np.arange(len(clients) - 1))
-    with Ledger(tmp_path / "ledger.jsonl", clients) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", clients, unit=_unit(algorithm)) as ledger:
         with pytest.raises(InputError, match="population"):
             run_rounds(
                 algorithm, releaser_of(algorithm, fewer, ledger, SAME, run="run"), jax.random.key(0)
@@ -99,7 +103,8 @@ def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
     """TRUST 30: no round of it is made, where all together would cost too much."""
     algorithm, clients = system()
     budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
-    with Ledger(tmp_path / "ledger.jsonl", clients, budget=budget) as ledger:
+    unit = _unit(algorithm)
+    with Ledger(tmp_path / "ledger.jsonl", clients, budget=budget, unit=unit) as ledger:
         releaser = releaser_of(algorithm, clients, ledger, Secret(), run="run")
         with pytest.raises(BudgetExhausted, match="nothing was released"):
             run_rounds(algorithm, releaser, jax.random.key(0))

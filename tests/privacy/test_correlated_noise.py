@@ -227,7 +227,7 @@ def test_rounds_that_the_plan_does_not_have(noise, round):
     [
         ({"noise": "tree", "sampling": "poisson"}, "noise = 'tree' needs sampling = 'cyclic'"),
         ({"noise": "trees"}, "noise must be one of 'independent', 'tree', 'banded'"),
-        ({"unit": "example"}, "unit = 'example' needs everyone to take part"),
+        ({"unit": "example"}, "unit = 'example' needs sampling = 'poisson'"),
     ],
 )
 def test_bad_plans(change, message):

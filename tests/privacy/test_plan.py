@@ -255,17 +255,16 @@ def test_a_plan_survives_json(options):
     assert Plan.from_dict(json.loads(json.dumps(bare.to_dict()))) == bare
 
 
-def test_the_unit_example_needs_everyone_and_a_flat_constant_clip():
-    everyone = FIELDS | {"clients_per_round": FIELDS["population"]}
-    plan = flat_plan(**everyone, unit="example")
+def test_the_unit_example_needs_poisson_sampling_and_a_flat_constant_clip():
+    plan = flat_plan(**FIELDS, unit="example")
     assert "unit = example, adjacency = add or remove one example" in plan.statement()
     assert Plan.from_dict(plan.to_dict()) == plan
     for bad in (
-        FIELDS | {"unit": "example"},
-        everyone | {"unit": "example", "sampling": "fixed"},
-        everyone | {"unit": "example", "clipping": "per_layer"},
-        everyone | {"unit": "example", "adaptive_clip": AdaptiveClip()},
-        everyone | {"unit": "record"},
+        FIELDS | {"unit": "example", "sampling": "fixed"},
+        FIELDS | {"unit": "example", "sampling": "cyclic"},
+        FIELDS | {"unit": "example", "clipping": "per_layer"},
+        FIELDS | {"unit": "example", "adaptive_clip": AdaptiveClip()},
+        FIELDS | {"unit": "record"},
     ):
         with pytest.raises(InputError):
             flat_plan(**bad)

@@ -202,13 +202,13 @@ class Loop:
         return TrackedRun(directory.run_id, name, self.directory, config, directory.stamp)
 
     def _bar(self) -> Progress:
-        name = self.algorithm.name
+        name, plan = self.algorithm.name, self.algorithm.queries[0].plan
         return Progress(
             f"{name} ({mark_of(self._directory.stamp)})" if self._directory.stamp else name,
             total=self.algorithm.rounds,
             progress=self.tracking.progress,
             step="round",
-            clients=self.algorithm.queries[0].plan.clients_per_round,
+            clients=plan.clients_per_round if plan.unit == "client" else None,
         )
 
     def _releaser(self, ledger: Ledger, bar: Progress, stack: ExitStack) -> Releaser | None:

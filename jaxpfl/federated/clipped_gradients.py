@@ -1,0 +1,85 @@
+"""What a client does in DP-SGD: the sum of its examples' clipped gradients.
+
+Source: Abadi et al. 2016, "Deep Learning with Differential Privacy", Algorithm 1:
+
+    sum_i g_i min(1, S / ||g_i||),      g_i the gradient of example i's loss
+
+What becomes of an example follows `privacy.clipping`, with an example in the place of a client:
+
+| an example                              | adds                                                  |
+|-----------------------------------------|-------------------------------------------------------|
+| whose gradient has a norm of at most S  | its gradient                                          |
+| with a larger norm                      | its gradient times S / norm                           |
+| with a NaN, an infinity, or an overflow | exactly 0; the other examples add what they would     |
+| that is padding                         | exactly 0, whatever values it has                     |
+
+The gradients are computed by `federated.example_gradients`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxpfl.federated.client import Examples
+from jaxpfl.federated.example_gradients import clipped_sum
+from jaxpfl.federated.mesh import shardings
+from jaxpfl.models.base import Augmenting, Checking, Model
+from jaxpfl.privacy.clipping import Clip
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGradients:
+    """A client function: the sum, over its examples, of the clipped gradient of each one's loss.
+
+    Attributes:
+      model: the loss of an example is its `loss(params, batch, mask)` of a batch of that example
+        alone. One that is `Augmenting` has its examples drawn anew.
+      clip_norm: S, the L2 bound on one example's gradient.
+
+    Raises:
+      InputError: `clip_norm` is not a number in [1e-12, 1e12].
+    """
+
+    model: Model
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip_norm", Clip(self.clip_norm).norm)
+
+    @property
+    def example_bound(self) -> float:
+        """S, see `BoundedByExample`; it holds up to the rounding of float32, a few times 1e-6."""
+        return self.clip_norm
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Refuses a model of one's own that does not fit the columns (`models.OwnModel.check`)."""
+        if isinstance(self.model, Checking):
+            self.model.check(columns)
+
+    def shardings(self, mesh: Mesh, params: PyTree) -> PyTree:
+        """Where the broadcast, or a gradient, is on a mesh: as the model's own rule says."""
+        return shardings(self.model, mesh, params)
+
+    def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+        """Returns a sum like `params`; exactly 0 for a client without examples."""
+
+        def loss(params: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+            alone = {name: value[None] for name, value in example.items()}
+            return self.model.loss(params, alone, jnp.ones((1,), bool))[0]
+
+        def step(index: jax.Array, total: PyTree) -> PyTree:
+            batch = {name: column[index] for name, column in examples.batches.items()}
+            mask_B = examples.mask[index]
+            if isinstance(self.model, Augmenting):
+                batch = self.model.augment(batch, jax.random.fold_in(key, index))
+            added = clipped_sum(loss, params, batch, mask_B, self.clip_norm)
+            return jax.tree.map(jnp.add, total, added)
+
+        # A traced bound: padding steps are not run.
+        return jax.lax.fori_loop(0, examples.steps, step, jax.tree.map(jnp.zeros_like, params))
