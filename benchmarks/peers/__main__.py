@@ -10,8 +10,10 @@ asked of the programs by turns, in ever new order. The processor time of everyth
 during each round; a round that was disturbed by more than `--foreign` processors is asked for
 again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
-The best and the median round count; `ratio` is a program's best time over ours. README's table
-shows the last run that was not disturbed. Needs Linux.
+The best and the median round count; `ratio` is a program's best time over ours. A program whose
+round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
+than there is, is left out, and the table says why. README's table shows the last run that was not
+disturbed. Needs Linux.
 """
 
 import dataclasses
@@ -35,23 +37,28 @@ OURS = "jaxpfl"
 # Program: its environment (None = ours), then its module and arguments.
 PROGRAMS: dict[str, tuple[str | None, list[str]]] = {
     OURS: (None, ["ours"]),
-    "PyTorch loop": ("torch", ["torch_loop"]),
-    "PyTorch, a process a core": ("torch", ["torch_loop", str(os.cpu_count() or 1)]),
-    "plain JAX, scan": ("drjax", ["jax_scan"]),
-    "DrJAX": ("drjax", ["drjax_round"]),
-    "pfl": ("pfl", ["pfl_round"]),
+    "PyTorch loop": (".venv-peer-torch", ["torch_loop"]),
+    "PyTorch, a process a core": (".venv-peer-torch", ["torch_loop", str(os.cpu_count() or 1)]),
+    "plain JAX, scan": (".venv-peer-drjax", ["jax_scan"]),
+    "DrJAX": (".venv-peer-drjax", ["drjax_round"]),
+    "jax_privacy": (".venv-peer-jax_privacy", ["jax_privacy_round"]),
+    "FedJAX": (".venv-peer-fedjax", ["fedjax_round"]),
+    "TensorFlow Federated": (".venv-tff", ["tff_round"]),
+    "pfl": (".venv-peer-pfl", ["pfl_round"]),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    equal: tuple[int, ...] = (10, 50, 200)  # cohorts of clients with 100 examples each
-    ragged: tuple[int, ...] = (50, 200)  # cohorts of clients with 1 to 100 examples
+    equal: tuple[int, ...] = (10, 50, 200, 1_000)  # cohorts of clients with 100 examples each
+    ragged: tuple[int, ...] = (10, 50, 200, 1_000)  # cohorts of clients with 1 to 100 examples
     turns: int = 5
+    clients: int = 600  # in all turns of a program, beyond which a cohort has fewer of them
+    longest: float = 60.0  # seconds of a round, beyond which a program is left out
     foreign: float = 0.1  # processors
     attempts: int = 3
     programs: tuple[str, ...] = tuple(PROGRAMS)
-    environments: Path = ROOT  # where .venv-peer-NAME are
+    environments: Path = ROOT  # where the environments' folders are
     table_only: bool = False
 
 
@@ -60,33 +67,42 @@ def main(config: Config) -> None:
         rows = []
         with tempfile.TemporaryDirectory() as folder:
             for ragged, cohorts in ((False, config.equal), (True, config.ragged)):
-                for cohort in cohorts:
-                    rows += measured(config, cohort, ragged, Path(folder))
+                for cohort in sorted(cohorts):
+                    before = {row["what"]: row for row in rows if row["ragged"] == ragged}
+                    rows += measured(config, cohort, ragged, Path(folder), before)
                     shown = ("what", "cohort", "clients/s", "median", "ratio", "cpu s/client")
                     harness.table(rows, [*shown, "peak MB", "first round s", "foreign"])
         print(f"recorded in {harness.record('peers', rows)}")
     print(f"table in {table.write(ROOT / 'README.md', harness.RESULTS / 'peers.jsonl')}")
 
 
-def measured(config: Config, cohort: int, ragged: bool, folder: Path) -> list[dict]:
-    """The rows of one cohort."""
+def measured(
+    config: Config, cohort: int, ragged: bool, folder: Path, before: dict[str, dict]
+) -> list[dict]:
+    """The rows of one cohort; `before` has a program's row of the cohort before this one."""
     file = folder / f"{cohort} {ragged}.npz"
     work.save(str(file), cohort, ragged)
-    quiet = _program(config, OURS, file, folder, "quiet")
-    norm = quiet.turn().norm
-    quiet.close()
+    norm = _quiet_norm(config, OURS, file, folder)
+    reasons = {
+        name: _too_much(config, cohort, before[name])
+        for name in config.programs
+        if name in before and name != OURS
+    }
+    names = [name for name in config.programs if not reasons.get(name)]
     programs: dict[str, Program] = {}
-    turns: dict[str, list[Turn]] = {name: [] for name in config.programs}
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
     first: dict[str, Turn] = {}
+    norms = {OURS: norm}
     try:
-        for name in config.programs:
+        for name in names:
             programs[name] = _program(config, name, file, folder)
             first[name] = programs[name].turn()
-            _check(name, first[name].norm, norm)
-        for turn in range(config.turns):
+            if name != OURS:
+                norms[name] = first[name].norm or _quiet_norm(config, name, file, folder)
+                _check(name, norms[name], norm)
+        for turn in range(max(1, min(config.turns, config.clients // cohort))):
             # Of its own seed each, so that no program always follows the same one.
-            order = random.Random(turn).sample(config.programs, len(config.programs))
-            for name in order:
+            for name in random.Random(turn).sample(names, len(names)):
                 turns[name].append(_undisturbed(config, programs[name]))
         rows = []
         for name, program in programs.items():
@@ -103,7 +119,7 @@ def measured(config: Config, cohort: int, ragged: bool, folder: Path) -> list[di
                     "start s": program.start_seconds,
                     "first round s": first[name].seconds,
                     "foreign": statistics.median(turn.foreign for turn in turns[name]),
-                    "norm": norm if name == OURS else first[name].norm,
+                    "norm": norms[name],
                     "versions": program.hello,
                 }
             )
@@ -114,16 +130,44 @@ def measured(config: Config, cohort: int, ragged: bool, folder: Path) -> list[di
     for row in rows:
         if OURS in by_name:
             row["ratio"] = by_name[OURS]["clients/s"] / row["clients/s"]
-    return rows
+    left_out = {"cohort": cohort, "ragged": ragged}
+    return rows + [
+        {"what": name, **left_out, "left out": reason} for name, reason in reasons.items() if reason
+    ]
+
+
+def _too_much(config: Config, cohort: int, before: dict) -> str:
+    """Why a program is left out of a cohort, after its row of a smaller one; empty if it is not."""
+    if "left out" in before:
+        return before["left out"]
+    seconds = cohort / before["median"]
+    # At most: what a process needs without any client is multiplied, too.
+    gigabytes = before["peak MB"] / 1024 * cohort / before["cohort"]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if seconds > config.longest:
+        return f"a round would take {seconds:.0f} s"
+    if gigabytes > 0.8 * memory:
+        return f"a round would take up to {gigabytes:.0f} GB"
+    return ""
+
+
+def _quiet_norm(config: Config, name: str, file: Path, folder: Path) -> float:
+    """The norm of the mean change of a program that tells it without noise alone."""
+    quiet = _program(config, name, file, folder, "quiet")
+    norm = quiet.turn().norm
+    quiet.close()
+    if norm is None:
+        raise SystemExit(f"{name} does not tell the norm of its mean update")
+    return norm
 
 
 def _program(config: Config, name: str, file: Path, folder: Path, *extra: str) -> Program:
     environment, (module, *arguments) = PROGRAMS[name]
     python = sys.executable
     if environment is not None:
-        python = str(config.environments / f".venv-peer-{environment}" / "bin" / "python")
+        python = str(config.environments / environment / "bin" / "python")
         if not Path(python).exists():
-            raise SystemExit(f"{python} does not exist: make .venv-peer-{environment}/installed")
+            raise SystemExit(f"{python} does not exist: make {environment}/installed")
     command = [python, "-m", f"benchmarks.peers.{module}", str(file), *arguments, *extra]
     return Program(command, ROOT, folder / f"{module}.log")
 
@@ -138,10 +182,8 @@ def _undisturbed(config: Config, program: Program) -> Turn:
     return best
 
 
-def _check(name: str, found: float | None, expected: float | None) -> None:
+def _check(name: str, found: float, expected: float) -> None:
     """PyTorch's convolutions differ in the fourth digit from one number of threads to another."""
-    if found is None or expected is None:
-        return
     if not math.isclose(found, expected, rel_tol=2e-3):
         raise SystemExit(f"{name} has a mean update of norm {found}, ours is {expected}")
 

@@ -33,15 +33,20 @@ def loss(params, image_BxHxWxC, label_B, mask_B):
     return jnp.sum(jnp.where(mask_B, losses, 0)) / jnp.maximum(mask_B.sum(), 1)
 
 
-def clipped_change(params, image_SxB, label_SxB, mask_SxB):
-    """One client's change after one epoch of SGD, clipped. Steps of padding alone are not run."""
+def changed(params, image_SxB, label_SxB, mask_SxB):
+    """One client's change after one epoch of SGD. Steps of padding alone are not run."""
 
     def step(index, local):
         gradients = jax.grad(loss)(local, image_SxB[index], label_SxB[index], mask_SxB[index])
         return jax.tree.map(lambda p, g: p - work.LEARNING_RATE * g, local, gradients)
 
     trained = jax.lax.fori_loop(0, mask_SxB.any(1).sum(), step, params)
-    change = jax.tree.map(jnp.subtract, trained, params)
+    return jax.tree.map(jnp.subtract, trained, params)
+
+
+def clipped_change(params, *batches_SxB):
+    """The same, clipped."""
+    change = changed(params, *batches_SxB)
     factor = jnp.minimum(1.0, work.CLIP_NORM / norm(change))
     return jax.tree.map(lambda leaf: leaf * factor, change)
 

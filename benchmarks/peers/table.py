@@ -32,7 +32,7 @@ def rendered(results: Path) -> str:
     product, lose most.
     """
     stored = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    disturbed = {row["date"] for row in stored if row["foreign"] > _MOST_FOREIGN}
+    disturbed = {row["date"] for row in stored if row.get("foreign", 0.0) > _MOST_FOREIGN}
     quiet = [row for row in stored if row["date"] not in disturbed]
     if not quiet:
         return "Not measured on a quiet machine yet: `make peers` writes the table.\n"
@@ -46,20 +46,22 @@ def rendered(results: Path) -> str:
     for what in dict.fromkeys(row["what"] for row in rows):
         of = {(row["ragged"], row["cohort"]): row for row in rows if row["what"] == what}
         rates = " | ".join(_rate(of[kind]) if kind in of else "" for kind in kinds)
-        least = of[min(of)]
+        least = of[min(kind for kind, row in of.items() if "left out" not in row)]
         lines.append(
             f"| {what} | {rates} | {least['cpu s/client']:.3f} | {least['peak MB']:,.0f} | "
             f"{least['start s'] + least['first round s']:.1f} |"
         )
-    foreign = max(row["foreign"] for row in rows)
+    foreign = max(row.get("foreign", 0.0) for row in rows)
     source = (
-        f"\nThe best round of several by turns (the median in brackets) on {rows[0]['machine']}, "
-        f"{rows[0]['date'][:10]}. The last three columns are of the first cohort; the first round "
-        f"includes the start of the process. Other programs kept up to {foreign:.1f} processors "
-        "busy meanwhile.\n"
+        "\nThe best round of several by turns, the median in brackets, and how many times as fast "
+        f"our best is (below 1, it is slower), on {rows[0]['machine']}, {rows[0]['date'][:10]}. "
+        "The last three columns are of the first cohort; the first round includes the start of the "
+        f"process. Other programs kept up to {foreign:.1f} processors busy meanwhile.\n"
     )
     return "\n".join(lines) + "\n" + source
 
 
 def _rate(row: dict[str, Any]) -> str:
-    return f"{row['clients/s']:.1f} ({row['median']:.1f})"
+    if "left out" in row:
+        return row["left out"]
+    return f"{row['clients/s']:.1f} ({row['median']:.1f}), {row['ratio']:.2f}"

@@ -10,6 +10,7 @@ ROW = {
     "machine": "2 cores, some processor",
     "clients/s": 20.0,
     "median": 18.0,
+    "ratio": 1.0,
     "cpu s/client": 0.1,
     "peak MB": 1_234.0,
     "start s": 1.0,
@@ -35,7 +36,14 @@ def test_readme_shows_the_last_run_alone(tmp_path):
         ROW | {"date": "2025-01-01 00:00", "what": "older", "cohort": 10, "ragged": False},
         ROW | {"what": "ours", "cohort": 50, "ragged": True},
         ROW | {"what": "ours", "cohort": 10, "ragged": False, "clients/s": 21.0},
-        ROW | {"what": "other", "cohort": 10, "ragged": False},
+        ROW | {"what": "other", "cohort": 10, "ragged": False, "ratio": 0.9},
+        {
+            **{name: ROW[name] for name in ("date", "machine")},
+            "what": "other",
+            "cohort": 50,
+            "ragged": True,
+            "left out": "a round would take 99 s",
+        },
     ]
     results, readme = tmp_path / "peers.jsonl", tmp_path / "README.md"
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -45,8 +53,10 @@ def test_readme_shows_the_last_run_alone(tmp_path):
         text = readme.read_text()
         assert text.startswith("before\n") and text.endswith("after\n")
         assert "stale" not in text and "older" not in text
-        assert "| ours | 21.0 (18.0) | 20.0 (18.0) | 0.100 | 1,234 | 3.5 |" in text
-        assert "| other | 20.0 (18.0) |  | 0.100 | 1,234 | 3.5 |" in text
+        assert "| ours | 21.0 (18.0), 1.00 | 20.0 (18.0), 1.00 | 0.100 | 1,234 | 3.5 |" in text
+        assert (
+            "| other | 20.0 (18.0), 0.90 | a round would take 99 s | 0.100 | 1,234 | 3.5 |" in text
+        )
 
 
 def test_readme_shows_no_run_that_was_disturbed(tmp_path):
