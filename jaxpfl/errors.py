@@ -27,3 +27,7 @@ class BudgetExhausted(RuntimeError):
     """The next release would exceed the privacy budget, so it was not made: exit code 3."""
 
     exit_code = 3
+
+
+class InformationLeak(InputError):
+    """A release's program may tell something of the clients without noise: exit code 2."""

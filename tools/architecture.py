@@ -58,6 +58,7 @@ REGISTRY = "experiments/registry.py"
 
 RELEASE, DOOR = "federated/release.py", "federated/door.py"
 ASKED, FOLLOWING = "federated/asked.py", "federated/following.py"
+FLOW = "federated/information_flow.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE}),
@@ -75,10 +76,10 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     ),
 }
 IMPORTS: dict[str, set[str]] = {
-    "federated.door": {ASKED},
-    "federated.asked": {RELEASE, FOLLOWING, "federated/rehearsal.py"},
+    "federated.door": {ASKED, FLOW},
+    "federated.asked": {RELEASE, FOLLOWING, FLOW, "federated/rehearsal.py"},
     "federated.summing": {DOOR},
-    "federated.checksum": {DOOR},
+    "federated.checksum": {DOOR, "federated/flow_following.py"},
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

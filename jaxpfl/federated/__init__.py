@@ -6,6 +6,7 @@ one_release      `jaxpfl.release`: one noisy sum, without an algorithm
 door             clips, sums and adds noise; private to `release`
 mesh             the devices, and where arrays are on them
 identity         everything that a release depends on
+information_flow proves that a release tells nothing but its noisy sum
 accumulators     how contributions are added up
 client           what one client computes
 local_training   a client function: some steps of SGD
@@ -18,6 +19,7 @@ from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
 from jaxpfl.federated.clipped_gradients import ClippedGradients
 from jaxpfl.federated.evaluation import correct_examples
+from jaxpfl.federated.information_flow import InformationFlow, check_information_flow
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.one_release import OneRelease
@@ -34,6 +36,7 @@ __all__ = [
     "Examples",
     "Execution",
     "FixedPoint",
+    "InformationFlow",
     "LocalTraining",
     "OneRelease",
     "Query",
@@ -41,6 +44,7 @@ __all__ = [
     "Released",
     "Releaser",
     "Secret",
+    "check_information_flow",
     "client_mesh",
     "correct_examples",
     "next_clip_norm",

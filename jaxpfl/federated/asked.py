@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Cohort
+from jaxpfl.data.cohort import Bucket, Cohort
 from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
@@ -165,6 +165,20 @@ def traced(
     """
     contribution = identity.traced(query, broadcast, columns).out_info
     return contribution, *Door(query, contribution).trace(broadcast, columns)
+
+
+def traced_door(query: Query, clients: Population, broadcast: PyTree) -> tuple[Door, Bucket]:
+    """The door of a query, and the shapes of its largest bucket, without a release.
+
+    Of the clients and the broadcast only shapes and dtypes are used, after `query.prepare`.
+
+    Raises:
+      InputError: the query does not fit the data.
+    """
+    prepared = clients if query.prepare is None else query.prepare(clients)
+    columns = identity.read_columns(query, prepared)
+    door = Door(query, identity.traced(query, broadcast, columns).out_info)
+    return door, door.largest_bucket(columns)
 
 
 def _typed(words: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ The checksum itself never leaves the device; it is only folded into a key of thr
 pseudorandom function.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ WORDS = 4
 _LANES = 8192
 
 
+@partial(jax.jit, static_argnames=("mesh",))
 def bound_to_bits(key: jax.Array, secrets_W: jax.Array, tree: PyTree, mesh: Mesh) -> jax.Array:
     """Returns a key that is a function of `key` and of every bit of `tree`.
 

@@ -293,7 +293,7 @@ class Door:
         Raises:
           InputError: as `__call__`.
         """
-        bucket = self._largest_bucket(columns)
+        bucket = self.largest_bucket(columns)
         chunk = self._chunk_of(self.query.cohort.capacity)
         add = partial(accumulate, self._engine(chunk))
         jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
@@ -318,7 +318,7 @@ class Door:
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.capacity))
-        sums, bucket = self._layout.placed(self._sums()), dealt(self._largest_bucket(columns))
+        sums, bucket = self._layout.placed(self._sums()), dealt(self.largest_bucket(columns))
         scalar, key = everywhere(_shape()), everywhere(_key())
         exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
         by_share = NamedSharding(self.mesh, PartitionSpec(None, self.mesh.axis_names))
@@ -339,7 +339,7 @@ class Door:
             "gather": _cut.trace(self.mesh, value, self._like),
         }
 
-    def _largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
+    def largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
         """The shapes of a bucket of the largest shape."""
         spec = self.query.cohort
         slots, shape = spec.capacity, (spec.rungs[-1], spec.batch_size)

@@ -167,7 +167,7 @@ def here(tree: PyTree) -> PyTree:
 
 def meet(tree: PyTree) -> None:
     """Where arrays are spread over processes: waits until all processes have computed them."""
-    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+    if not several() or all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
         return
     jax.block_until_ready(tree)
     _client().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", _WAIT_MS)

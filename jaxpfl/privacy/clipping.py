@@ -26,6 +26,7 @@ time for the whole clip on a CPU (1.2 M parameters).
 """
 
 import dataclasses
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -120,6 +121,7 @@ class Clip:
             )
 
 
+@partial(jax.jit, static_argnames=("clipping",))
 def clip_factors(
     contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
 ) -> tuple[PyTree, jax.Array, jax.Array]:

@@ -13,6 +13,7 @@ takes to compile.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ def gaussian_noise_like(key: jax.Array, tree: PyTree, std: jax.Array | float) ->
     return cut(standard_normal(key, (coordinates(tree),)) * std, tree)
 
 
+@partial(jax.jit, static_argnames=("shape",))
 def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns float32 draws of N(0, 1) of this shape; the key as for `gaussian_noise_like`."""
     require_noise_key(key)

@@ -1,0 +1,335 @@
+"""Follows labels through a program's equations, into its loops, branches and calls.
+
+A loop is followed until its carried values keep their labels. What cannot be followed is refused by
+name: an unknown primitive, a callback, anything with an effect.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.source_info_util as sources
+import numpy as np
+from jax.extend import core
+
+from jaxpfl.errors import InformationLeak
+from jaxpfl.federated.accumulators import rounded_sum, scaled
+from jaxpfl.federated.checksum import bound_to_bits
+from jaxpfl.federated.flow_labels import (
+    BOUNDED,
+    FACTOR,
+    KEY,
+    NOISE,
+    OF_CLIENTS,
+    PRIVATE,
+    PUBLIC,
+    RELEASED,
+    SECRET,
+    Cause,
+    Draws,
+    Key,
+    Noise,
+    Value,
+    chosen,
+    joined,
+)
+from jaxpfl.federated.flow_rules import PURE, Rules
+from jaxpfl.privacy.clipping import clip_factors
+from jaxpfl.privacy.mechanisms import standard_normal
+
+_CALLS = {
+    "call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "shard_map": "jaxpr",
+}
+# Labels form chains of four, so that a loop that goes on is a fault of this file.
+_PASSES = 50
+
+
+def _definition(function: Any) -> str:
+    code = function.__wrapped__.__code__
+    return f"{code.co_name} at {code.co_filename}"
+
+
+class Following:
+    """One program's analysis.
+
+    Attributes:
+      clip_norm: the token of the round's clip norm, which contributions must be clipped to; None =
+        the client function bounds them itself.
+      drawn: of each key that noise was drawn with, the place of the draw.
+      constants: shapes and dtypes of the arrays that the program holds.
+      equations: those followed.
+    """
+
+    def __init__(self) -> None:
+        self.rules = Rules()
+        self.clip_norm: int | None = None
+        self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.constants: dict[int, str] = {}
+        self.equations: set[int] = set()
+        self._loops = 0
+        # By where they are defined, so that no function of the same name is taken for them.
+        self._steps = {
+            _definition(clip_factors): self._clip,
+            _definition(scaled): self._scale,
+            _definition(bound_to_bits): self._bind,
+            _definition(standard_normal): self._draw,
+            _definition(rounded_sum): self._add_noise,
+        }
+
+    def closed(
+        self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...] = ()
+    ) -> list[Value]:
+        """The values of a program's results."""
+        held = getattr(jaxpr, "consts", ())
+        for each in held:
+            self._hold(each)
+        values = [self.rules.public("constant", id(each)) for each in held]
+        return self._program(getattr(jaxpr, "jaxpr", jaxpr), [*values, *given], place)
+
+    def _program(self, jaxpr: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
+        found = dict(zip([*jaxpr.constvars, *jaxpr.invars], given, strict=True))
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, core.Literal):
+                return self._literal(atom.val)
+            return found[atom]
+
+        for eqn in jaxpr.eqns:
+            self.equations.add(id(eqn))
+            here = (*place, id(eqn))
+            values = self._equation(eqn, [read(atom) for atom in eqn.invars], here)
+            found.update(zip(eqn.outvars, values, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _literal(self, number: Any) -> Value:
+        if np.size(number) == 1:
+            return self.rules.public("literal", str(number))
+        self._hold(number)
+        return self.rules.public("constant", id(number))
+
+    def _hold(self, constant: Any) -> None:
+        if np.size(constant) > 1:
+            self.constants[id(constant)] = f"{constant.dtype}{list(np.shape(constant))}"
+
+    def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        name = eqn.primitive.name
+        if name in _CALLS:
+            body = eqn.params[_CALLS[name]]
+            step = self._steps.get(_defined(body)) if name in ("jit", "pjit") else None
+            return self.closed(body, given, place) if step is None else step(eqn, given, place)
+        if name == "while":
+            return self._while(eqn, given, place)
+        if name == "scan":
+            return self._scan(eqn, given, place)
+        if name == "cond":
+            return self._branches(eqn, given, place)
+        _require_pure(eqn)
+        return self.rules.equation(eqn, given, place)
+
+    def _while(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        asked, consts = given[:first], given[first : first + second]
+        carried, _ = self._loop(
+            eqn.params["body_jaxpr"], consts, given[first + second :], [], place
+        )
+        (goes_on,) = self.closed(eqn.params["cond_jaxpr"], [*asked, *carried], (*place, "until"))
+        return [
+            self._result(eqn, chosen(goes_on, [each], counted=True), each, place, index)
+            for index, each in enumerate(carried)
+        ]
+
+    def _scan(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        rows = [
+            self._unpaired(each, place, "row", index)
+            for index, each in enumerate(given[consts + carries :])
+        ]
+        carried, stacked = self._loop(
+            eqn.params["jaxpr"], given[:consts], given[consts : consts + carries], rows, place
+        )
+        stacked = [
+            self._unpaired(each, place, "stacked", index) for index, each in enumerate(stacked)
+        ]
+        return [*carried, *stacked]
+
+    def _loop(self, body, consts, carried, rows, place) -> tuple[list[Value], list[Value]]:
+        """The carried values after any number of passes, and the others of a pass."""
+        self._loops += 1
+        number = len(carried)
+        for _ in range(_PASSES):
+            # Tokens of their own, because the values differ between passes.
+            carried = [
+                self.rules.value(_without_source(each), place, "carried", index, cause=each.cause)
+                for index, each in enumerate(carried)
+            ]
+            out = self.closed(body, [*consts, *carried, *rows], place)
+            after = [
+                Value(*joined(pair), pair[0].token, pair[0].cause or pair[1].cause)
+                for pair in zip(carried, out[:number], strict=True)
+            ]
+            if [each.label for each in after] == [each.label for each in carried]:
+                self._loops -= 1
+                return carried, out[number:]
+            carried = after
+        raise InformationLeak(f"a loop cannot be followed: its labels still change after {_PASSES}")
+
+    def _branches(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        by, operands = given[0], given[1:]
+        branches = [
+            self.closed(branch, operands, (*place, number))
+            for number, branch in enumerate(eqn.params["branches"])
+        ]
+        found = []
+        for index, cases in enumerate(zip(*branches, strict=True)):
+            worst = next((each for each in cases if each.kind is PRIVATE), cases[0])
+            found.append(self._result(eqn, chosen(by, cases), worst, place, index))
+        return found
+
+    def _result(self, eqn, label, value: Value, place, index: int) -> Value:
+        """A result of a loop or branch, which made it private if it was not before."""
+        cause = value.cause
+        if label[0] is PRIVATE and value.kind is not PRIVATE:
+            cause = Cause(eqn, True)
+        label = _without_source(Value(label[0], label[1], 0))
+        return self.rules.value(label, place, index, cause=cause)
+
+    def _unpaired(self, value: Value, *description: Any) -> Value:
+        """A value whose rows are dealt to the passes of a loop."""
+        label = _without_source(value)
+        if label[0] in (KEY, NOISE):
+            label = SECRET, None
+        return self.rules.value(label, *description, cause=value.cause)
+
+    # The steps of the mechanism, each of which has tests of its own.
+
+    def _clip(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        *leaves, bound = given
+        if bound.kind is not PUBLIC:
+            raise InformationLeak(
+                f"contributions are clipped to a norm that depends on {what(bound)}: {told(eqn)}"
+                f"{because(bound)}"
+            )
+        if self.clip_norm is not None and bound.token != self.clip_norm:
+            raise InformationLeak(
+                f"contributions are clipped to another norm than the round's: {told(eqn)}"
+            )
+        labels: list[Any] = [(FACTOR, leaf.token) for leaf in leaves]
+        labels += [(PRIVATE, None)] * 2
+        return [
+            self.rules.value(label, place, index, cause=Cause(eqn, False))
+            for index, label in enumerate(labels)
+        ]
+
+    def _scale(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        leaf, factor = given
+        rows, factors = (each.aval.shape for each in eqn.invars)
+        if factor.label == (FACTOR, leaf.token) and factors == rows[:1]:
+            return [self.rules.value((BOUNDED, None), place)]
+        return [self.rules.value((PRIVATE, None), place, cause=Cause(eqn, True))]
+
+    def _bind(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        key, secrets, *leaves = given
+        if key.kind is not KEY or secrets.kind is not SECRET:
+            found = key if key.kind is not KEY else secrets
+            raise InformationLeak(
+                "the noise's key must be bound to the sum by a secret key and secret words, found "
+                f"one that depends on {what(found)}: {told(eqn)}{because(found)}"
+            )
+        bound = Key((*key.detail.path, place), frozenset(leaf.token for leaf in leaves))
+        return [self.rules.value((KEY, bound), place)]
+
+    def _draw(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        (key,) = given
+        if key.kind is not KEY:
+            raise InformationLeak(
+                f"noise is drawn with a key that depends on {what(key)}, and not as a release's "
+                f"keys do: {told(eqn)}{because(key)}"
+            )
+        path, bound = key.detail
+        if bound is None:
+            raise InformationLeak(
+                f"noise is drawn with a key that is not bound to the sum: {told(eqn)}"
+            )
+        if eqn.invars[0].aval.shape:
+            raise InformationLeak(f"noise is drawn with several keys at once: {told(eqn)}")
+        if self._loops:
+            raise InformationLeak(f"noise is drawn in a loop, with one key: {told(eqn)}")
+        for other, where in self.drawn.items():
+            shorter = min(len(path), len(other))
+            if path[:shorter] == other[:shorter] and where != place:
+                raise InformationLeak(f"noise is drawn twice with one key: {told(eqn)}")
+        self.drawn[path] = place
+        size = int(np.prod(eqn.outvars[0].aval.shape))
+        return [self.rules.value((NOISE, Noise((Draws(path, 0, size),), bound)), place)]
+
+    def _add_noise(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        *sums, noise = given
+        for each in sums:
+            if each.kind not in (PUBLIC, BOUNDED):
+                raise InformationLeak(
+                    "noise is added to what is no sum of clipped contributions, but depends on "
+                    f"{what(each)}: {told(eqn)}{because(each)}"
+                )
+        if noise.kind is not NOISE:
+            found = what(noise)
+            if noise.kind is SECRET:
+                found = "secret keys otherwise, such as noise on some coordinates alone"
+            raise InformationLeak(
+                "what is added to the sum must be Gaussian noise of a public size on every "
+                f"coordinate, found something that depends on {found}: {told(eqn)}{because(noise)}"
+            )
+        label = self.rules.noised(sums, noise, place)
+        if label[0] is PRIVATE:
+            raise InformationLeak(
+                f"the noise's key is not bound to the sum that it is added to: {told(eqn)}"
+            )
+        return [self.rules.value(label, place)]
+
+
+def told(eqn: Any) -> str:
+    """An equation and its line, without any value."""
+    out = ", ".join(str(each.aval) for each in eqn.outvars)
+    operands = " ".join(str(each.aval) for each in eqn.invars)
+    name = eqn.params.get("name", eqn.primitive.name)
+    return f"{out} = {name} {operands} ({sources.summarize(eqn.source_info)})"
+
+
+def because(value: Value) -> str:
+    return "" if value.cause is None else f"; it comes from {told(value.cause.equation)}"
+
+
+def what(value: Value) -> str:
+    if value.kind in OF_CLIENTS:
+        return "the clients' data"
+    return {PUBLIC: "public values alone", RELEASED: "noisy sums"}.get(value.kind, "secret keys")
+
+
+def _without_source(value: Value) -> tuple[Any, Any]:
+    """A label that holds for other rows, too: factors are of known rows alone."""
+    return (PRIVATE, None) if value.kind is FACTOR else value.label
+
+
+def _defined(jaxpr: Any) -> str:
+    """Where a called function was defined: "NAME at FILE"."""
+    found = jaxpr.jaxpr.debug_info.func_src_info or ""
+    return found.rpartition(":")[0]
+
+
+def _require_pure(eqn: Any) -> None:
+    """Refuses an equation whose result may not follow from its operands, or that has an effect."""
+    name = eqn.primitive.name
+    effects = [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
+    if name not in PURE or effects:
+        raise InformationLeak(f"{name} cannot be followed: {told(eqn)}")
+    for inner in core.jaxprs_in_params(eqn.params):
+        for each in inner.eqns:
+            _require_pure(each)

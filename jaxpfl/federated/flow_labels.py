@@ -1,0 +1,197 @@
+"""What a value of a release's program may depend on: the labels of `federated.information_flow`.
+
+| label      | the value depends on                                                               |
+|------------|------------------------------------------------------------------------------------|
+| `PUBLIC`   | nothing but the broadcast, the clip norm and constants                             |
+| `RELEASED` | public values and noisy sums                                                       |
+| `SECRET`   | the secret keys, and on no client                                                  |
+| `KEY`      | as `SECRET`: a key that noise may be drawn with, whose derivation is known         |
+| `NOISE`    | as `SECRET`: Gaussian draws times a public scale, one for each coordinate          |
+| `BOUNDED`  | clients, by sums of clipped contributions, or as a choice among public values      |
+| `FACTOR`   | clients: what one known contribution must be multiplied by to be clipped           |
+| `PRIVATE`  | clients, in any way                                                                |
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+class Kind(enum.Enum):
+    """A label; see the table above."""
+
+    PUBLIC = "public"
+    RELEASED = "released"
+    SECRET = "secret"
+    KEY = "key"
+    NOISE = "noise"
+    BOUNDED = "bounded"
+    FACTOR = "factor"
+    PRIVATE = "private"
+
+
+PUBLIC, RELEASED, SECRET, KEY = Kind.PUBLIC, Kind.RELEASED, Kind.SECRET, Kind.KEY
+NOISE, BOUNDED, FACTOR, PRIVATE = Kind.NOISE, Kind.BOUNDED, Kind.FACTOR, Kind.PRIVATE
+OF_CLIENTS = {BOUNDED, FACTOR, PRIVATE}
+OF_SECRETS = {SECRET, KEY, NOISE}
+
+
+class Key(NamedTuple):
+    """How a key was derived.
+
+    Attributes:
+      path: the derivations, first to last; a key whose path begins with it can be derived from it.
+      bound: the tokens of all values whose checksum is in the key; None = of none.
+    """
+
+    path: tuple[Any, ...]
+    bound: frozenset[int] | None = None
+
+
+class Draws(NamedTuple):
+    """Coordinates `start` to `stop` of the draws with one key."""
+
+    key: tuple[Any, ...]
+    start: int
+    stop: int
+
+
+class Noise(NamedTuple):
+    """The draws that a vector consists of, one after the other.
+
+    Attributes:
+      bound: as of `Key`; None = the noise is shared by several rounds, and follows from no sum.
+    """
+
+    draws: tuple[Draws, ...]
+    bound: frozenset[int] | None
+
+
+class Use(NamedTuple):
+    """Draws that were added to a sum.
+
+    Attributes:
+      addition: the place of its equation.
+      offset: the place of the first of them in the noisy vector.
+    """
+
+    addition: tuple[Any, ...]
+    draws: Draws
+    offset: int
+
+
+class Cause(NamedTuple):
+    """The equation that made a value private.
+
+    Attributes:
+      mixed: it combined the clients' data with something that could have been released.
+    """
+
+    equation: Any
+    mixed: bool
+
+
+class Value(NamedTuple):
+    """What is known of a variable.
+
+    Attributes:
+      detail: of KEY a `Key`, of NOISE a `Noise`, of RELEASED a frozenset of `Use`, of FACTOR the
+        token of the contribution.
+      token: equal tokens are equal values.
+      cause: None of inputs.
+    """
+
+    kind: Kind
+    detail: Any
+    token: int
+    cause: Cause | None = None
+
+    @property
+    def label(self) -> tuple[Kind, Any]:
+        return self.kind, self.detail
+
+
+def uses(values: Iterable[Value]) -> frozenset[Use]:
+    """All draws in values that are public or released."""
+    return frozenset().union(*(value.detail for value in values if value.kind is RELEASED))
+
+
+def joined(values: Sequence[Value]) -> tuple[Kind, Any]:
+    """The label of a value that is one of several."""
+    first = values[0].label
+    if all(value.label == first for value in values):
+        return first
+    kinds = {value.kind for value in values}
+    if kinds <= {PUBLIC, RELEASED}:
+        return RELEASED, uses(values)
+    if kinds <= {PUBLIC, BOUNDED}:
+        return BOUNDED, None
+    return (PRIVATE if kinds & OF_CLIENTS else SECRET), None
+
+
+def mixed(values: Sequence[Value]) -> tuple[Kind, Any]:
+    """The label of any function of several values."""
+    kinds = {value.kind for value in values}
+    if kinds & OF_CLIENTS:
+        return PRIVATE, None
+    if kinds & OF_SECRETS:
+        return SECRET, None
+    return (RELEASED, uses(values)) if RELEASED in kinds else (PUBLIC, None)
+
+
+def chosen(by: Value, cases: Sequence[Value], *, counted: bool = False) -> tuple[Kind, Any]:
+    """The label of one of several values, which `by` chooses.
+
+    A choice among public values and bounded sums is bounded by them.
+
+    Args:
+      counted: `by` decides how often a loop runs, so that a public value may become any number.
+    """
+    kind, detail = joined(cases)
+    if by.kind is PUBLIC:
+        return kind, detail
+    if by.kind in OF_CLIENTS:
+        return (BOUNDED if kind is BOUNDED or (kind is PUBLIC and not counted) else PRIVATE), None
+    if by.kind is RELEASED and kind in (PUBLIC, RELEASED):
+        return RELEASED, uses([by, *cases])
+    if by.kind is RELEASED and kind is BOUNDED:
+        return BOUNDED, None
+    return (PRIVATE if kind in OF_CLIENTS else SECRET), None
+
+
+def part(draws: tuple[Draws, ...], start: int, stop: int) -> tuple[Draws, ...]:
+    """Coordinates `start` to `stop` of a vector of draws."""
+    found, offset = [], 0
+    for each in draws:
+        size = each.stop - each.start
+        first, last = max(start - offset, 0), min(stop - offset, size)
+        if first < last:
+            found.append(Draws(each.key, each.start + first, each.start + last))
+        offset += size
+    return tuple(found)
+
+
+def used(addition: tuple[Any, ...], draws: Iterable[Draws]) -> Iterator[Use]:
+    """The uses in a noisy vector."""
+    offset = 0
+    for each in draws:
+        yield Use(addition, each, offset)
+        offset += each.stop - each.start
+
+
+def length(draws: Iterable[Draws]) -> int:
+    """The number of coordinates."""
+    return sum(each.stop - each.start for each in draws)
+
+
+def shared(found: Iterable[Use]) -> Draws | None:
+    """Draws that were added to two sums, if there are any."""
+    last: Use | None = None
+    for use in sorted(found, key=lambda each: (repr(each.draws.key), each.draws.start)):
+        same = last is not None and last.draws.key == use.draws.key
+        overlaps = last is not None and same and use.draws.start < last.draws.stop
+        if last is not None and overlaps and last.addition != use.addition:
+            return use.draws
+        if last is None or not same or use.draws.stop > last.draws.stop:
+            last = use
+    return None

@@ -1,0 +1,321 @@
+"""What one equation makes of its operands' labels. See `federated.flow_labels`."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import primitives
+
+from jaxpfl.federated.flow_labels import (
+    BOUNDED,
+    FACTOR,
+    KEY,
+    NOISE,
+    OF_CLIENTS,
+    OF_SECRETS,
+    PRIVATE,
+    PUBLIC,
+    RELEASED,
+    Cause,
+    Draws,
+    Key,
+    Kind,
+    Noise,
+    Use,
+    Value,
+    chosen,
+    length,
+    mixed,
+    part,
+    shared,
+    used,
+)
+
+# Their results follow from their operands alone. References to memory are not among them.
+PURE = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")} - {
+    "get",
+    "swap",
+    "infeed",
+    "outfeed",
+    "create_token",
+    "after_all",
+    "empty2",
+}
+PURE |= {"add_any", "pvary", "random_wrap", "random_unwrap", "random_clone", "split"}
+PURE |= {"psum_invariant", "all_gather_invariant", "pbroadcast", "optimization_barrier"}
+PURE |= {"stack", "unstack", "tile"}
+
+# The same numbers in the same order.
+_SAME = {
+    "broadcast_in_dim",
+    "copy",
+    "copy_p",
+    "device_put",
+    "optimization_barrier",
+    "pbroadcast",
+    "pvary",
+    "reshape",
+    "sharding_constraint",
+    "squeeze",
+    "stop_gradient",
+}
+# The same numbers elsewhere; operands after the first are places.
+_MOVED = _SAME | {
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "convert_element_type",
+    "dynamic_slice",
+    "gather",
+    "ppermute",
+    "rev",
+    "slice",
+    "split",
+    "transpose",
+    "unstack",
+}
+_ADDED = {
+    "add",
+    "add_any",
+    "concatenate",
+    "cumsum",
+    "dynamic_update_slice",
+    "neg",
+    "pad",
+    "psum",
+    "psum_invariant",
+    "reduce_sum",
+    "stack",
+    "sub",
+}
+# What fixed-point numbers are made with.
+_ROUNDED = {"ceil", "floor", "round"}
+_BITS = {"and", "or", "shift_left", "shift_right_arithmetic", "shift_right_logical"}
+
+
+class Rules:
+    """Labels of equations without a program of their own.
+
+    Attributes:
+      drawn: the paths of the keys that noise was drawn with, and the place of the draw.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[Any, int] = {}
+        self._made: dict[int, tuple[Kind, tuple[int, ...]]] = {}
+
+    def token(self, *description: Any) -> int:
+        """The same number for equal descriptions."""
+        return self._tokens.setdefault(description, len(self._tokens))
+
+    def value(
+        self, label: tuple[Kind, Any], *description: Any, cause: Cause | None = None
+    ) -> Value:
+        """A value that is described so."""
+        return Value(*label, self.token(*description), cause)
+
+    def public(self, *description: Any) -> Value:
+        """A public value that no equation made."""
+        found = self.value((PUBLIC, None), *description)
+        self._made[found.token] = PUBLIC, ()
+        return found
+
+    def follows(self, value: Value, bound: frozenset[int]) -> bool:
+        """Whether a value is a function of the values with these tokens and of public ones."""
+        left, seen = [value.token], set()
+        while left:
+            token = left.pop()
+            if token in bound or token in seen:
+                continue
+            seen.add(token)
+            kind, operands = self._made.get(token, (PRIVATE, ()))
+            if kind is PUBLIC:
+                continue
+            if not operands:
+                return False
+            left += operands
+        return True
+
+    def equation(self, eqn: Any, given: Sequence[Value], place: tuple[Any, ...]) -> list[Value]:
+        """The values of an equation's results."""
+        (kind, detail), cause = self._label(eqn, given, place)
+        if kind is PRIVATE and cause is None:
+            cause = self._cause(eqn, given)
+        found = []
+        for index, out in enumerate(eqn.outvars):
+            token = self._described(eqn, given, place, index, out, kind)
+            # Another pass through a loop may have raised labels.
+            self._made[token] = kind, tuple(each.token for each in given)
+            found.append(Value(kind, detail, token, cause))
+        return found
+
+    def _label(self, eqn, given, place) -> tuple[tuple[Kind, Any], Cause | None]:
+        name, kinds = eqn.primitive.name, {each.kind for each in given}
+        if name == "select_n" and kinds & OF_CLIENTS:
+            return chosen(given[0], given[1:]), None
+        if len(given) == 1 and name in _SAME and _aligned(eqn):
+            return given[0].label, given[0].cause
+        if given and given[0].kind is FACTOR and name in ("slice", "dynamic_slice"):
+            rows = self._rows(eqn, given, given[0].detail)
+            return ((PRIVATE, None) if rows is None else (FACTOR, rows)), None
+        if kinds == {BOUNDED, NOISE} and name == "add":
+            first, second = sorted(given, key=lambda each: each.kind is NOISE)
+            if eqn.invars[0].aval.shape == eqn.invars[1].aval.shape:
+                return self.noised([first], second, place), None
+        if PRIVATE not in kinds and FACTOR not in kinds and BOUNDED in kinds:
+            return ((BOUNDED if _bounds(name, given) else PRIVATE), None), None
+        if kinds & OF_SECRETS and not kinds & OF_CLIENTS:
+            return self._secret(eqn, given), None
+        if kinds == {RELEASED}:
+            return (RELEASED, _narrowed(eqn, given[0].detail)), None
+        return mixed(given), None
+
+    def noised(
+        self, sums: Sequence[Value], noise: Value, place: tuple[Any, ...]
+    ) -> tuple[Kind, Any]:
+        """The label of a sum of clipped contributions, in several parts, plus noise.
+
+        It is private if the noise's key is not bound to each of the parts.
+        """
+        drawn: Noise = noise.detail
+        if drawn.bound is not None and not all(self.follows(each, drawn.bound) for each in sums):
+            return PRIVATE, None
+        return RELEASED, frozenset(used(place, drawn.draws))
+
+    def _secret(self, eqn, given: Sequence[Value]) -> tuple[Kind, Any]:
+        """Of operands some of which are secret, and none is of clients."""
+        name, first, kinds = eqn.primitive.name, given[0], [each.kind for each in given]
+        if NOISE in kinds:
+            label = _still_noise(eqn, given)
+            return mixed(given) if label is None else label
+        if first.kind is not KEY or set(kinds[1:]) - {PUBLIC}:
+            return mixed(given)
+        key: Key = first.detail
+        if name in ("random_fold_in", "random_split"):
+            step = (name, *(each.token for each in given[1:]), str(eqn.params.get("shape")))
+        elif name == "slice" and eqn.outvars[0].aval.shape[:1] == (1,):
+            # One key of several, so that slices that begin elsewhere have no key in common.
+            step = ("of several", eqn.params["start_indices"])
+        elif name in _SAME or name == "random_unwrap":
+            return KEY, key
+        else:
+            return mixed(given)
+        return KEY, Key((*key.path, step), key.bound)
+
+    def _rows(self, eqn, given: Sequence[Value], source: int) -> int | None:
+        """The token of some rows of a value, if whole rows are taken."""
+        before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        if any(each.kind is not PUBLIC for each in given[1:]):
+            return None
+        if not before or before[1:] != after[1:]:
+            return None
+        zero = self.token("literal", "0")
+        if eqn.primitive.name == "dynamic_slice":
+            if any(each.token != zero for each in given[2:]):
+                return None
+            return self.token("rows", source, before[0], given[1].token, after[0])
+        params = eqn.params
+        if params["strides"] is not None and set(params["strides"]) != {1}:
+            return None
+        first = params["start_indices"][0]
+        return self.token("rows", source, before[0], ("from", first), after[0])
+
+    def _described(self, eqn, given, place, index, out, kind) -> int:
+        """The token of one of an equation's results."""
+        name = eqn.primitive.name
+        if len(given) == 1 and name in _SAME and _aligned(eqn):
+            return given[0].token
+        if given and name in ("slice", "dynamic_slice"):
+            rows = self._rows(eqn, given, given[0].token)
+            if rows is not None:
+                return rows
+        if kind is PRIVATE:
+            return self.token(place, index)
+        operands = tuple(each.token for each in given)
+        return self.token(name, operands, str(_static(eqn.params)), index, str(out.aval))
+
+    def _cause(self, eqn, given: Sequence[Value]) -> Cause:
+        """The equation to name for a private result."""
+        private = [each for each in given if each.kind is PRIVATE]
+        known = [each.cause for each in private if each.cause is not None]
+        for cause in known:
+            if cause.mixed:
+                return cause
+        others = {each.kind for each in given} - {PUBLIC, PRIVATE}
+        if not others and known and eqn.primitive.name in _MOVED | _ADDED | {"select_n"}:
+            return known[0]
+        return Cause(eqn, bool(others))
+
+
+def _static(params: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an equation that say what it computes."""
+    return {name: each for name, each in params.items() if not name.endswith("sharding")}
+
+
+def _aligned(eqn: Any) -> bool:
+    """Whether the result has the operand's rows, up to axes of one in front."""
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return before == after or (1, *before) == after or before == (1, *after)
+
+
+def _bounds(name: str, given: Sequence[Value]) -> bool:
+    """Whether the result is a sum of clipped contributions, at a public scale."""
+    kinds = [each.kind for each in given]
+    if name in _MOVED:
+        return set(kinds[1:]) <= {PUBLIC}
+    if name == "dynamic_update_slice":
+        return set(kinds) <= {PUBLIC, BOUNDED} and set(kinds[2:]) <= {PUBLIC}
+    if name in _ADDED or name in _BITS:
+        return set(kinds) <= {PUBLIC, BOUNDED}
+    if name == "mul":
+        return sorted(kind.value for kind in kinds) == ["bounded", "public"]
+    if name == "div":
+        return kinds == [BOUNDED, PUBLIC]
+    return name in _ROUNDED
+
+
+def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
+    """The label of a result that is noise in each of its coordinates, else None."""
+    name, kinds = eqn.primitive.name, [each.kind for each in given]
+    shape, size = eqn.outvars[0].aval.shape, math.prod(eqn.outvars[0].aval.shape)
+    if name == "mul" and sorted(kind.value for kind in kinds) == ["noise", "public"]:
+        place = kinds.index(NOISE)
+        # A scalar: among the numbers of a vector there might be zeros.
+        if eqn.invars[place].aval.shape == shape and not eqn.invars[1 - place].aval.shape:
+            return given[place].label
+        return None
+    if name == "concatenate" and set(kinds) == {NOISE} and len(shape) == 1:
+        noises = [each.detail for each in given]
+        draws = tuple(each for noise in noises for each in noise.draws)
+        alone = shared(Use((place,), each, 0) for place, each in enumerate(draws)) is None
+        bounds = {noise.bound for noise in noises if noise.bound is not None}
+        if alone and len(bounds) <= 1:
+            return NOISE, Noise(draws, next(iter(bounds), None))
+        return None
+    first = given[0]
+    if first.kind is not NOISE or set(kinds[1:]) - {PUBLIC}:
+        return None
+    noise: Noise = first.detail
+    if name == "slice":
+        return NOISE, Noise(_sliced(eqn, noise.draws), noise.bound)
+    if name in _SAME | {"transpose", "rev"} and size == math.prod(eqn.invars[0].aval.shape):
+        return first.label
+    return None
+
+
+def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:
+    """The draws in a slice of a vector; all of them where it is no vector, or a share of one."""
+    params, shape = eqn.params, eqn.invars[0].aval.shape
+    if len(shape) != 1 or shape[0] != length(draws) or params["strides"] is not None:
+        return draws
+    return part(draws, params["start_indices"][0], params["limit_indices"][0])
+
+
+def _narrowed(eqn: Any, found: frozenset[Use]) -> frozenset[Use]:
+    """The uses in a result of an equation whose only operands are noisy sums."""
+    additions = {use.addition for use in found}
+    if eqn.primitive.name != "slice" or len(additions) != 1:
+        return found
+    draws = tuple(use.draws for use in sorted(found, key=lambda use: use.offset))
+    sliced = _sliced(eqn, draws)
+    return found if sliced == draws else frozenset(used(additions.pop(), sliced))

@@ -1,0 +1,39 @@
+"""What is proven of every system's programs: they tell nothing of clients but noisy sums."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpfl.federated import Released, check_information_flow, identity
+from tests.algorithms.systems import SYSTEMS
+
+# Their models take seconds to trace.
+LONG = ("fed_avg_gan", "popri")
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param(system, id=name, marks=pytest.mark.long if name in LONG else ())
+        for name, system in SYSTEMS.items()
+    ],
+)
+def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system):
+    """The first round of each: its step gets zeros instead of releases."""
+    algorithm, clients = system()
+    asked = []
+
+    def release(query, broadcast=(), *, clip_norm=None):
+        found = check_information_flow(query, clients, broadcast)
+        prepared = clients if query.prepare is None else query.prepare(clients)
+        columns = identity.read_columns(query, prepared)
+        shapes = identity.traced(query, broadcast, columns).out_info
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+        # No more and no less than the sum.
+        assert len(found.noisy) == len(jax.tree.leaves(zeros))
+        assert found.bounded_by_client == (query.plan.unit == "example")
+        asked.append(query)
+        return Released(zeros, jnp.float32(query.plan.clip_norm))
+
+    algorithm.step(algorithm.init(jax.random.key(0)), release, 1)
+    assert asked == list(algorithm.queries)

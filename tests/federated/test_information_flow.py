@@ -1,0 +1,423 @@
+"""A release's program: what is proven of it, and that each planted leak is named with its line."""
+
+import dataclasses
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data import from_clients
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.errors import InformationLeak, InputError
+from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh
+from jaxpfl.federated.accumulators import Pair, rounded_sum, scaled
+from jaxpfl.federated.checksum import bound_to_bits
+from jaxpfl.federated.information_flow import (
+    Labelled,
+    check_information_flow,
+    check_program,
+    release_keys,
+)
+from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan
+from jaxpfl.privacy.clipping import clip_factors
+from jaxpfl.privacy.mechanisms import standard_normal
+from tests.federated.cohorts import DIM, no_noise, plan
+
+CLIENTS = 8
+MESH = client_mesh(1)
+GIVEN = Labelled(
+    jax.ShapeDtypeStruct((DIM,), np.float32),
+    jax.ShapeDtypeStruct((), np.float32),
+    jax.ShapeDtypeStruct((CLIENTS, DIM), np.float32),
+    release_keys(),
+)
+
+
+def held(broadcast, examples, key):
+    """Some steps of a client's own vector towards the broadcast."""
+
+    def step(index, found):
+        return found + 0.1 * jnp.tanh(broadcast - found)
+
+    start = examples.batches["x"][0, 0]
+    return {"a": jax.lax.fori_loop(0, examples.steps, step, start), "b": jnp.sum(start)}
+
+
+def population():
+    vectors = np.random.default_rng(0).normal(size=(CLIENTS, 1, DIM)).astype(np.float32)
+    return from_clients({f"client {k}": {"x": each} for k, each in enumerate(vectors)})
+
+
+def query(client_fn=held, of: Plan | None = None, **execution) -> Query:
+    made = plan(population=CLIENTS, clients_per_round=4, delta=1e-2) if of is None else of
+    spec = CohortSpec(batch_size=1, max_examples=1, clients_per_bucket=4)
+    return Query("q", client_fn, made, spec, execution=Execution(**execution))
+
+
+def small(**changes) -> Plan:
+    return plan(population=CLIENTS, clients_per_round=4, delta=1e-2, **changes)
+
+
+@pytest.mark.parametrize(
+    ("of", "execution"),
+    [
+        (small(), {}),
+        (small(), {"mesh": client_mesh(1), "chunk": 1}),
+        (small(), {"mesh": client_mesh(2, model=2), "chunk": 2}),
+        (small(clipping="per_layer"), {"mesh": client_mesh(1), "chunk": 4}),
+        (small(adaptive_clip=AdaptiveClip(indicator_noise=1.0)), {}),
+        (small(), {"accumulator": FixedPoint(max_clients=100)}),
+        (
+            Plan(
+                rounds=8,
+                clip=Clip(1.0),
+                noise=Noise(1.0, "tree"),
+                participation=Cyclic(CLIENTS, 2),
+                delta=1e-2,
+            ),
+            {},
+        ),
+    ],
+    ids=["flat", "alone", "split", "per_layer", "adaptive", "fixed", "tree"],
+)
+def test_a_release_depends_on_clients_by_noisy_sums_alone(of, execution):
+    found = check_information_flow(query(of=of, **execution), population(), np.zeros(DIM, "f4"))
+    adaptive = (".clip_norm",) if of.adaptive_clip is not None else ()
+    assert found.noisy == (".value['a']", ".value['b']", *adaptive)
+    assert found.equations > 100
+    assert not found.bounded_by_client
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """A client function: the number of examples."""
+
+    example_bound: float = 1.0
+
+    def __call__(self, broadcast, examples, key):
+        return jnp.sum(jnp.float32(examples.mask))
+
+
+def test_under_the_unit_example_it_says_that_the_client_function_bounds():
+    of = plan(
+        population=CLIENTS,
+        clients_per_round=CLIENTS,
+        rounds=1,
+        unit="example",
+        delta=1e-2,
+    )
+    asked = query(Counting(), of=of)
+    assert check_information_flow(asked, population()).bounded_by_client
+
+
+def test_without_noise_nothing_can_be_proven():
+    with pytest.raises(InputError, match="has no noise"):
+        check_information_flow(query(of=no_noise()), population(), np.zeros(DIM, "f4"))
+
+
+def test_what_a_client_function_holds_is_listed():
+    """It is a constant of the program: whoever put clients' data there is not found out."""
+    table = np.arange(DIM, dtype=np.float32)
+
+    def holds(broadcast, examples, key):
+        return examples.batches["x"][0, 0] * table
+
+    found = check_information_flow(query(holds), population())
+    assert f"float32[{DIM}]" in found.constants
+
+
+def printing(broadcast, examples, key):
+    jax.debug.print("{}", jnp.sum(examples.mask))
+    return {"a": examples.batches["x"][0, 0]}
+
+
+def asking_the_host(broadcast, examples, key):
+    start = examples.batches["x"][0, 0]
+
+    def step(index, found):
+        return jax.pure_callback(np.abs, found, found)
+
+    return {"a": jax.lax.fori_loop(0, 2, step, start)}
+
+
+@pytest.mark.parametrize(
+    ("client_fn", "name"), [(printing, "debug_print"), (asking_the_host, "pure_callback")]
+)
+def test_a_callback_in_a_client_function_is_named_with_its_line(client_fn, name):
+    with pytest.raises(InformationLeak) as caught:
+        check_information_flow(query(client_fn), population())
+    assert re.search(
+        rf"{name} cannot be followed: .*{__name__.rpartition('.')[2]}.py:\d+", str(caught.value)
+    )
+
+
+# Small releases of a matrix of contributions, honest and not.
+
+
+def factors_of(contributions, bound):
+    return jax.vmap(lambda leaf: clip_factors(leaf, "flat", bound)[0])(contributions)
+
+
+def total_of(given, bound=None):
+    bound = given.clip_norm if bound is None else bound
+    return jnp.sum(scaled(given.clients, factors_of(given.clients, bound)), axis=0)
+
+
+def noise_of(given, *sums, width=DIM, std=None):
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, sums, MESH)
+    return standard_normal(key, (width,)) * (given.clip_norm if std is None else std)
+
+
+def noisy(total, noise):
+    return rounded_sum(Pair(total, jnp.zeros_like(total)), noise)
+
+
+def honest(given):
+    total = total_of(given)
+    return noisy(total, noise_of(given, total)) / 7 + given.public
+
+
+def metric_beside_it(given):
+    return honest(given), jnp.mean(jnp.abs(given.clients))
+
+
+def bounded_metric_beside_it(given):
+    return honest(given), jnp.sum(jnp.where(given.clients[:, 0] > 0, 1.0, 0.0))
+
+
+def denominator_of_the_data(given):
+    return honest(given) / jnp.sum(jnp.float32(jnp.any(given.clients != 0, axis=1)))
+
+
+def clip_norm_of_the_data(given):
+    total = total_of(given, jnp.median(jnp.abs(given.clients)))
+    return noisy(total, noise_of(given, total))
+
+
+def another_clip_norm(given):
+    total = total_of(given, 1000 * given.clip_norm)
+    return noisy(total, noise_of(given, total))
+
+
+def sum_without_clip(given):
+    total = jnp.sum(given.clients, axis=0)
+    return noisy(total, noise_of(given, total))
+
+
+def one_term_without_clip(given):
+    total = total_of(given) + given.clients[0]
+    return noisy(total, noise_of(given, total))
+
+
+def factors_of_others(given):
+    factors = factors_of(given.clients, given.clip_norm)
+    total = jnp.sum(scaled(given.clients, factors[::-1]), axis=0)
+    return noisy(total, noise_of(given, total))
+
+
+def clipped_and_then_changed(given):
+    total = jnp.sum(scaled(jnp.exp(given.clients), factors_of(given.clients, given.clip_norm)), 0)
+    return noisy(total, noise_of(given, total))
+
+
+def function_of_the_sum(given):
+    total = jnp.square(total_of(given))
+    return noisy(total, noise_of(given, total))
+
+
+def deviation_of_the_data(given):
+    total = total_of(given)
+    return noisy(total, noise_of(given, total, std=jnp.std(given.clients)))
+
+
+def coordinates_without_noise(given):
+    total = total_of(given)
+    noise = noise_of(given, total, width=DIM - 1)
+    return noisy(total, jnp.concatenate([noise, jnp.zeros(1)]))
+
+
+def noise_masked(given):
+    total = total_of(given)
+    return noisy(total, noise_of(given, total) * jnp.float32(jnp.arange(DIM) > 0))
+
+
+def noise_repeated(given):
+    total = total_of(given)
+    noise = noise_of(given, total, width=1)
+    return noisy(total, jnp.broadcast_to(noise, (DIM,)))
+
+
+def same_noise_in_two_sums(given):
+    total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
+    noise = noise_of(given, total, other)
+    return noisy(total, noise), noisy(other, noise)
+
+
+def key_and_one_made_of_it(given):
+    total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, (total, other), MESH)
+    first, second = (standard_normal(each, (DIM,)) for each in (key, jax.random.split(key, 1)[0]))
+    return noisy(total, first), noisy(other, second)
+
+
+def factors_of_other_rows(given):
+    """Each client's contribution times every client's factor."""
+    factors = factors_of(given.clients, given.clip_norm)
+    total = jnp.sum(scaled(given.clients[None], factors), axis=(0, 1))
+    return noisy(total, noise_of(given, total))
+
+
+def same_key_drawn_twice(given):
+    total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, (total, other), MESH)
+    return noisy(total, standard_normal(key, (DIM,))), noisy(other, standard_normal(key, (DIM,)))
+
+
+def noise_not_bound(given):
+    total = total_of(given)
+    return noisy(total, standard_normal(given.keys.noise, (DIM,)))
+
+
+def noise_bound_to_another_sum(given):
+    total = total_of(given)
+    return noisy(total, noise_of(given, total_of(given._replace(clients=given.clients[:4]))))
+
+
+def noise_of_a_public_key(given):
+    total = total_of(given)
+    return noisy(total, standard_normal(jax.random.key(0, impl="threefry4x32"), (DIM,)))
+
+
+def noise_keyed_by_the_data(given):
+    total = total_of(given)
+    key = jax.random.fold_in(given.keys.noise, jnp.int32(given.clients[0, 0]))
+    return noisy(total, standard_normal(key, (DIM,)))
+
+
+def key_beside_it(given):
+    total = total_of(given)
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    return noisy(total, standard_normal(key, (DIM,))), jax.random.key_data(key)
+
+
+def noise_beside_it(given):
+    total = total_of(given)
+    noise = noise_of(given, total)
+    return noisy(total, noise), noise
+
+
+def checksum_key_beside_it(given):
+    return honest(given), given.keys.checksum
+
+
+def branch_by_the_data(given):
+    found = honest(given)
+    return jax.lax.cond(given.clients[0, 0] > 0, lambda: found, lambda: -found)
+
+
+def loop_as_long_as_the_data(given):
+    steps = jnp.int32(given.clients[0, 0])
+    return honest(given), jax.lax.while_loop(lambda n: n < steps, lambda n: n + 1, 0)
+
+
+def scan_over_the_data(given):
+    return honest(given), jax.lax.scan(lambda sum, x: (sum + x, x), jnp.zeros(DIM), given.clients)[
+        0
+    ]
+
+
+def hidden_in_calls(given):
+    @jax.custom_vjp
+    def inner(x):
+        return jax.checkpoint(lambda y: jnp.max(y))(x)
+
+    inner.defvjp(lambda x: (inner(x), x), lambda x, g: (g * x,))
+    spec = jax.sharding.PartitionSpec()
+    outer = jax.shard_map(jax.jit(inner), mesh=MESH, in_specs=spec, out_specs=spec)
+    return honest(given), outer(given.clients)
+
+
+def noise_in_a_loop(given):
+    total = total_of(given)
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+
+    def draw(_, row):
+        return None, standard_normal(key, (1,))
+
+    return noisy(total, jax.lax.scan(draw, None, jnp.arange(DIM))[1].reshape(-1))
+
+
+LEAKS = {
+    metric_beside_it: r"\[1\] depends on the clients' data",
+    bounded_metric_beside_it: r"\[1\] depends on the clients' data",
+    denominator_of_the_data: r"the result depends on the clients' data .* = div ",
+    clip_norm_of_the_data: r"clipped to a norm that depends on the clients' data",
+    another_clip_norm: r"clipped to another norm than the round's",
+    sum_without_clip: r"added to what is no sum of clipped contributions",
+    one_term_without_clip: r"added to what is no sum of clipped contributions.* = add ",
+    factors_of_others: r"added to what is no sum of clipped contributions.* = scaled ",
+    clipped_and_then_changed: r"added to what is no sum of clipped contributions.* = scaled ",
+    function_of_the_sum: r"added to what is no sum of clipped contributions.* = square ",
+    deviation_of_the_data: r"noise of a public size .* depends on the clients' data.* = mul ",
+    coordinates_without_noise: r"on every coordinate",
+    noise_masked: r"on every coordinate",
+    noise_repeated: r"on every coordinate",
+    same_noise_in_two_sums: r"have the same noise",
+    key_and_one_made_of_it: r"drawn twice with one key",
+    factors_of_other_rows: r"added to what is no sum of clipped contributions.* = scaled ",
+    same_key_drawn_twice: r"drawn twice with one key",
+    noise_not_bound: r"a key that is not bound to the sum",
+    noise_bound_to_another_sum: r"not bound to the sum that it is added to",
+    noise_of_a_public_key: r"a key that depends on public values alone",
+    noise_keyed_by_the_data: r"a key that depends on the clients' data.* = random_fold_in ",
+    key_beside_it: r"\[1\] depends on secret keys",
+    noise_beside_it: r"\[1\] depends on secret keys",
+    checksum_key_beside_it: r"\[1\] depends on secret keys",
+    branch_by_the_data: r"the result depends on the clients' data .* = cond ",
+    loop_as_long_as_the_data: r"\[1\] depends on the clients' data .* = while ",
+    scan_over_the_data: r"\[1\] depends on the clients' data",
+    hidden_in_calls: r"\[1\] depends on the clients' data .* = reduce_max ",
+    noise_in_a_loop: r"drawn in a loop",
+}
+# Whose cause is no equation, but an input, or the whole.
+WITHOUT_LINE = {
+    "same_noise_in_two_sums",
+    "key_beside_it",
+    "noise_beside_it",
+    "checksum_key_beside_it",
+    "bounded_metric_beside_it",
+    "scan_over_the_data",
+}
+
+
+def test_an_honest_program_passes():
+    found = check_program(honest, GIVEN)
+    assert found.noisy == ("the result",)
+    assert found.constants == ()
+
+
+@pytest.mark.parametrize("program", LEAKS, ids=lambda program: program.__name__)
+def test_a_planted_leak_is_named_with_its_equation(program):
+    with pytest.raises(InformationLeak, match=LEAKS[program]) as caught:
+        check_program(program, GIVEN)
+    named = re.findall(r"test_information_flow\.py:(\d+)", str(caught.value))
+    if program.__name__ not in WITHOUT_LINE:
+        assert named
+
+
+def test_a_function_of_the_same_name_is_not_taken_for_a_step():
+    """Steps are recognised by where they are defined."""
+
+    @partial(jax.jit)
+    def rounded_sum(pair, noise):
+        return pair.high
+
+    def program(given):
+        total = total_of(given)
+        return rounded_sum(Pair(total, total), noise_of(given, total))
+
+    with pytest.raises(InformationLeak, match="depends on the clients' data otherwise"):
+        check_program(program, GIVEN)
