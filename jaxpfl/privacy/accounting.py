@@ -221,7 +221,12 @@ def _poisson_rdp(q: float, z: float) -> np.ndarray:
     Uses the trapezoidal rule, whose error is far below rounding for such a smooth integrand. For
     fractional orders, dp-accounting 0.6.0 sums an alternating series by the size of its terms: it
     does not always converge, or gives an epsilon up to 0.1 percent too large.
+
+    Below z = 1e-3, the divergence without sampling, which is never smaller (the divergence is
+    quasi-convex) and hardly larger, spares a sum over millions of points.
     """
+    if z < 1e-3:
+        return np.array(RDP_ORDERS) / (2 * z**2)
     step = z / 40
     x = np.arange(-12 * z, RDP_ORDERS[-1] + 12 * z, step)
     loss = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z**2))

@@ -29,12 +29,14 @@ def poisson_epsilon(
     the hockey-stick divergence (Koskela, Jalko, Honkela 2020, "Computing tight differential
     privacy guarantees using FFT"), with the grid shifted so that the mean loss is exact (Gopi, Lee,
     Wutschitz 2021, "Numerical composition of differential privacy"). An estimate, not a bound.
+    Below a noise multiplier of 1e-3, epsilon is above 100,000 and protects nobody: it is then that
+    of rounds on everyone, an upper bound.
 
     Args:
       reach: an upper bound on epsilon; losses far beyond it are treated as infinite.
       gaussian_mu: shift / std of one more Gaussian release, on everyone.
     """
-    if sampling_rate == 1:
+    if sampling_rate == 1 or noise_multiplier < 1e-3:
         both = math.hypot(math.sqrt(rounds) / noise_multiplier, gaussian_mu)
         return gaussian_epsilon(both, delta)
     z, q = noise_multiplier, sampling_rate
@@ -127,7 +129,9 @@ def _fft_epsilon(
         """The x at which log((1-q) + q exp((2x - 1) / (2 z^2))) equals `loss`."""
         inner = np.expm1(np.minimum(loss, 700.0)) + q
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(inner > 0, z**2 * np.log(inner / q) + 0.5, -np.inf)
+            # exp(700) is near the largest double, and beyond it the other terms do not count.
+            log_inner = np.where(loss > 700.0, loss, np.log(inner))
+            return np.where(inner > 0, z**2 * (log_inner - math.log(q)) + 0.5, -np.inf)
 
     if removed:
         x = place(edges)
@@ -160,10 +164,13 @@ def _mean_loss(z: float, q: float, removed: bool) -> float:
     x = np.arange(-12 * z, 1 + 12 * z, z / 100)
     exponent = (2 * x - 1) / (2 * z**2)
     loss = np.logaddexp(math.log1p(-q), math.log(q) + exponent)
-    density = np.exp(-(x**2) / (2 * z**2)) / (100 * math.sqrt(2 * math.pi))
+
+    def density(mean: float) -> np.ndarray:
+        return np.exp(-((x - mean) ** 2) / (2 * z**2)) / (100 * math.sqrt(2 * math.pi))
+
     if removed:
-        return float(np.dot(density * ((1 - q) + q * np.exp(exponent)), loss))
-    return -float(np.dot(density, loss))
+        return float(np.dot((1 - q) * density(0.0) + q * density(1.0), loss))
+    return -float(np.dot(density(0.0), loss))
 
 
 def _invert(delta_of: Callable[[float], float], delta: float) -> float:

@@ -128,8 +128,14 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
         case dp_accounting.NonPrivateDpEvent():
             return event
         case dp_accounting.GaussianDpEvent():
-            if checks.non_negative("noise multiplier of an event", event.noise_multiplier) == 0:
+            z = checks.non_negative("noise multiplier of an event", event.noise_multiplier)
+            if z == 0:
                 return dp_accounting.NonPrivateDpEvent()
+            # Wider than `Noise` allows, because multipliers are relative to several shifts.
+            if not 1e-12 <= z <= 1e12:
+                raise InputError(
+                    f"noise multiplier of an event must lie in 1e-12 .. 1e12, found {z:g}"
+                )
             return event
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
             inner = _elementary(event.event)

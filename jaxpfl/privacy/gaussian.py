@@ -36,6 +36,9 @@ class Noise:
 
     def __post_init__(self) -> None:
         z = checks.positive("noise_multiplier", self.multiplier)
+        if not 1e-6 <= z <= 1e6:
+            # Beyond, the accountants leave the range of their numbers.
+            raise InputError(f"noise_multiplier must lie in 1e-6 .. 1e6, found {z:g}")
         object.__setattr__(self, "multiplier", z)
         checks.one_of("noise", self.correlation, ("independent", "tree", "banded"))
 

@@ -305,3 +305,36 @@ def test_losses_too_large_for_pld_have_the_bound_of_rdp():
         for accountant in ("pld", "rdp")
     ]
     assert found[0] == found[1] > 1e6
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+@pytest.mark.parametrize("z", [1e-6, 1e-4, 0.03, 1e6])
+def test_every_allowed_noise_multiplier_has_an_epsilon_that_is_confirmed(z, sampling):
+    plan = flat_plan(
+        population=10_000, clients_per_round=1_000, rounds=20, delta=3e-6,
+        clip_norm=1.0, noise_multiplier=z, sampling=sampling,
+    )  # fmt: skip
+    assert plan.epsilon() >= 0
+    # The second accountant calls an epsilon above 1e9 infinite in one of its forms.
+    if z < 1e6 and plan.confirmed_epsilon() < math.inf:
+        assert plan.confirmed_epsilon() == pytest.approx(plan.epsilon(), rel=0.2)
+
+
+@pytest.mark.parametrize("z", [1e-300, 1e-30, 1e30, 1e300])
+def test_noise_that_no_accountant_can_follow_is_refused(z):
+    with pytest.raises(InputError, match="noise_multiplier"):
+        flat_plan(
+            population=100, clients_per_round=10, rounds=2, delta=1e-6,
+            clip_norm=1.0, noise_multiplier=z,
+        )  # fmt: skip
+    with pytest.raises(InputError, match="noise multiplier"):
+        accounting.epsilon(poisson(z, 0.1, 2), 1e-5, "pld", "add_or_remove_one")
+
+
+def test_little_noise_without_amplification_is_a_bound_near_the_truth():
+    """Below z = 1e-3 the divergence is taken without sampling: above, by far less than 1 %."""
+    below, above = (
+        accounting.epsilon(poisson(z, 0.01, 10), 1e-5, "rdp", "add_or_remove_one") * z**2
+        for z in (0.999e-3, 1.001e-3)
+    )
+    assert above < below < 1.003 * above

@@ -160,6 +160,21 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which says in which line a value cannot be what it looks like."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
+            # A date such as 2020-13-45, !!bool "x", a number of thousands of digits.
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                problem=f"a value is written as YAML's {kind} and is none; put text in quotes",
+                problem_mark=node.start_mark,
+            ) from error
+
+
 def _parse_yaml(text: str, where: str) -> Any:
     """yaml.safe_load without duplicate keys and aliases, which can expand exponentially."""
     try:
@@ -168,8 +183,8 @@ def _parse_yaml(text: str, where: str) -> Any:
                 raise InputError(
                     f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"
                 )
-        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), where)
-        return yaml.safe_load(text)
+        _refuse_duplicates(yaml.compose(text, Loader=_Loader), where)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506, it is a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
