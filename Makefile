@@ -76,11 +76,12 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	.venv/bin/jaxpfl bench all --store
 
-PEERS = torch drjax jax_privacy fedjax pfl
+PEERS = torch drjax jax_privacy fedjax pfl opacus
 
-# The peers' environments, the measurement and README's table; half an hour on a quiet machine.
+# The peers' environments, the measurement and README's tables.
 peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed) .venv-tff/installed
 	.venv/bin/python -m benchmarks.peers
+	.venv/bin/python -m benchmarks.peers --unit example
 
 .venv-peer-%/installed: benchmarks/peers/requirements/%.txt
 	rm -rf .venv-peer-$*

@@ -1,8 +1,9 @@
-"""Rounds of DP-FedAvg by this library and by others, on this machine, by turns.
+"""Rounds of DP-FedAvg and steps of DP-SGD by this library and by others, on this machine, by turns.
 
-    make peers                                           # environments, measurement, README's table
-    python -m benchmarks.peers --equal 10 --ragged       # one cohort
-    python -m benchmarks.peers --table-only              # README's table from the last stored run
+    make peers                                      # environments, measurements, README's tables
+    python -m benchmarks.peers --equal 10 --ragged  # one cohort
+    python -m benchmarks.peers --unit example       # steps of DP-SGD, whose unit is the example
+    python -m benchmarks.peers --table-only         # README's tables from the last stored runs
 
 Each program is a process in an environment of its own (`requirements/`), and all do the same work
 (`work`): before they are timed, the norms of their noiseless mean updates must agree. Rounds are
@@ -10,9 +11,10 @@ asked of the programs by turns, in ever new order. The processor time of everyth
 during each round; a round that was disturbed by more than `--foreign` processors is asked for
 again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
-The best and the median round count; `ratio` is a program's best time over ours. A program whose
+The best and the median round count; `ratio` is a program's best time over that of the
+first one, which is ours where clients are the unit. A program whose
 round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
-than there is, is left out, and the table says why. README's table shows the last run that was not
+than there is, is left out, and the table says why. README's tables show the last runs that were not
 disturbed. Needs Linux.
 """
 
@@ -24,6 +26,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -32,11 +35,11 @@ from benchmarks.peers import table, work
 from benchmarks.peers.process import Program, Turn
 
 ROOT = Path(__file__).parents[2]
-OURS = "jaxpfl"
-
-# Program: its environment (None = ours), then its module and arguments.
-PROGRAMS: dict[str, tuple[str | None, list[str]]] = {
-    OURS: (None, ["ours"]),
+Programs = dict[str, tuple[str | None, list[str]]]
+# Program: its environment (None = ours), then its module and arguments. The first is what the
+# others are compared with.
+CLIENT: Programs = {
+    "jaxpfl": (None, ["ours"]),
     "PyTorch loop": (".venv-peer-torch", ["torch_loop"]),
     "PyTorch, a process a core": (".venv-peer-torch", ["torch_loop", str(os.cpu_count() or 1)]),
     "plain JAX, scan": (".venv-peer-drjax", ["jax_scan"]),
@@ -46,18 +49,27 @@ PROGRAMS: dict[str, tuple[str | None, list[str]]] = {
     "TensorFlow Federated": (".venv-tff", ["tff_round"]),
     "pfl": (".venv-peer-pfl", ["pfl_round"]),
 }
+EXAMPLE: Programs = {
+    "plain JAX, scan": (".venv-peer-drjax", ["jax_examples"]),
+    "jax_privacy": (".venv-peer-jax_privacy", ["jax_privacy_examples"]),
+    "Opacus": (".venv-peer-opacus", ["opacus_examples", "hooks"]),
+    "Opacus, ghost clipping": (".venv-peer-opacus", ["opacus_examples", "ghost"]),
+}
+PROGRAMS = {"client": CLIENT, "example": EXAMPLE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    unit: Literal["client", "example"] = "client"
     equal: tuple[int, ...] = (10, 50, 200, 1_000)  # cohorts of clients with 100 examples each
     ragged: tuple[int, ...] = (10, 50, 200, 1_000)  # cohorts of clients with 1 to 100 examples
+    examples: tuple[int, ...] = (100,)  # of a step of DP-SGD, multiples of 100
     turns: int = 5
-    clients: int = 600  # in all turns of a program, beyond which a cohort has fewer of them
+    clients: int = 600  # in all turns of a program, beyond which it has fewer turns
     longest: float = 60.0  # seconds of a round, beyond which a program is left out
     foreign: float = 0.1  # processors
     attempts: int = 3
-    programs: tuple[str, ...] = tuple(PROGRAMS)
+    programs: tuple[str, ...] = ()  # default: all of the unit
     environments: Path = ROOT  # where the environments' folders are
     table_only: bool = False
 
@@ -66,41 +78,47 @@ def main(config: Config) -> None:
     if not config.table_only:
         rows = []
         with tempfile.TemporaryDirectory() as folder:
-            for ragged, cohorts in ((False, config.equal), (True, config.ragged)):
+            kinds = ((False, config.equal), (True, config.ragged))
+            if config.unit == "example":
+                kinds = ((False, config.examples),)
+            for ragged, cohorts in kinds:
                 for cohort in sorted(cohorts):
                     before = {row["what"]: row for row in rows if row["ragged"] == ragged}
                     rows += measured(config, cohort, ragged, Path(folder), before)
-                    shown = ("what", "cohort", "clients/s", "median", "ratio", "cpu s/client")
+                    shown = ("what", "cohort", "a second", "median", "ratio", "cpu s each")
                     harness.table(rows, [*shown, "peak MB", "first round s", "foreign"])
         print(f"recorded in {harness.record('peers', rows)}")
-    print(f"table in {table.write(ROOT / 'README.md', harness.RESULTS / 'peers.jsonl')}")
+    print(f"tables in {table.write(ROOT / 'README.md', harness.RESULTS / 'peers.jsonl')}")
 
 
 def measured(
     config: Config, cohort: int, ragged: bool, folder: Path, before: dict[str, dict]
 ) -> list[dict]:
     """The rows of one cohort; `before` has a program's row of the cohort before this one."""
-    file = folder / f"{cohort} {ragged}.npz"
-    work.save(str(file), cohort, ragged)
-    norm = _quiet_norm(config, OURS, file, folder)
+    file, example = folder / f"{cohort} {ragged}.npz", config.unit == "example"
+    clients = cohort // work.EXAMPLES if example else cohort
+    work.save(str(file), clients, ragged)
+    reference = next(iter(PROGRAMS[config.unit]))
+    asked = config.programs or tuple(PROGRAMS[config.unit])
+    norm = _norm(config, reference, file, folder)
     reasons = {
         name: _too_much(config, cohort, before[name])
-        for name in config.programs
-        if name in before and name != OURS
+        for name in asked
+        if name in before and name != reference
     }
-    names = [name for name in config.programs if not reasons.get(name)]
+    names = [name for name in asked if not reasons.get(name)]
     programs: dict[str, Program] = {}
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     first: dict[str, Turn] = {}
-    norms = {OURS: norm}
+    norms = {reference: norm}
     try:
         for name in names:
             programs[name] = _program(config, name, file, folder)
             first[name] = programs[name].turn()
-            if name != OURS:
-                norms[name] = first[name].norm or _quiet_norm(config, name, file, folder)
+            if name != reference:
+                norms[name] = first[name].norm or _norm(config, name, file, folder)
                 _check(name, norms[name], norm)
-        for turn in range(max(1, min(config.turns, config.clients // cohort))):
+        for turn in range(max(1, min(config.turns, config.clients // clients))):
             # Of its own seed each, so that no program always follows the same one.
             for name in random.Random(turn).sample(names, len(names)):
                 turns[name].append(_undisturbed(config, programs[name]))
@@ -110,11 +128,12 @@ def measured(
             rows.append(
                 {
                     "what": name,
+                    "unit": config.unit,
                     "cohort": cohort,
                     "ragged": ragged,
-                    "clients/s": cohort / min(seconds),
+                    "a second": cohort / min(seconds),
                     "median": cohort / statistics.median(seconds),
-                    "cpu s/client": min(turn.cpu_seconds for turn in turns[name]) / cohort,
+                    "cpu s each": min(turn.cpu_seconds for turn in turns[name]) / cohort,
                     "peak MB": program.peak_memory_mb(),
                     "start s": program.start_seconds,
                     "first round s": first[name].seconds,
@@ -128,9 +147,9 @@ def measured(
             program.close()
     by_name = {row["what"]: row for row in rows}
     for row in rows:
-        if OURS in by_name:
-            row["ratio"] = by_name[OURS]["clients/s"] / row["clients/s"]
-    left_out = {"cohort": cohort, "ragged": ragged}
+        if reference in by_name:
+            row["ratio"] = by_name[reference]["a second"] / row["a second"]
+    left_out = {"unit": config.unit, "cohort": cohort, "ragged": ragged}
     return rows + [
         {"what": name, **left_out, "left out": reason} for name, reason in reasons.items() if reason
     ]
@@ -151,7 +170,7 @@ def _too_much(config: Config, cohort: int, before: dict) -> str:
     return ""
 
 
-def _quiet_norm(config: Config, name: str, file: Path, folder: Path) -> float:
+def _norm(config: Config, name: str, file: Path, folder: Path) -> float:
     """The norm of the mean change of a program that tells it without noise alone."""
     quiet = _program(config, name, file, folder, "quiet")
     norm = quiet.turn().norm
@@ -162,7 +181,7 @@ def _quiet_norm(config: Config, name: str, file: Path, folder: Path) -> float:
 
 
 def _program(config: Config, name: str, file: Path, folder: Path, *extra: str) -> Program:
-    environment, (module, *arguments) = PROGRAMS[name]
+    environment, (module, *arguments) = PROGRAMS[config.unit][name]
     python = sys.executable
     if environment is not None:
         python = str(config.environments / environment / "bin" / "python")
@@ -185,7 +204,7 @@ def _undisturbed(config: Config, program: Program) -> Turn:
 def _check(name: str, found: float, expected: float) -> None:
     """PyTorch's convolutions differ in the fourth digit from one number of threads to another."""
     if not math.isclose(found, expected, rel_tol=2e-3):
-        raise SystemExit(f"{name} has a mean update of norm {found}, ours is {expected}")
+        raise SystemExit(f"{name} has a mean update of norm {found}, not {expected}")
 
 
 if __name__ == "__main__":

@@ -51,11 +51,10 @@ def clipped_change(params, *batches_SxB):
     return jax.tree.map(lambda leaf: leaf * factor, change)
 
 
-def released(params, total, clients, key):
+def released(params, total, clients, key, deviation=work.NOISE * work.CLIP_NORM):
     """The parameters after a noisy mean, and the norm of the mean before noise."""
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(key, len(leaves))
-    deviation = work.NOISE * work.CLIP_NORM
     noisy = [
         leaf + deviation * jax.random.normal(k, leaf.shape)
         for k, leaf in zip(keys, leaves, strict=True)

@@ -1,5 +1,6 @@
 """A program as a process: it is asked for rounds, and what they cost is read from Linux."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -72,19 +73,23 @@ class Program:
         return total / 1024
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """Hangs up, and waits for the end of the program, which comes within ten seconds."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            status, errors = self._process.wait(), self._log.read_text()[-2_000:]
+            self.close()
+            status, errors = self._process.returncode, self._log.read_text()[-2_000:]
             raise SystemExit(f"{self._process.args!r} ended with status {status}:\n{errors}")
         return json.loads(line)
 

@@ -5,6 +5,9 @@ A round of DP-FedAvg: each client takes one epoch of SGD on the EMNIST CNN of
 examples; its change is clipped in L2 norm; the sum gets Gaussian noise and is averaged. Images and
 labels are random, from a fixed seed: their values cost the same as real ones.
 
+A step of DP-SGD (`*_examples`): the gradient of each of all examples is clipped, the sum gets noise
+and is averaged, the parameters take one step of SGD.
+
 A program is started as `python -m benchmarks.peers.NAME FILE`, answers the start with one line of
 JSON (its versions), and then each line that it reads with one round and one line of JSON: the L2
 norm of the mean change before noise, which shows that the same work was done.
@@ -21,6 +24,7 @@ import numpy as np
 EXAMPLES, BATCH, CLASSES, SHAPE = 100, 20, 62, (28, 28, 1)
 STEPS = EXAMPLES // BATCH
 CLIP_NORM, NOISE, LEARNING_RATE = 0.5, 1.0, 0.1
+EXAMPLE_CLIP_NORM = 1.0  # of one example's gradient
 
 _SHAPES = {
     "convolution_0.kernel": (3, 3, 1, 32),
@@ -28,6 +32,8 @@ _SHAPES = {
     "hidden.kernel": (9216, 128),
     "output.kernel": (128, CLASSES),
 }
+
+LAYERS = [name.removesuffix(".kernel") for name in _SHAPES]
 
 Arrays = dict[str, np.ndarray]
 

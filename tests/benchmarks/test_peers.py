@@ -1,17 +1,21 @@
 import json
+import sys
 
 import numpy as np
 import pytest
 
+from benchmarks.peers import __main__ as driver
 from benchmarks.peers import table, work
+from benchmarks.peers.process import Program
 
 ROW = {
     "date": "2026-01-02 03:04",
     "machine": "2 cores, some processor",
-    "clients/s": 20.0,
+    "unit": "client",
+    "a second": 20.0,
     "median": 18.0,
     "ratio": 1.0,
-    "cpu s/client": 0.1,
+    "cpu s each": 0.1,
     "peak MB": 1_234.0,
     "start s": 1.0,
     "first round s": 2.5,
@@ -35,10 +39,10 @@ def test_readme_shows_the_last_run_alone(tmp_path):
     rows = [
         ROW | {"date": "2025-01-01 00:00", "what": "older", "cohort": 10, "ragged": False},
         ROW | {"what": "ours", "cohort": 50, "ragged": True},
-        ROW | {"what": "ours", "cohort": 10, "ragged": False, "clients/s": 21.0},
+        ROW | {"what": "ours", "cohort": 10, "ragged": False, "a second": 21.0},
         ROW | {"what": "other", "cohort": 10, "ragged": False, "ratio": 0.9},
         {
-            **{name: ROW[name] for name in ("date", "machine")},
+            **{name: ROW[name] for name in ("date", "machine", "unit")},
             "what": "other",
             "cohort": 50,
             "ragged": True,
@@ -53,15 +57,15 @@ def test_readme_shows_the_last_run_alone(tmp_path):
         text = readme.read_text()
         assert text.startswith("before\n") and text.endswith("after\n")
         assert "stale" not in text and "older" not in text
-        assert "| ours | 21.0 (18.0), 1.00 | 20.0 (18.0), 1.00 | 0.100 | 1,234 | 3.5 |" in text
+        assert "| ours | 21.0 (18.0), 1.00 | 20.0 (18.0), 1.00 | 100.0 | 1,234 | 3.5 |" in text
         assert (
-            "| other | 20.0 (18.0), 0.90 | a round would take 99 s | 0.100 | 1,234 | 3.5 |" in text
+            "| other | 20.0 (18.0), 0.90 | a round would take 99 s | 100.0 | 1,234 | 3.5 |" in text
         )
 
 
 def test_readme_shows_no_run_that_was_disturbed(tmp_path):
     quiet = ROW | {"what": "ours", "cohort": 10, "ragged": False}
-    disturbed = quiet | {"date": "2026-05-05 00:00", "clients/s": 99.0}
+    disturbed = quiet | {"date": "2026-05-05 00:00", "a second": 99.0}
     results = tmp_path / "peers.jsonl"
     rows = [quiet, disturbed, disturbed | {"what": "other", "foreign": 1.5}]
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -78,3 +82,76 @@ def test_a_readme_without_the_markers_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="no lines"):
         table.write(readme, results)
     assert readme.read_text() == "nothing"
+
+
+ANSWERS = """
+import sys
+print('{"fake": "1.0"}', flush=True)
+for turn, _ in enumerate(sys.stdin):
+    sum(range(3_000_000))
+    print('{"norm": %d}' % (turn + 1), flush=True)
+"""
+
+
+def test_a_program_answers_its_start_and_each_turn(tmp_path):
+    program = Program([sys.executable, "-c", ANSWERS], tmp_path, tmp_path / "log")
+    try:
+        assert program.hello == {"fake": "1.0"}
+        turns = [program.turn() for _ in range(2)]
+        assert [turn.norm for turn in turns] == [1, 2]
+        assert all(turn.seconds > 0 and turn.cpu_seconds >= 0 for turn in turns)
+        assert program.peak_memory_mb() > 1
+    finally:
+        program.close()
+
+
+def test_a_program_that_ends_is_reported_with_its_errors(tmp_path):
+    command = [sys.executable, "-c", "raise SystemExit('out of luck')"]
+    with pytest.raises(SystemExit, match="out of luck"):
+        Program(command, tmp_path, tmp_path / "log")
+
+
+FAKE = """
+import json, sys
+norm = {norm}
+print(json.dumps({{"fake": "1.0"}}), flush=True)
+for _ in sys.stdin:
+    print(json.dumps({{"norm": norm if sys.argv[1:] == ["quiet"] else {noisy}}}), flush=True)
+"""
+
+
+def _fakes(monkeypatch, folder, **codes):
+    def program(config, name, file, _, *extra):
+        return Program([sys.executable, "-c", codes[name], *extra], folder, folder / "log")
+
+    monkeypatch.setattr(driver, "PROGRAMS", {"client": {name: (None, []) for name in codes}})
+    monkeypatch.setattr(driver, "_program", program)
+    return driver.Config(turns=2, attempts=1)
+
+
+def test_the_driver_measures_programs_that_did_the_same_work(monkeypatch, tmp_path):
+    hidden, shown = FAKE.format(norm=0.5, noisy=None), FAKE.format(norm=0.5, noisy=0.5)
+    config = _fakes(monkeypatch, tmp_path, ours=hidden, hidden=hidden, shown=shown)
+    rows = driver.measured(config, 2, False, tmp_path, {})
+    assert [row["what"] for row in rows] == ["ours", "hidden", "shown"]
+    assert [row["norm"] for row in rows] == [0.5, 0.5, 0.5]
+    assert rows[0]["ratio"] == 1 and all(row["a second"] >= row["median"] > 0 for row in rows)
+
+    other = FAKE.format(norm=0.6, noisy=0.6)
+    config = _fakes(monkeypatch, tmp_path, ours=hidden, other=other)
+    with pytest.raises(SystemExit, match="other has a mean update of norm 0.6"):
+        driver.measured(config, 2, False, tmp_path, {})
+
+
+def test_a_program_that_would_take_too_long_is_left_out_with_the_reason(monkeypatch, tmp_path):
+    shown = FAKE.format(norm=0.5, noisy=0.5)
+    config = _fakes(monkeypatch, tmp_path, ours=shown, slow=shown, large=shown)
+    before = {
+        "ours": {"median": 0.001, "peak MB": 1.0, "cohort": 1},
+        "slow": {"median": 0.01, "peak MB": 1.0, "cohort": 1},
+        "large": {"median": 10.0, "peak MB": 1e9, "cohort": 1},
+    }
+    rows = {row["what"]: row for row in driver.measured(config, 2, False, tmp_path, before)}
+    assert "a second" in rows["ours"]
+    assert rows["slow"]["left out"] == "a round would take 200 s"
+    assert "GB" in rows["large"]["left out"]
