@@ -75,7 +75,7 @@ class Following:
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.constants: dict[int, str] = {}
         self.equations: set[int] = set()
-        self._loops = 0
+        self._repeated = 0
         # By where they are defined, so that no function of the same name is taken for them.
         self._steps = {
             _definition(clip_factors): self._clip,
@@ -125,7 +125,13 @@ class Following:
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
             step = self._steps.get(_defined(body)) if name in ("jit", "pjit") else None
-            return self.closed(body, given, place) if step is None else step(eqn, given, place)
+            if step is not None:
+                return step(eqn, given, place)
+            # What a shard_map computes once is computed on each device, with equal keys.
+            self._repeated += name == "shard_map"
+            found = self.closed(body, given, place)
+            self._repeated -= name == "shard_map"
+            return found
         if name == "while":
             return self._while(eqn, given, place)
         if name == "scan":
@@ -163,8 +169,16 @@ class Following:
 
     def _loop(self, body, consts, carried, rows, place) -> tuple[list[Value], list[Value]]:
         """The carried values after any number of passes, and the others of a pass."""
-        self._loops += 1
+        self._repeated += 1
         number = len(carried)
+        # Added in every pass, one draw would be in several sums.
+        consts, carried = (
+            [
+                each._replace(kind=SECRET, detail=None) if each.kind is NOISE else each
+                for each in values
+            ]
+            for values in (consts, carried)
+        )
         for _ in range(_PASSES):
             # Tokens of their own, because the values differ between passes.
             carried = [
@@ -177,7 +191,7 @@ class Following:
                 for pair in zip(carried, out[:number], strict=True)
             ]
             if [each.label for each in after] == [each.label for each in carried]:
-                self._loops -= 1
+                self._repeated -= 1
                 return carried, out[number:]
             carried = after
         raise InformationLeak(f"a loop cannot be followed: its labels still change after {_PASSES}")
@@ -261,8 +275,10 @@ class Following:
             )
         if eqn.invars[0].aval.shape:
             raise InformationLeak(f"noise is drawn with several keys at once: {told(eqn)}")
-        if self._loops:
-            raise InformationLeak(f"noise is drawn in a loop, with one key: {told(eqn)}")
+        if self._repeated:
+            raise InformationLeak(
+                f"noise is drawn in a loop or on each device, with one key: {told(eqn)}"
+            )
         for other, where in self.drawn.items():
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter] and where != place:
@@ -287,6 +303,8 @@ class Following:
                 "what is added to the sum must be Gaussian noise of a public size on every "
                 f"coordinate, found something that depends on {found}: {told(eqn)}{because(noise)}"
             )
+        if len({each.aval.shape for each in [*eqn.invars, *eqn.outvars]}) > 1:
+            raise InformationLeak(f"one draw of noise is added to several sums: {told(eqn)}")
         label = self.rules.noised(sums, noise, place)
         if label[0] is PRIVATE:
             raise InformationLeak(

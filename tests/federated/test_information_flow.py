@@ -350,7 +350,36 @@ def noise_in_a_loop(given):
     return noisy(total, jax.lax.scan(draw, None, jnp.arange(DIM))[1].reshape(-1))
 
 
+def noise_added_in_a_loop(given):
+    total = total_of(given)
+    noise = noise_of(given, total)
+    totals = scaled(given.clients, factors_of(given.clients, given.clip_norm))
+    return jax.lax.map(lambda each: noisy(each, noise), totals)
+
+
+def noise_of_many_sums(given):
+    totals = scaled(given.clients, factors_of(given.clients, given.clip_norm))
+    return jax.vmap(noisy, (0, None))(totals, noise_of(given, totals))
+
+
+def noise_on_each_device(given):
+    total = jnp.concatenate([total_of(given)] * 2)
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    spec = jax.sharding.PartitionSpec
+    drawn = jax.shard_map(
+        lambda key: standard_normal(key, (DIM,)),
+        mesh=client_mesh(2),
+        in_specs=spec(),
+        out_specs=spec("clients"),
+        check_vma=False,
+    )
+    return noisy(total, drawn(key))
+
+
 LEAKS = {
+    noise_added_in_a_loop: r"on every coordinate",
+    noise_of_many_sums: r"one draw of noise is added to several sums",
+    noise_on_each_device: r"drawn in a loop or on each device",
     metric_beside_it: r"\[1\] depends on the clients' data",
     bounded_metric_beside_it: r"\[1\] depends on the clients' data",
     denominator_of_the_data: r"the result depends on the clients' data .* = div ",
@@ -380,7 +409,7 @@ LEAKS = {
     loop_as_long_as_the_data: r"\[1\] depends on the clients' data .* = while ",
     scan_over_the_data: r"\[1\] depends on the clients' data",
     hidden_in_calls: r"\[1\] depends on the clients' data .* = reduce_max ",
-    noise_in_a_loop: r"drawn in a loop",
+    noise_in_a_loop: r"drawn in a loop or on each device",
 }
 # Whose cause is no equation, but an input, or the whole.
 WITHOUT_LINE = {
