@@ -73,7 +73,7 @@ def fed_sgd(
       plan: privacy of the whole run, with `unit="example"`: its population counts examples, and
         its clip norm bounds one example's gradient.
       cohort: how many examples are computed side by side (`batch_size`) and how many make a block
-        that one device computes (`max_examples`); default 32 and 256. Neither changes what is
+        that one device computes (`max_examples`); default 32 and 32. Neither changes what is
         computed, beyond rounding.
       execution: devices and chunk; sums are compensated.
       start: PUBLIC parameters to start from, such as prefinetuned ones; None draws them by
@@ -96,7 +96,7 @@ def fed_sgd(
         "gradient",
         ClippedGradients(model, plan.clip_norm),
         plan,
-        CohortSpec(batch_size=32, max_examples=256) if cohort is None else cohort,
+        CohortSpec(batch_size=32, max_examples=32) if cohort is None else cohort,
         columns=None if model.columns is None else tuple(model.columns),
         execution=execution,
     )

@@ -54,7 +54,7 @@ class ClippedGradients:
 
     @property
     def example_bound(self) -> float:
-        """S, see `BoundedByExample`; it holds up to the rounding of float32, a few times 1e-6."""
+        """S, see `BoundedByExample`; `federated.example_gradients` says how sums are rounded."""
         return self.clip_norm
 
     def check(self, columns: Mapping[str, Any]) -> None:

@@ -103,7 +103,17 @@ def _backward(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Arra
     return image_slope, jax.vjp(_transformed_kernel, zeros)[1](kernel_slope_16xCxO)[0]
 
 
-_tiled.defvjp(_forward, _backward)
+def _forward_in_turn(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
+    """The forward pass; vmapped, as for single images, it takes one after the other."""
+    return _in_turn(partial(_forward, pool))(image_BxHxWxC, kernel_3x3xCxO)
+
+
+def _backward_in_turn(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
+    return _in_turn(partial(_backward, pool))(saved, slope_BxHxWxO)
+
+
+_in_turn = jax.custom_batching.sequential_vmap
+_tiled.defvjp(_forward_in_turn, _backward_in_turn)
 
 
 def _transformed_kernel(kernel_3x3xCxO: Array) -> Array:

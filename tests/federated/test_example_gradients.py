@@ -1,0 +1,195 @@
+"""Clipped sums of examples' gradients that are mostly not formed, against those that are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl import models
+from jaxpfl.federated.example_gradients import clipped_sum
+from jaxpfl.models import CNN, MLP, CIFGLanguageModel, LSTMLanguageModel
+
+BATCH = 6
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(4, 12, (BATCH, 7)).astype(np.int32)
+TOKENS[1, 4:] = -1
+# The same word again and again: its rows of the embedding add up.
+TOKENS[2] = 5
+
+
+def images(side: int) -> dict:
+    return {
+        "image": RNG.normal(size=(BATCH, side, side, 1)).astype(np.float32),
+        "label": RNG.integers(0, 5, BATCH).astype(np.int32),
+    }
+
+
+MODELS = {
+    "mlp": (
+        MLP(9, 5, hidden=16),
+        {
+            "features": RNG.normal(size=(BATCH, 9)).astype(np.float32),
+            "label": RNG.integers(0, 5, BATCH).astype(np.int32),
+        },
+    ),
+    # With 8 channels on either side, a convolution is one of tiles on a CPU.
+    "cnn": (CNN("cnn", (11, 11, 1), 5, ((8, False), (8, True)), hidden=12), images(11)),
+    "cnn without tiles": (
+        CNN("cnn", (11, 11, 1), 5, ((8, False), (8, True)), hidden=12, form="convolution"),
+        images(11),
+    ),
+    "tied CIFG": (
+        CIFGLanguageModel(12, embedding=6, hidden=10, projection=6, peepholes=True),
+        {"tokens": TOKENS},
+    ),
+    "LSTM": (LSTMLanguageModel(12, embedding=4, hidden=8), {"tokens": TOKENS}),
+}
+
+
+def alone(model):
+    def loss(params, example):
+        batch = {name: value[None] for name, value in example.items()}
+        return model.loss(params, batch, jnp.ones((1,), bool))[0]
+
+    return loss
+
+
+def formed(loss, params, batch, mask, clip_norm) -> dict:
+    """The reference: every gradient by itself, clipped and added in float64."""
+    gradient = jax.jit(jax.grad(loss))
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), params)
+    for row in np.flatnonzero(mask):
+        each = gradient(params, {name: jnp.asarray(v[row]) for name, v in batch.items()})
+        each = jax.tree.map(np.float64, each)
+        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in jax.tree.leaves(each)))
+        factor = min(1.0, clip_norm / norm)
+        total = jax.tree.map(lambda t, leaf, f=factor: t + f * leaf, total, each)
+    return total
+
+
+def summed(loss, params, batch, mask, clip_norm):
+    return jax.jit(lambda *given: clipped_sum(loss, *given, clip_norm))(params, batch, mask)
+
+
+def norm_of(tree) -> float:
+    return float(np.sqrt(sum(np.sum(np.float64(leaf) ** 2) for leaf in jax.tree.leaves(tree))))
+
+
+def assert_near(found, expected, tolerance):
+    difference = jax.tree.map(lambda a, b: np.float64(a) - b, found, expected)
+    assert norm_of(difference) <= tolerance * norm_of(expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_models_sum_is_that_of_gradients_that_are_formed(name):
+    """TRUST 23: for every kind of layer; masked rows add nothing."""
+    model, batch = MODELS[name]
+    # No bias remains zero.
+    params = jax.tree.map(lambda leaf: leaf + 0.01, model.init(jax.random.key(0)))
+    mask = np.arange(BATCH) != 3
+    found = summed(alone(model), params, batch, mask, 0.05)
+    assert_near(found, formed(alone(model), params, batch, mask, 0.05), 2e-5)
+
+
+@jax.jit
+def layer(x_NxI, weight_IxO):
+    return jnp.tanh(x_NxI @ weight_IxO)
+
+
+def rows_loss(params, example):
+    """Rows through products of all kinds: shared functions, transposes, weights on the left."""
+    x = layer(layer(example["x"], params["first"]), params["second"])
+    x = (params["left"] @ (x @ params["transposed"].T).T).T
+    x = jnp.tanh(x @ params["twice"]) @ params["twice"]
+    return jnp.sum(jnp.square(x @ params["last"] - example["y"])) / 2
+
+
+def rows_params(width: int = 16) -> dict:
+    names = ("first", "second", "transposed", "left", "twice", "last")
+    shapes = {"transposed": (width + 1, width), "left": (width, width + 1)}
+    return {
+        name: 0.3 * jax.random.normal(key, shapes.get(name, (width, width)))
+        for name, key in zip(names, jax.random.split(jax.random.key(1), len(names)), strict=True)
+    }
+
+
+def rows_batch(rows: int, width: int = 16) -> dict:
+    shape = (BATCH, rows, width)
+    return {name: RNG.normal(size=shape).astype(np.float32) for name in ("x", "y")}
+
+
+@pytest.mark.parametrize("clip_norm", [0.1, 1e6])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_of_all_kinds(rows, clip_norm):
+    params, batch, mask = rows_params(), rows_batch(rows), np.arange(BATCH) < 5
+    found = summed(rows_loss, params, batch, mask, clip_norm)
+    # With several rows, what could cancel counts as a part of the norm.
+    expected = formed(rows_loss, params, batch, mask, clip_norm)
+    assert_near(found, expected, 1e-5 if rows == 1 else 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_no_gradient_of_one_example_is_formed_where_a_weight_is_used_in_one_product(rows):
+    width = 16
+    traced = jax.make_jaxpr(lambda *given: clipped_sum(rows_loss, *given, 1.0))(
+        rows_params(), rows_batch(rows), np.ones(BATCH, bool)
+    )
+    text = str(traced)
+    # Of the weight that is used twice alone, and of no other.
+    assert f"f32[{BATCH},{width},{width}]" in text
+    assert f"f32[{BATCH},{width + 1},{width}]" not in text
+    assert f"f32[{BATCH},{width},{width + 1}]" not in text
+
+
+def bilinear(params, example):
+    """A loss whose gradient in W is x' dy for any x and dy that an example may choose."""
+    return jnp.sum((example["x"] @ params["w"]) * example["dy"])
+
+
+def adversarial(rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    ones = np.ones((rows, 8), np.float32)
+    found = {
+        "large x, small dy": (1e25 * ones, 1e-25 * ones),
+        "small x, large dy": (1e-30 * ones, 1e30 * ones),
+        "small x, whose square is lost": (1e-22 * ones, 1e21 * ones),
+        "large": (1e15 * ones, 1e3 * ones),
+        "overflow": (1e30 * ones, 1e30 * ones),
+        "infinite": (np.inf * ones, ones),
+        "NaN in dy": (ones, np.nan * ones),
+        "zero times infinity": (0 * ones, np.inf * ones),
+    }
+    if rows > 1:
+        sign = np.float32(-1) ** np.arange(rows)[:, None]
+        for digit in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+            near = ones + np.float32(digit) * RNG.normal(size=ones.shape).astype(np.float32)
+            found[f"rows that cancel to {digit}"] = (1e4 * sign * near, 1e4 * ones)
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_one_example_moves_the_sum_by_at_most_the_bound(rows):
+    """TRUST 2, 16: whatever its x and dy are, also where the norm is that of a nearly empty sum."""
+    clip_norm, place = 0.5, BATCH - 1
+    params = {"w": jnp.ones((8, 8), jnp.float32)}
+    batch = {name: RNG.normal(size=(BATCH, rows, 8)).astype(np.float32) for name in ("x", "dy")}
+    run = jax.jit(lambda *given: clipped_sum(bilinear, *given, clip_norm)["w"])
+    without = np.float64(run(params, batch, np.arange(BATCH) != place))
+    for what, (x, dy) in adversarial(rows).items():
+        more = {name: column.copy() for name, column in batch.items()}
+        more["x"][place], more["dy"][place] = x, dy
+        moved = np.linalg.norm(run(params, more, np.ones(BATCH, bool)) - without)
+        assert moved <= clip_norm * (1 + 1e-3), what
+        if what in ("overflow", "infinite", "NaN in dy", "zero times infinity"):
+            assert moved == 0, what
+        if what == "large":
+            assert moved >= clip_norm * (1 - 1e-4), what
+
+
+def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monkeypatch):
+    model, batch = MODELS["LSTM"]
+    params, mask = model.init(jax.random.key(0)), np.arange(BATCH) != 3
+    size = models.count_parameters(params)
+    whole = summed(alone(model), params, batch, mask, 0.1)
+    monkeypatch.setattr("jaxpfl.federated.example_gradients._ENTRIES", 2 * size)
+    parts = summed(alone(model), params, batch, mask, 0.1)
+    assert_near(parts, whole, 1e-6)
