@@ -31,6 +31,7 @@ SUITE: dict[str, Benchmark] = {
     "packing": _of("micro.packing"),
     "round": _of("macro.round"),
     "model_step": _of("micro.model_step"),
+    "example_unit": _of("micro.example_unit"),
     "embed": _of("micro.embed"),
     "frechet": _of("micro.frechet"),
     "fred_noise": _of("micro.fred_noise"),
