@@ -24,7 +24,7 @@ help:
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
 	@echo "make bench        jaxpfl bench all --store: all benchmarks; appends to benchmarks/results"
-	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 6 GB)"
+	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 10 GB)"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; four hours at most"
 	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
@@ -76,7 +76,7 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	.venv/bin/jaxpfl bench all --store
 
-PEERS = torch drjax jax_privacy fedjax pfl opacus
+PEERS = torch drjax jax_privacy fedjax pfl fluke opacus
 
 # The peers' environments, the measurement and README's tables.
 peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed) .venv-tff/installed

@@ -48,6 +48,7 @@ CLIENT: Programs = {
     "FedJAX": (".venv-peer-fedjax", ["fedjax_round"]),
     "TensorFlow Federated": (".venv-tff", ["tff_round"]),
     "pfl": (".venv-peer-pfl", ["pfl_round"]),
+    "fluke": (".venv-peer-fluke", ["fluke_round"]),
 }
 EXAMPLE: Programs = {
     "plain JAX, scan": (".venv-peer-drjax", ["jax_examples"]),
