@@ -10,8 +10,8 @@ TITLES = {
     "client": (
         "A round of DP-FedAvg on the EMNIST CNN, 100 examples a client (ragged: 1 to 100). The "
         "model is each library's ordinary code, except in plain JAX, DrJAX and jax_privacy, whose "
-        "convolutions are written as products because XLA's are slow in loops. Flower has no program "
-        "here yet."
+        "convolutions are written as products because XLA's are slow in loops. Flower has no "
+        "program here yet."
     ),
     "example": (
         "A step of DP-SGD on the same network, where each example's gradient is clipped. The "
