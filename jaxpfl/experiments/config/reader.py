@@ -184,7 +184,11 @@ def _parse_yaml(text: str, where: str) -> Any:
                     f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"
                 )
         _refuse_duplicates(yaml.compose(text, Loader=_Loader), where)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506, it is a SafeLoader
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
