@@ -11,8 +11,7 @@ asked of the programs by turns, in ever new order. The processor time of everyth
 during each round; a round that was disturbed by more than `--foreign` processors is asked for
 again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
-The best and the median round count; `ratio` is a program's best time over that of the
-first one, which is ours where clients are the unit. A program whose
+The best and the median round count; `ratio` is a program's best time over ours. A program whose
 round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
 than there is, is left out, and the table says why. README's tables show the last runs that were not
 disturbed. Needs Linux.
@@ -51,6 +50,7 @@ CLIENT: Programs = {
     "fluke": (".venv-peer-fluke", ["fluke_round"]),
 }
 EXAMPLE: Programs = {
+    "jaxpfl": (None, ["ours_examples"]),
     "plain JAX, scan": (".venv-peer-drjax", ["jax_examples"]),
     "jax_privacy": (".venv-peer-jax_privacy", ["jax_privacy_examples"]),
     "Opacus": (".venv-peer-opacus", ["opacus_examples", "hooks"]),

@@ -17,8 +17,8 @@ The norms are those of the very x and dy that are added up, not of a second comp
 square overflows or is lost before it is compared. For N > 1 the terms of the sum may cancel, where
 rounding is relative to P = sum_n ||x_n|| ||dy_n||, and an example could be made so that it seems
 short and is not. There the norm counts as sqrt(||.||^2 + 1e-5 P^2), which clips an ordinary example
-at most some hundredths of a percent shorter, and what rounding adds to the sum then stays below a
-thousandth of the clip norm.
+at most some hundredths of a percent shorter, so that what rounding adds to the sum stays below a
+thousandth of the clip norm; and by this thousandth, examples are clipped to less than it.
 """
 
 from collections.abc import Callable
@@ -37,6 +37,7 @@ Loss = Callable[[PyTree, Batch], jax.Array]
 # Gradients of single examples that are in memory at a time: 512 MB of float32.
 _ENTRIES = 2**27
 _CANCELLED = 1e-5
+_ADDED_BY_ROUNDING = 1e-3
 
 
 def clipped_sum(
@@ -58,6 +59,8 @@ def clipped_sum(
         one,
         _is_cheaper,
     )
+    if any(product.sizes[0] > 1 for product in products):
+        clip_norm *= 1 - _ADDED_BY_ROUNDING
     taps = [jnp.zeros(product.tap.shape, product.tap.dtype) for product in products]
     slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)
 

@@ -123,8 +123,9 @@ def rows_batch(rows: int, width: int = 16) -> dict:
 def test_products_of_all_kinds(rows, clip_norm):
     params, batch, mask = rows_params(), rows_batch(rows), np.arange(BATCH) < 5
     found = summed(rows_loss, params, batch, mask, clip_norm)
-    # With several rows, what could cancel counts as a part of the norm.
-    expected = formed(rows_loss, params, batch, mask, clip_norm)
+    # With several rows, what could cancel counts as a part of the norm, and a thousandth of the
+    # clip norm is left for rounding.
+    expected = formed(rows_loss, params, batch, mask, clip_norm * (1 if rows == 1 else 0.999))
     assert_near(found, expected, 1e-5 if rows == 1 else 1e-4)
 
 
@@ -178,11 +179,12 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(rows):
         more = {name: column.copy() for name, column in batch.items()}
         more["x"][place], more["dy"][place] = x, dy
         moved = np.linalg.norm(run(params, more, np.ones(BATCH, bool)) - without)
-        assert moved <= clip_norm * (1 + 1e-3), what
+        # As far as single precision can tell: the two sums themselves are rounded.
+        assert moved <= clip_norm * (1 + 1e-6), what
         if what in ("overflow", "infinite", "NaN in dy", "zero times infinity"):
             assert moved == 0, what
         if what == "large":
-            assert moved >= clip_norm * (1 - 1e-4), what
+            assert moved >= clip_norm * (1 - 2e-3), what
 
 
 def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monkeypatch):
