@@ -13,7 +13,7 @@ again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
 The best and the median round count; `ratio` is a program's best time over ours. A program whose
 round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
-than there is, is left out, and the table says why. README's tables show the last runs that were not
+than there is, is left out, as is one that fails, and the table says why. README's tables show the last runs that were not
 disturbed. Needs Linux.
 """
 
@@ -31,7 +31,7 @@ import tyro
 
 from benchmarks import harness
 from benchmarks.peers import table, work
-from benchmarks.peers.process import Program, Turn
+from benchmarks.peers.process import Ended, Program, Turn
 
 ROOT = Path(__file__).parents[2]
 Programs = dict[str, tuple[str | None, list[str]]]
@@ -113,9 +113,19 @@ def measured(
     first: dict[str, Turn] = {}
     norms = {reference: norm}
     try:
-        for name in names:
-            programs[name] = _program(config, name, file, folder)
-            first[name] = programs[name].turn()
+        for name in tuple(names):
+            try:
+                programs[name] = _program(config, name, file, folder)
+                first[name] = programs[name].turn()
+            except Ended as ended:
+                if name == reference:
+                    raise
+                print(ended, file=sys.stderr)
+                reasons[name] = ended.reason
+                names.remove(name)
+                if name in programs:
+                    programs.pop(name).close()
+                continue
             if name != reference:
                 norms[name] = first[name].norm or _norm(config, name, file, folder)
                 _check(name, norms[name], norm)

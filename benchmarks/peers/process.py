@@ -28,6 +28,19 @@ class Turn(NamedTuple):
     norm: float | None
 
 
+class Ended(SystemExit):
+    """A program ended where it should have answered.
+
+    Attributes:
+      reason: in few words.
+    """
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message)
+        # Linux kills with SIGKILL what takes the last memory.
+        self.reason = "killed, out of memory" if status == -9 else f"failed, status {status}"
+
+
 class Program:
     """A running program, in a session of its own, so that its processes can be found.
 
@@ -90,7 +103,8 @@ class Program:
         if not line:
             self.close()
             status, errors = self._process.returncode, self._log.read_text()[-2_000:]
-            raise SystemExit(f"{self._process.args!r} ended with status {status}:\n{errors}")
+            message = f"{self._process.args!r} ended with status {status}:\n{errors}"
+            raise Ended(message, status)
         return json.loads(line)
 
     def _session(self) -> list[str]:

@@ -155,3 +155,14 @@ def test_a_program_that_would_take_too_long_is_left_out_with_the_reason(monkeypa
     assert "a second" in rows["ours"]
     assert rows["slow"]["left out"] == "a round would take 200 s"
     assert "GB" in rows["large"]["left out"]
+
+
+def test_a_program_that_is_killed_is_left_out_with_the_reason(monkeypatch, tmp_path):
+    good = FAKE.format(norm=0.5, noisy=0.5)
+    # It answers its start, and dies before it answers a round.
+    loop = "for _ in sys.stdin:\n"
+    killed = good.replace(loop, f"{loop}    import os; os.kill(os.getpid(), 9)\n")
+    config = _fakes(monkeypatch, tmp_path, ours=good, killed=killed)
+    rows = driver.measured(config, 2, False, tmp_path, {})
+    assert [row["what"] for row in rows] == ["ours", "killed"]
+    assert "memory" in rows[1]["left out"]
