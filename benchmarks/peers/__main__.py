@@ -13,8 +13,8 @@ again, at most `--attempts` times, and whatever disturbance is left is recorded.
 
 The best and the median round count; `ratio` is a program's best time over ours. A program whose
 round of a cohort would, going by the cohort before it, take longer than `--longest` or more memory
-than there is, is left out, as is one that fails, and the table says why. README's tables show the last runs that were not
-disturbed. Needs Linux.
+than there is, is left out, as is one that fails, and the table says why. README's tables show the
+last runs that were not disturbed. Needs Linux.
 """
 
 import dataclasses
