@@ -1,24 +1,22 @@
 """The gradients of single examples, clipped and added up, mostly without forming any of them.
 
-A layer y = x W, x [N, I], has the gradient x' dy of one example, a matrix that is larger than x and
-dy together. Its norm follows from these (Goodfellow 2015, "Efficient per-example gradient
-computations"; for N > 1, Li et al. 2022, "Large language models can be strong differentially
-private learners", section 4), and so does the sum of all examples' gradients times their clip
-factors c_b, which needs no second backward pass (Bu et al. 2023, "Differentially private
-optimization on large model at small cost", book-keeping):
+A layer y = x W of a vector x [I] has the gradient x' dy of one example, a matrix that is larger
+than x and dy together. Its norm follows from these (Goodfellow 2015, "Efficient per-example
+gradient computations"), and so does the sum of all examples' gradients times their clip factors
+c_b, which needs no second backward pass (Bu et al. 2023, "Differentially private optimization on
+large model at small cost", book-keeping):
 
-    ||x' dy||^2 = sum_nm (x_n . x_m) (dy_n . dy_m)          = ||x||^2 ||dy||^2 for N = 1
-    sum_b c_b x_b' dy_b                                       one product over all b and n
+    ||x' dy|| = ||x|| ||dy||
+    sum_b c_b x_b' dy_b                                       one product over all b
 
-`federated.tapped_products` finds such layers in the model's program. The gradients of all other
-weights are formed, for as many examples at a time as fit.
+`federated.tapped_products` finds such layers in the model's program. The norms are those of the
+very x and dy that are added up, not of a second computation, and no square overflows or is lost
+before it is compared.
 
-The norms are those of the very x and dy that are added up, not of a second computation, and no
-square overflows or is lost before it is compared. For N > 1 the terms of the sum may cancel, where
-rounding is relative to P = sum_n ||x_n|| ||dy_n||, and an example could be made so that it seems
-short and is not. There the norm counts as sqrt(||.||^2 + 1e-5 P^2), which clips an ordinary example
-at most some hundredths of a percent shorter, so that what rounding adds to the sum stays below a
-thousandth of the clip norm; and by this thousandth, examples are clipped to less than it.
+The gradients of all other weights are formed, for as many examples at a time as fit. Among them are
+the weights that multiply several vectors of an example, as in a sequence. The norm of the sum of
+their matrices could be had from inner products, but its terms may cancel, or differ so much in size
+that they are lost, and then an example would seem shorter than it is.
 """
 
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.federated.tapped_products import Product, opened
+from jaxpfl.federated.tapped_products import opened
 from jaxpfl.privacy.clipping import clip_factors
 
 PyTree = Any
@@ -36,8 +34,6 @@ Loss = Callable[[PyTree, Batch], jax.Array]
 
 # Gradients of single examples that are in memory at a time: 512 MB of float32.
 _ENTRIES = 2**27
-_CANCELLED = 1e-5
-_ADDED_BY_ROUNDING = 1e-3
 
 
 def clipped_sum(
@@ -57,10 +53,8 @@ def clipped_sum(
         lambda leaves, example: loss(jax.tree.unflatten(structure, leaves), example),
         leaves,
         one,
-        _is_cheaper,
+        lambda product: product.sizes[0] == 1,
     )
-    if any(product.sizes[0] > 1 for product in products):
-        clip_norm *= 1 - _ADDED_BY_ROUNDING
     taps = [jnp.zeros(product.tap.shape, product.tap.dtype) for product in products]
     slopes = jax.grad(opened_loss, argnums=(0, 1), has_aux=True)
 
@@ -69,22 +63,22 @@ def clipped_sum(
             [leaves[i] for i in others], taps, batch
         )
         pairs = [
-            (jax.vmap(product.rows)(factor), jax.vmap(product.slopes)(slope))
+            (jax.vmap(product.rows)(factor)[:, 0], jax.vmap(product.slopes)(slope)[:, 0])
             for product, factor, slope in zip(products, factors, tap_slopes, strict=True)
         ]
         # A norm in place of a gradient: the norm of norms is that of all gradients together.
-        norms = [_norms(x_BxNxI, dy_BxNxO) for x_BxNxI, dy_BxNxO in pairs]
+        norms = [_norms(x_BxI, dy_BxO) for x_BxI, dy_BxO in pairs]
         (factor_B, *_), _, finite_B = jax.vmap(lambda held: _flat_factors(held, clip_norm))(
             (gradients, norms)
         )
         counts_B = finite_B & mask_B
         for i, gradient_B in zip(others, gradients, strict=True):
             total[i] = total[i] + _weighted(_kept(gradient_B, counts_B), factor_B)
-        for product, (x_BxNxI, dy_BxNxO) in zip(products, pairs, strict=True):
-            x_BxNxI = _kept(x_BxNxI, counts_B) * factor_B[:, None, None]
-            both = ((0, 1), (0, 1))
+        for product, (x_BxI, dy_BxO) in zip(products, pairs, strict=True):
+            x_BxI = _kept(x_BxI, counts_B) * factor_B[:, None]
+            over_examples = (((0,), (0,)), ((), ()))
             added_IxO = jax.lax.dot_general(
-                x_BxNxI, _kept(dy_BxNxO, counts_B), (both, ((), ())), precision="highest"
+                x_BxI, _kept(dy_BxO, counts_B), over_examples, precision="highest"
             )
             i = product.weight
             total[i] = total[i] + product.as_weight(added_IxO)
@@ -111,45 +105,21 @@ def _at_once(size: int, entries: int) -> int:
     return next(fitting, 1)
 
 
-def _is_cheaper(product: Product) -> bool:
-    """Whether the norm from x and dy takes less work than the gradient."""
-    rows, inputs, outputs = product.sizes
-    return rows * (inputs + outputs) <= inputs * outputs
-
-
 def _flat_factors(held: PyTree, clip_norm: float) -> tuple[list[jax.Array], jax.Array, jax.Array]:
     factors, norm, finite = clip_factors(held, "flat", jnp.float32(clip_norm))
     return jax.tree.leaves(factors), norm, finite
 
 
-def _norms(x_BxNxI: jax.Array, dy_BxNxO: jax.Array) -> jax.Array:
-    """At least the norms [B] of x' dy, NaN or infinite where a value is."""
-    x_BxNxI, x_scale_B = _scaled(x_BxNxI)
-    dy_BxNxO, dy_scale_B = _scaled(dy_BxNxO)
-    lengths_BxN = _lengths(x_BxNxI) * _lengths(dy_BxNxO)
-    bound_B = jnp.sum(lengths_BxN, axis=1)
-    if x_BxNxI.shape[1] > 1:
-        squares_B = jnp.sum(_products(x_BxNxI) * _products(dy_BxNxO), axis=(1, 2))
-        doubt_B = jnp.float32(_CANCELLED) * jnp.square(bound_B)
-        bound_B = jnp.sqrt(jnp.maximum(squares_B, 0) + doubt_B)
-    return bound_B * x_scale_B * dy_scale_B
+def _norms(x_BxI: jax.Array, dy_BxO: jax.Array) -> jax.Array:
+    """The norms [B] of x' dy, NaN or infinite where a value is."""
+    return _lengths(x_BxI) * _lengths(dy_BxO)
 
 
-def _scaled(rows_BxNxK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows whose largest value is 1, so that squares are in range, and what it was [B]."""
-    largest_B = jnp.max(jnp.abs(rows_BxNxK), axis=(1, 2))
+def _lengths(rows_BxK: jax.Array) -> jax.Array:
+    """Norms [B]. Values are divided by the largest, so that their squares are in range."""
+    largest_B = jnp.max(jnp.abs(rows_BxK), axis=1)
     divisor_B = jnp.where(largest_B > 0, largest_B, jnp.float32(1))
-    return rows_BxNxK / divisor_B[:, None, None], largest_B
-
-
-def _lengths(rows_BxNxK: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(rows_BxNxK), axis=2))
-
-
-def _products(rows_BxNxK: jax.Array) -> jax.Array:
-    """The inner products of an example's rows: [B, N, N]."""
-    over, of = ((2,), (2,)), ((0,), (0,))
-    return jax.lax.dot_general(rows_BxNxK, rows_BxNxK, (over, of), precision="highest")
+    return jnp.sqrt(jnp.sum(jnp.square(rows_BxK / divisor_B[:, None]), axis=1)) * largest_B
 
 
 def _kept(array_B: jax.Array, counts_B: jax.Array) -> jax.Array:

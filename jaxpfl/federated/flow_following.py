@@ -129,6 +129,12 @@ class Following:
                 return step(eqn, given, place)
             # What a shard_map computes once is computed on each device, with equal keys.
             self._repeated += name == "shard_map"
+            if name == "shard_map":
+                # Whole on each device, one draw could be added to the sums of all.
+                given = [
+                    _without_noise(each) if not any(spec) else each
+                    for each, spec in zip(given, eqn.params["in_specs"], strict=True)
+                ]
             found = self.closed(body, given, place)
             self._repeated -= name == "shard_map"
             return found
@@ -173,11 +179,7 @@ class Following:
         number = len(carried)
         # Added in every pass, one draw would be in several sums.
         consts, carried = (
-            [
-                each._replace(kind=SECRET, detail=None) if each.kind is NOISE else each
-                for each in values
-            ]
-            for values in (consts, carried)
+            [_without_noise(each) for each in values] for values in (consts, carried)
         )
         for _ in range(_PASSES):
             # Tokens of their own, because the values differ between passes.
@@ -311,6 +313,11 @@ class Following:
                 f"the noise's key is not bound to the sum that it is added to: {told(eqn)}"
             )
         return [self.rules.value(label, place)]
+
+
+def _without_noise(value: Value) -> Value:
+    """The value, as a secret if it is noise."""
+    return value._replace(kind=SECRET, detail=None) if value.kind is NOISE else value
 
 
 def told(eqn: Any) -> str:

@@ -72,7 +72,7 @@ class Use(NamedTuple):
 
     Attributes:
       addition: the place of its equation.
-      offset: the place of the first of them in the noisy vector.
+      offset: the place of the first of them in the noisy vector; -1 if it is not known.
     """
 
     addition: tuple[Any, ...]

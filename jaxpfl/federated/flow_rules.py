@@ -59,6 +59,8 @@ _SAME = {
     "squeeze",
     "stop_gradient",
 }
+# Of each coordinate by itself.
+_EACH = {"add", "sub", "mul", "div", "neg", "max", "min", "convert_element_type", "integer_pow"}
 # The same numbers elsewhere; operands after the first are places.
 _MOVED = _SAME | {
     "all_gather",
@@ -103,6 +105,8 @@ class Rules:
     def __init__(self) -> None:
         self._tokens: dict[Any, int] = {}
         self._made: dict[int, tuple[Kind, tuple[int, ...]]] = {}
+        # The tokens of 0, 1, 2 and so on: of vectors in which no number occurs twice.
+        self._counted: set[int] = set()
 
     def token(self, *description: Any) -> int:
         """The same number for equal descriptions."""
@@ -166,9 +170,10 @@ class Rules:
             return ((BOUNDED if _bounds(name, given) else PRIVATE), None), None
         if kinds & OF_SECRETS and not kinds & OF_CLIENTS:
             return self._secret(eqn, given), None
-        if kinds == {RELEASED}:
+        if kinds == {RELEASED} and name == "slice":
             return (RELEASED, _narrowed(eqn, given[0].detail)), None
-        return mixed(given), None
+        label = mixed(given)
+        return (label if _in_place(eqn) else _unordered(label)), None
 
     def noised(
         self, sums: Sequence[Value], noise: Value, place: tuple[Any, ...]
@@ -192,10 +197,18 @@ class Rules:
             return mixed(given)
         key: Key = first.detail
         if name in ("random_fold_in", "random_split"):
-            step = (name, *(each.token for each in given[1:]), str(eqn.params.get("shape")))
-        elif name == "slice" and eqn.outvars[0].aval.shape[:1] == (1,):
-            # One key of several, so that slices that begin elsewhere have no key in common.
+            # Each of a row of keys gets another number.
+            each = name == "random_fold_in" and given[1].token in self._counted
+            step = (
+                "each" if each else name,
+                *(other.token for other in given[1:]),
+                str(eqn.params.get("shape")),
+            )
+        elif name == "slice" and _is_one_of_several(eqn, key):
+            # Slices that begin elsewhere have no key in common.
             step = ("of several", eqn.params["start_indices"])
+        elif name in _SAME and not _as_many(eqn):
+            step = ("repeated",)
         elif name in _SAME or name == "random_unwrap":
             return KEY, key
         else:
@@ -232,7 +245,11 @@ class Rules:
         if kind is PRIVATE:
             return self.token(place, index)
         operands = tuple(each.token for each in given)
-        return self.token(name, operands, str(_static(eqn.params)), index, str(out.aval))
+        found = self.token(name, operands, str(_static(eqn.params)), index, str(out.aval))
+        counts = name == "convert_element_type" and operands[0] in self._counted
+        if counts or (name == "iota" and len(out.aval.shape) == 1):
+            self._counted.add(found)
+        return found
 
     def _cause(self, eqn, given: Sequence[Value]) -> Cause:
         """The equation to name for a private result."""
@@ -298,9 +315,37 @@ def _still_noise(eqn: Any, given: Sequence[Value]) -> tuple[Kind, Any] | None:
     noise: Noise = first.detail
     if name == "slice":
         return NOISE, Noise(_sliced(eqn, noise.draws), noise.bound)
-    if name in _SAME | {"transpose", "rev"} and size == math.prod(eqn.invars[0].aval.shape):
+    if name in _SAME and size == math.prod(eqn.invars[0].aval.shape):
         return first.label
     return None
+
+
+def _as_many(eqn: Any) -> bool:
+    return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
+
+
+def _is_one_of_several(eqn: Any, key: Key) -> bool:
+    """Whether a slice takes one key of a row of keys all of which differ."""
+    rows = eqn.invars[0].aval.shape
+    differ = bool(key.path) and key.path[-1][0] in ("random_split", "each")
+    return differ and len(rows) == 1 and eqn.outvars[0].aval.shape == (1,)
+
+
+def _in_place(eqn: Any) -> bool:
+    """Whether each coordinate of the result follows from the same one of vectors, and scalars."""
+    if eqn.primitive.name == "all_gather":
+        # The devices' shares of a vector, joined in the order in which they were dealt.
+        return eqn.params["tiled"] and len(eqn.outvars[0].aval.shape) == 1
+    shapes = {each.aval.shape for each in eqn.invars} - {()}
+    return eqn.primitive.name in _EACH and shapes <= {eqn.outvars[0].aval.shape}
+
+
+def _unordered(label: tuple[Kind, Any]) -> tuple[Kind, Any]:
+    """A label whose draws may be at other places, so that a slice has all of them."""
+    kind, detail = label
+    if kind is not RELEASED:
+        return label
+    return kind, frozenset(use._replace(offset=-1) for use in detail)
 
 
 def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:
@@ -312,9 +357,9 @@ def _sliced(eqn: Any, draws: tuple[Draws, ...]) -> tuple[Draws, ...]:
 
 
 def _narrowed(eqn: Any, found: frozenset[Use]) -> frozenset[Use]:
-    """The uses in a result of an equation whose only operands are noisy sums."""
+    """The uses in a slice of a noisy sum."""
     additions = {use.addition for use in found}
-    if eqn.primitive.name != "slice" or len(additions) != 1:
+    if len(additions) != 1 or any(use.offset < 0 for use in found):
         return found
     draws = tuple(use.draws for use in sorted(found, key=lambda use: use.offset))
     sliced = _sliced(eqn, draws)

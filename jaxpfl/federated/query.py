@@ -67,7 +67,8 @@ class Query:
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from the population to one with as many clients. The result
-        for a client must not depend on other clients, or else the plan's sensitivity does not hold.
+        for a client must not depend on other clients, nor, where the unit is the example, that of
+        an example on others, or else the plan's sensitivity does not hold.
       execution: devices, chunk and accumulator.
 
     Where the plan's unit is the example, those that take part do so once, in blocks of

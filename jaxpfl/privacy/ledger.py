@@ -117,7 +117,7 @@ class Ledger:
             if self.unit != unit:
                 raise InputError(
                     f"{self.path}: protects each {self.unit}, this run each {unit}; they have no "
-                    "common epsilon: use the same unit or another ledger"
+                    "common epsilon: use the unit of the ledger"
                 )
             if not self.covers(clients):
                 self._join(self._secret, clients)

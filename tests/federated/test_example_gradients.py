@@ -123,15 +123,11 @@ def rows_batch(rows: int, width: int = 16) -> dict:
 def test_products_of_all_kinds(rows, clip_norm):
     params, batch, mask = rows_params(), rows_batch(rows), np.arange(BATCH) < 5
     found = summed(rows_loss, params, batch, mask, clip_norm)
-    # With several rows, what could cancel counts as a part of the norm, and a thousandth of the
-    # clip norm is left for rounding.
-    expected = formed(rows_loss, params, batch, mask, clip_norm * (1 if rows == 1 else 0.999))
-    assert_near(found, expected, 1e-5 if rows == 1 else 1e-4)
+    assert_near(found, formed(rows_loss, params, batch, mask, clip_norm), 1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_no_gradient_of_one_example_is_formed_where_a_weight_is_used_in_one_product(rows):
-    width = 16
+def test_no_gradient_of_one_example_is_formed_where_a_weight_multiplies_one_vector():
+    width, rows = 16, 1
     traced = jax.make_jaxpr(lambda *given: clipped_sum(rows_loss, *given, 1.0))(
         rows_params(), rows_batch(rows), np.ones(BATCH, bool)
     )
@@ -153,7 +149,7 @@ def adversarial(rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "large x, small dy": (1e25 * ones, 1e-25 * ones),
         "small x, large dy": (1e-30 * ones, 1e30 * ones),
         "small x, whose square is lost": (1e-22 * ones, 1e21 * ones),
-        "large": (1e15 * ones, 1e3 * ones),
+        "large": (1e14 * ones, 1e3 * ones),
         "overflow": (1e30 * ones, 1e30 * ones),
         "infinite": (np.inf * ones, ones),
         "NaN in dy": (ones, np.nan * ones),
@@ -164,6 +160,8 @@ def adversarial(rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         for digit in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
             near = ones + np.float32(digit) * RNG.normal(size=ones.shape).astype(np.float32)
             found[f"rows that cancel to {digit}"] = (1e4 * sign * near, 1e4 * ones)
+        size = np.float32(10) ** np.linspace(-10, 15, rows, dtype=np.float32)[:, None]
+        found["rows large in one and small in the other"] = (ones * size, ones * size[::-1])
     return found
 
 
@@ -184,7 +182,7 @@ def test_one_example_moves_the_sum_by_at_most_the_bound(rows):
         if what in ("overflow", "infinite", "NaN in dy", "zero times infinity"):
             assert moved == 0, what
         if what == "large":
-            assert moved >= clip_norm * (1 - 2e-3), what
+            assert moved >= clip_norm * (1 - 1e-4), what
 
 
 def test_gradients_of_many_weights_are_formed_for_a_few_examples_at_a_time(monkeypatch):

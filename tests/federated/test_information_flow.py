@@ -376,7 +376,40 @@ def noise_on_each_device(given):
     return noisy(total, drawn(key))
 
 
+def noise_from_outside_on_each_device(given):
+    sums = scaled(given.clients, factors_of(given.clients, given.clip_norm))
+    spec = jax.sharding.PartitionSpec
+    on_each = jax.shard_map(
+        lambda sums, noise: noisy(sums.sum(0), noise),
+        mesh=client_mesh(2),
+        in_specs=(spec("clients"), spec()),
+        out_specs=spec("clients"),
+        check_vma=False,
+    )
+    return on_each(sums, noise_of(given, sums))
+
+
+def same_noise_reversed(given):
+    total, half = total_of(given), DIM // 2
+    noise = noise_of(given, total)
+    return noisy(total[:half], jnp.flip(noise)[:half]), noisy(total[-half:], noise[-half:])
+
+
+def one_key_as_two(given):
+    total = total_of(given)
+    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    first, second = jnp.broadcast_to(key, (2,))
+    zero = jnp.zeros_like(total)
+    return tuple(
+        noisy(part, standard_normal(key, (DIM,)) * given.clip_norm)
+        for part, key in ((total, first), (zero, second))
+    )
+
+
 LEAKS = {
+    noise_from_outside_on_each_device: r"on every coordinate",
+    same_noise_reversed: r"on every coordinate",
+    one_key_as_two: r"a key that depends on secret keys",
     noise_added_in_a_loop: r"on every coordinate",
     noise_of_many_sums: r"one draw of noise is added to several sums",
     noise_on_each_device: r"drawn in a loop or on each device",
