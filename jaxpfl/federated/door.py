@@ -32,13 +32,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, narrow
-from jaxpfl.federated.accumulators import Accumulator, Compensated, Pair
+from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.mesh import (
     CLIENTS,
     MODEL,
-    adds_in_turn,
     default_chunk,
     replicas,
     shardings,
@@ -370,18 +369,7 @@ class Door:
         query = self.query
         clips = query.plan.unit == "client"
         accumulator = query.execution.accumulator
-        # A fixed-point subtotal is twice as long, and to read it for each client costs more.
-        compensated = isinstance(accumulator, Compensated)
-        in_turn = chunk == 1 or (adds_in_turn(self.mesh) and compensated)
-        return Engine(
-            query.client_fn,
-            query.plan.clipping,
-            clips,
-            accumulator,
-            chunk,
-            in_turn,
-            self._layout,
-        )
+        return Engine(query.client_fn, query.plan.clipping, clips, accumulator, chunk, self._layout)
 
     def _chunk_of(self, slots: int) -> int:
         """The chunk for buckets of this many slots; it divides a replica's share of them."""

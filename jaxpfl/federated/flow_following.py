@@ -160,7 +160,7 @@ class Following:
         ]
 
     def _scan(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
-        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carries = _scanned(eqn.params)
         rows = [
             self._unpaired(each, place, "row", index)
             for index, each in enumerate(given[consts + carries :])
@@ -313,6 +313,15 @@ class Following:
                 f"the noise's key is not bound to the sum that it is added to: {told(eqn)}"
             )
         return [self.rules.value(label, place)]
+
+
+def _scanned(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    # As JAX 0.12 has it: trees of constants, carried values and rows.
+    consts, carried, _ = (len(tuple(part.vals)) for part in params["ft_in"].unpack())
+    return consts, carried
 
 
 def _without_noise(value: Value) -> Value:

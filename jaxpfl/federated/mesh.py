@@ -97,15 +97,6 @@ def default_chunk(mesh: Mesh) -> int:
     return 1 if mesh.devices.flat[0].platform == "cpu" else 32
 
 
-def adds_in_turn(mesh: Mesh) -> bool:
-    """Whether the contributions of a chunk are added one after the other, by platform.
-
-    On a CPU a contribution then stays in cache between its norm and its share of the sum. An
-    accelerator, and several devices that share a copy of the model, add up a chunk in one sum.
-    """
-    return mesh.devices.flat[0].platform == "cpu" and not splits_model(mesh)
-
-
 def shardings(owner: Any, mesh: Mesh, tree: PyTree) -> PyTree:
     """Where parameters, or changes of them, are on a mesh: a tree like `tree` of `NamedSharding`.
 

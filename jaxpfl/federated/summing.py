@@ -117,7 +117,6 @@ class Engine:
     clips: bool  # False where the client function bounds each example itself
     accumulator: Accumulator
     chunk: int
-    in_turn: bool  # whether a chunk's contributions are added one by one, see `mesh.adds_in_turn`
     layout: Layout
 
 
@@ -153,19 +152,28 @@ def accumulate(
 
             def one_client(batches, mask, client):
                 examples = Examples(batches, mask, steps)
-                return engine.client_fn(broadcast, examples, jax.random.fold_in(key, client))
+                contribution = engine.client_fn(
+                    broadcast, examples, jax.random.fold_in(key, client)
+                )
+                # The norm of whole leaves: sums of parts would be rounded in another way.
+                known = clip_factors(layout.whole(contribution), engine.clipping, bound)
+                return contribution, *known
 
             if engine.chunk == 1:
                 # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
                 alone = jax.tree.map(lambda leaf: leaf[0], part)
-                contribution = one_client(alone.batches, alone.mask, alone.client)
-                leaves_C = jax.tree.map(lambda leaf: leaf[None], contribution)
+                outputs = one_client(alone.batches, alone.mask, alone.client)
+                outputs = jax.tree.map(lambda leaf: leaf[None], outputs)
             else:
-                leaves_C = jax.vmap(one_client)(part.batches, part.mask, part.client)
-            add = _add_in_turn if engine.in_turn else _add_together
-            added, norm_C = add(engine, subtotal, leaves_C, part.weight > 0, bound, clip_norm)
+                outputs = jax.vmap(one_client)(part.batches, part.mask, part.client)
+            leaves_C, factors_C, norm_C, finite_C = outputs
+            leaves_C = layout.split(leaves_C, None)
+            real_C = part.weight > 0
             below_C = jnp.where(norm_C <= clip_norm, jnp.float32(0.5), jnp.float32(-0.5))
-            below = jnp.sum(jnp.where(part.weight > 0, below_C, jnp.float32(0.0)))
+            below = jnp.sum(jnp.where(real_C, below_C, jnp.float32(0.0)))
+            added = _add_all_that_count(
+                accumulator, subtotal, leaves_C, factors_C, real_C & finite_C, clip_norm
+            )
             return layout.split(added), below_sum + below
 
         slots = bucket.weight.shape[0]
@@ -190,73 +198,31 @@ def accumulate(
     return layout.placed(added) if layout.splits else added
 
 
-def _add_together(engine, subtotal, leaves_C, real_C, bound, clip_norm):
-    """Adds a chunk's contributions in one sum; returns their norms, too."""
-
-    def one_client(contribution):
-        # The norm of whole leaves: sums of parts would be rounded in another way.
-        return clip_factors(engine.layout.whole(contribution), engine.clipping, bound)
-
-    factors_C, norm_C, finite_C = jax.vmap(one_client)(leaves_C)
-    leaves_C = engine.layout.split(leaves_C, None)
-    add = partial(engine.accumulator.add, clip_norm=clip_norm)
-    counts_C = real_C & finite_C
-    subtotal = jax.lax.cond(
-        jnp.all(counts_C),
-        lambda total: add(total, leaves_C, factors_C),
-        lambda total: _add_rows(add, total, leaves_C, factors_C, counts_C),
-        subtotal,
-    )
-    return subtotal, norm_C
-
-
-def _add_rows(add, subtotal, leaves_C, factors_C, counts_C):
-    """Adds a chunk's contributions one by one, leaving out padding and what is not finite.
+def _add_all_that_count(accumulator, subtotal, leaves_C, factors_C, counts_C, clip_norm):
+    """Adds a chunk's contributions, leaving out padding and what is not finite.
 
     Rows are skipped and not masked: with a select among the values, XLA's CPU backend does not
-    vectorise the sum, and a product with zero would let NaN through. Only chunks with a row to
-    skip, which are rare, take this loop.
+    vectorise the sum (fifty times slower over [1000, 1 M] float32), and a product with zero would
+    let NaN through. Only chunks with a row to skip, which are rare, take the loop.
     """
 
-    def add_row(index, subtotal):
-        leaf_1, factor_1 = _row(index, (leaves_C, factors_C))
-        return jax.lax.cond(
-            counts_C[index],
-            lambda total: add(total, leaf_1, factor_1),
-            lambda total: total,
-            subtotal,
-        )
+    def everyone(subtotal):
+        return accumulator.add(subtotal, leaves_C, factors_C, clip_norm)
 
-    return jax.lax.fori_loop(0, counts_C.shape[0], add_row, subtotal)
+    def one_by_one(subtotal):
+        def add_row(index, subtotal):
+            leaf_1, factor_1 = jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), (leaves_C, factors_C)
+            )
+            return jax.lax.cond(
+                counts_C[index],
+                lambda total: accumulator.add(total, leaf_1, factor_1, clip_norm),
+                lambda total: total,
+                subtotal,
+            )
 
+        return jax.lax.fori_loop(0, counts_C.shape[0], add_row, subtotal)
 
-def _add_in_turn(engine, subtotal, leaves_C, real_C, bound, clip_norm):
-    """`_add_together`, one contribution after the other: its norm, and then its share of the sum.
-
-    A contribution is still in cache when it is read for the second time. A sum over the rows of a
-    chunk would read all of them from memory again, and XLA's code for it on CPUs is several times
-    slower than for one row. The additions are those of a chunk of one client, in the same order.
-    """
-
-    def add_row(index, carry):
-        subtotal, norm_C = carry
-        leaf_1 = _row(index, leaves_C)
-        contribution = engine.layout.whole(jax.tree.map(lambda leaf: leaf[0], leaf_1))
-        factors, norm, finite = clip_factors(contribution, engine.clipping, bound)
-        factor_1 = jax.tree.map(lambda factor: factor[None], factors)
-        leaf_1 = engine.layout.split(leaf_1, None)
-        subtotal = jax.lax.cond(
-            real_C[index] & finite,
-            lambda total: engine.accumulator.add(total, leaf_1, factor_1, clip_norm),
-            lambda total: total,
-            subtotal,
-        )
-        return subtotal, norm_C.at[index].set(norm)
-
-    start = subtotal, jnp.zeros(real_C.shape, jnp.float32)
-    return jax.lax.fori_loop(0, engine.chunk, add_row, start)
-
-
-def _row(index, tree_C):
-    """One client's share of a chunk, with a leading axis of one."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index, 1), tree_C)
+    if counts_C.shape[0] == 1:
+        return jax.lax.cond(counts_C[0], everyone, lambda total: total, subtotal)
+    return jax.lax.cond(jnp.all(counts_C), everyone, one_by_one, subtotal)

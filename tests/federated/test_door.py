@@ -7,7 +7,6 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Compensated, FixedPoint, client_mesh
-from jaxpfl.federated import door as door_module
 from tests.federated.cohorts import (
     DIM,
     SHAPE,
@@ -37,31 +36,6 @@ def test_sum_of_clipped_contributions_is_the_plain_loops(accumulator, chunk):
     values = vectors(8, scale=1.5)
     found = summed([bucket_of(values)], chunk=chunk, accumulator=accumulator)
     np.testing.assert_allclose(found, clipped_sum(values, 1.0), rtol=2e-6, atol=2e-6)
-
-
-def test_chunks_on_a_cpu_add_up_to_the_same_bits():
-    """Contributions are added one after the other there, whatever the chunk; some are left out."""
-    values = vectors(16, scale=1.5)
-    values[[1, 6, 7]] = [[np.nan], [np.inf], [3e38]]
-    chunks = {
-        chunk: summed([bucket_of(values, 24)], chunk=chunk, mesh=client_mesh(1))
-        for chunk in (1, 2, 8, 24)
-    }
-    left = clipped_sum(np.delete(values, [1, 6, 7], axis=0), 1.0)
-    np.testing.assert_allclose(chunks[1], left, rtol=2e-6, atol=2e-6)
-    for found in chunks.values():
-        np.testing.assert_array_equal(found, chunks[1])
-
-
-@pytest.mark.parametrize("form", ["in turn", "together"])
-def test_both_forms_of_the_sum_leave_out_the_same_clients(monkeypatch, form):
-    """CPUs add contributions in turn, accelerators a chunk at once; this test runs both on CPUs."""
-    monkeypatch.setattr(door_module, "adds_in_turn", lambda mesh: form == "in turn")
-    values = vectors(8, scale=1.5)
-    values[3, 2] = np.nan
-    found = summed([bucket_of(values, 12)], chunk=4, mesh=client_mesh(1))
-    left = clipped_sum(np.delete(values, 3, axis=0), 1.0)
-    np.testing.assert_allclose(found, left, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("accumulator", ACCUMULATORS, ids=["compensated", "fixed"])
