@@ -16,6 +16,7 @@ from jaxpfl.federated.flow_labels import (
     PRIVATE,
     PUBLIC,
     RELEASED,
+    SECRET,
     Cause,
     Draws,
     Key,
@@ -44,6 +45,8 @@ PURE = {getattr(primitives, name).name for name in dir(primitives) if name.endsw
 PURE |= {"add_any", "pvary", "random_wrap", "random_unwrap", "random_clone", "split"}
 PURE |= {"psum_invariant", "all_gather_invariant", "pbroadcast", "optimization_barrier"}
 PURE |= {"stack", "unstack", "tile"}
+# A function of its operands alone, as JAX 0.12 has `top_k` under vmap.
+PURE |= {"call_hi_primitive"}
 
 # The same numbers in the same order.
 _SAME = {
@@ -150,6 +153,8 @@ class Rules:
             token = self._described(eqn, given, place, index, out, kind)
             # Another pass through a loop may have raised labels.
             self._made[token] = kind, tuple(each.token for each in given)
+            if eqn.primitive.name == "unstack" and given[0].kind is KEY:
+                kind, detail = _one_of_row(eqn, given[0].detail, index)
             found.append(Value(kind, detail, token, cause))
         return found
 
@@ -327,8 +332,19 @@ def _as_many(eqn: Any) -> bool:
 def _is_one_of_several(eqn: Any, key: Key) -> bool:
     """Whether a slice takes one key of a row of keys all of which differ."""
     rows = eqn.invars[0].aval.shape
-    differ = bool(key.path) and key.path[-1][0] in ("random_split", "each")
-    return differ and len(rows) == 1 and eqn.outvars[0].aval.shape == (1,)
+    return _differ(key) and len(rows) == 1 and eqn.outvars[0].aval.shape == (1,)
+
+
+def _differ(keys: Key) -> bool:
+    """Whether no key occurs twice in a row of keys."""
+    return bool(keys.path) and keys.path[-1][0] in ("random_split", "each")
+
+
+def _one_of_row(eqn: Any, key: Key, index: int) -> tuple[Kind, Any]:
+    """The label of one result of `unstack`, as JAX 0.12 takes the keys of a row."""
+    if len(eqn.invars[0].aval.shape) != 1 or not _differ(key):
+        return SECRET, None
+    return KEY, Key((*key.path, ("of several", (index,))), key.bound)
 
 
 def _in_place(eqn: Any) -> bool:
