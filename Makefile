@@ -76,7 +76,7 @@ lint: .venv/installed-dev
 bench: .venv/installed-dev
 	.venv/bin/jaxpfl bench all --store
 
-PEERS = torch drjax jax_privacy fedjax pfl fluke opacus
+PEERS = torch drjax jax_privacy fedjax pfl fluke flower opacus
 
 # The peers' environments, the measurement and README's tables.
 peers: .venv/installed-dev $(PEERS:%=.venv-peer-%/installed) .venv-tff/installed

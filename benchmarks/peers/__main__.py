@@ -48,6 +48,7 @@ CLIENT: Programs = {
     "TensorFlow Federated": (".venv-tff", ["tff_round"]),
     "pfl": (".venv-peer-pfl", ["pfl_round"]),
     "fluke": (".venv-peer-fluke", ["fluke_round"]),
+    "Flower": (".venv-peer-flower", ["flower_round"]),
 }
 EXAMPLE: Programs = {
     "jaxpfl": (None, ["ours_examples"]),
