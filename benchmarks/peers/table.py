@@ -10,8 +10,7 @@ TITLES = {
     "client": (
         "A round of DP-FedAvg on the EMNIST CNN, 100 examples a client (ragged: 1 to 100). The "
         "model is each library's ordinary code, except in plain JAX, DrJAX and jax_privacy, whose "
-        "convolutions are written as products because XLA's are slow in loops. Flower has no "
-        "program here yet."
+        "convolutions are written as products because XLA's are slow in loops."
     ),
     "example": (
         "A step of DP-SGD on the same network, where each example's gradient is clipped. The "
@@ -49,12 +48,24 @@ def rendered(results: Path) -> str:
 
 
 def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
-    stored = [row for row in stored if row.get("unit") == unit]
-    disturbed = {row["date"] for row in stored if row.get("foreign", 0.0) > _MOST_FOREIGN}
-    quiet = [row for row in stored if row["date"] not in disturbed]
+    # Each cohort is shown as it was last measured without disturbance, on the last such machine.
+    runs: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+    for row in stored:
+        if row.get("unit") == unit:
+            runs.setdefault((row["date"], row["ragged"], row["cohort"]), []).append(row)
+    quiet = [
+        run
+        for run in runs.values()
+        if all(row.get("foreign", 0.0) <= _MOST_FOREIGN for row in run)
+    ]
     if not quiet:
         return f"{title} Not measured on a quiet machine yet: `make peers` writes the table.\n"
-    rows = [row for row in quiet if row["date"] == quiet[-1]["date"]]
+    machine = quiet[-1][0]["machine"]
+    last = {
+        (run[0]["ragged"], run[0]["cohort"]): run for run in quiet if run[0]["machine"] == machine
+    }
+    rows = [row for run in last.values() for row in run]
+    dates = sorted({row["date"][:10] for row in rows})
     kinds = sorted({(row["ragged"], row["cohort"]) for row in rows})
     heads = [f"{cohort}{' ragged' if ragged else ''}" for ragged, cohort in kinds]
     lines = [
@@ -65,17 +76,18 @@ def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
     for what in dict.fromkeys(row["what"] for row in rows):
         of = {(row["ragged"], row["cohort"]): row for row in rows if row["what"] == what}
         rates = " | ".join(_rate(of[kind]) if kind in of else "" for kind in kinds)
-        least = of[min(kind for kind, row in of.items() if "left out" not in row)]
-        lines.append(
-            f"| {what} | {rates} | {least['cpu s each'] * 1000:,.1f} | {least['peak MB']:,.0f} | "
-            f"{least['start s'] + least['first round s']:.1f} |"
-        )
+        costs = " | | "
+        if measured := [kind for kind, row in of.items() if "left out" not in row]:
+            least = of[min(measured)]
+            costs = f"{least['cpu s each'] * 1000:,.1f} | {least['peak MB']:,.0f} | "
+            costs += f"{least['start s'] + least['first round s']:.1f}"
+        lines.append(f"| {what} | {rates} | {costs} |")
     foreign = max(row.get("foreign", 0.0) for row in rows)
     source = (
         "\nThe best round of several by turns, the median in brackets, and how many times as fast "
-        f"the best of {rows[0]['what']} is (below 1: slower), on {rows[0]['machine']}, "
-        f"{rows[0]['date'][:10]}. "
-        "The last three columns are of the first cohort; the first round includes the start of the "
+        f"the best of {rows[0]['what']} is (below 1: slower), on {machine}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. "
+        "The last three columns are of the smallest cohort; the first round includes the start of the "
         f"process. Other programs kept up to {foreign:.1f} processors busy meanwhile.\n"
     )
     return "\n".join(lines) + "\n" + source

@@ -35,8 +35,10 @@ def test_every_client_is_stacked_in_its_order(ragged):
         np.testing.assert_array_equal(image[client].reshape(-1, *work.SHAPE)[here], images)
 
 
-def test_readme_shows_the_last_run_alone(tmp_path):
+def test_readme_shows_the_last_run_of_each_cohort_alone(tmp_path):
+    elsewhere = {"machine": "another", "what": "older", "cohort": 200, "ragged": False}
     rows = [
+        ROW | elsewhere,
         ROW | {"date": "2025-01-01 00:00", "what": "older", "cohort": 10, "ragged": False},
         ROW | {"what": "ours", "cohort": 50, "ragged": True},
         ROW | {"what": "ours", "cohort": 10, "ragged": False, "a second": 21.0},
@@ -56,7 +58,7 @@ def test_readme_shows_the_last_run_alone(tmp_path):
         table.write(readme, results)
         text = readme.read_text()
         assert text.startswith("before\n") and text.endswith("after\n")
-        assert "stale" not in text and "older" not in text
+        assert "stale" not in text and "older" not in text and "200" not in text
         assert "| ours | 21.0 (18.0), 1.00 | 20.0 (18.0), 1.00 | 100.0 | 1,234 | 3.5 |" in text
         assert (
             "| other | 20.0 (18.0), 0.90 | a round would take 99 s | 100.0 | 1,234 | 3.5 |" in text
@@ -66,11 +68,13 @@ def test_readme_shows_the_last_run_alone(tmp_path):
 def test_readme_shows_no_run_that_was_disturbed(tmp_path):
     quiet = ROW | {"what": "ours", "cohort": 10, "ragged": False}
     disturbed = quiet | {"date": "2026-05-05 00:00", "a second": 99.0}
+    # Of the same run, another cohort was not disturbed.
+    larger = quiet | {"date": "2026-05-05 00:00", "cohort": 50, "a second": 30.0}
     results = tmp_path / "peers.jsonl"
-    rows = [quiet, disturbed, disturbed | {"what": "other", "foreign": 1.5}]
+    rows = [quiet, disturbed, disturbed | {"what": "other", "foreign": 1.5}, larger]
     results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "| ours | 20.0" in table.rendered(results)
-    results.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    assert "| ours | 20.0 (18.0), 1.00 | 30.0 (18.0), 1.00 |" in table.rendered(results)
+    results.write_text("".join(json.dumps(row) + "\n" for row in rows[1:3]))
     assert "|" not in table.rendered(results)
 
 
