@@ -8,6 +8,7 @@ The parts that everyone uses have short names here:
     jp.algorithms           one per paper
     jp.run                  from an algorithm and clients to a finished run directory
     jp.release              one noisy sum, without an algorithm
+    jp.secure_release       the same with noise shares of the clients, as under secure aggregation
     jp.track                follows runs with Weights & Biases, MLflow, Trackio or your own
 
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.run import Result, run
     from jaxpfl.federated.one_release import OneRelease, release
     from jaxpfl.federated.query import Execution, Query
+    from jaxpfl.federated.secure_release import SecureRelease, secure_release
     from jaxpfl.privacy.clipping import AdaptiveClip, Clip
     from jaxpfl.privacy.gaussian import Noise
     from jaxpfl.privacy.ledger import Budget, Ledger
     from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
     from jaxpfl.privacy.plan import Plan
+    from jaxpfl.privacy.secure_sum import SecureSum
 
 __all__ = [
     "AdaptiveClip",
@@ -52,6 +55,8 @@ __all__ = [
     "Query",
     "Result",
     "RunLocked",
+    "SecureRelease",
+    "SecureSum",
     "algorithms",
     "data",
     "federated",
@@ -59,6 +64,7 @@ __all__ = [
     "privacy",
     "release",
     "run",
+    "secure_release",
     "text",
     "track",
 ]
@@ -85,8 +91,11 @@ _HOMES = {
     "Query": "federated.query",
     "Result": "experiments.run",
     "RunLocked": "errors",
+    "SecureRelease": "federated.secure_release",
+    "SecureSum": "privacy.secure_sum",
     "release": "federated.one_release",
     "run": "experiments.run",
+    "secure_release": "federated.secure_release",
     "track": "experiments.engine.trackers",
 }
 

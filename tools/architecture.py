@@ -59,12 +59,14 @@ REGISTRY = "experiments/registry.py"
 RELEASE, DOOR = "federated/release.py", "federated/door.py"
 ASKED, FOLLOWING = "federated/asked.py", "federated/following.py"
 FLOW = "federated/information_flow.py"
+# Another release, whose noise the clients add: on everyone, on the host, without a door.
+SECURE = "federated/secure_release.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
-    "charges a ledger": (r"\.charge$", {RELEASE}),
+    "charges a ledger": (r"\.charge$", {RELEASE, SECURE}),
     "records a release": (r"\.record$", {RELEASE}),
     "samples a cohort": (r"plan\.sample$", {ASKED}),
-    "packs a cohort": (r"(^|\.)Cohort$", {ASKED}),
+    "packs a cohort": (r"(^|\.)Cohort$", {ASKED, SECURE}),
     "sums clients": (r"(asked|_others|shared)\.sum$", {RELEASE, FOLLOWING}),
     "shares rounds among processes": (r"(^|\.)Others$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {ASKED}),
@@ -77,7 +79,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
 }
 IMPORTS: dict[str, set[str]] = {
     "federated.door": {ASKED, FLOW},
-    "federated.asked": {RELEASE, FOLLOWING, FLOW, "federated/rehearsal.py"},
+    "federated.asked": {RELEASE, SECURE, FOLLOWING, FLOW, "federated/rehearsal.py"},
     "federated.summing": {DOOR},
     "federated.checksum": {DOOR, "federated/flow_following.py"},
 }

@@ -3,6 +3,7 @@
 release          charges, samples, sums, adds noise and records
 query            what clients are asked, and what it may cost
 one_release      `jaxpfl.release`: one noisy sum, without an algorithm
+secure_release   `jaxpfl.secure_release`: clients add the noise, as under secure aggregation
 door             clips, sums and adds noise; private to `release`
 mesh             the devices, and where arrays are on them
 identity         everything that a release depends on
@@ -26,6 +27,7 @@ from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Release, Released, Releaser
+from jaxpfl.federated.secure_release import SecureRelease
 from jaxpfl.privacy.secret import Secret
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Released",
     "Releaser",
     "Secret",
+    "SecureRelease",
     "check_information_flow",
     "client_mesh",
     "correct_examples",

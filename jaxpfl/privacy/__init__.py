@@ -15,6 +15,8 @@ published      epsilons as papers print them, and why they do not hold
 events         the kinds of release, and their form in a file
 clipping       bounds a client's contribution
 mechanisms     draws the noise
+secure_sum     noise shares of the clients, and what their sum costs
+discrete_noise integer noise, drawn exactly
 secret         the secret that a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """

@@ -11,6 +11,7 @@ looser, and uses the orders of Opacus so that published figures can be compared.
 | Gaussian on everyone           | either            | exact | bound |
 | on Poisson cohorts             | add or remove one | bound | bound |
 | on cohorts of fixed size       | replace one       | none  | bound |
+| secure sums                    | either            | none  | bound |
 | without noise                  | either            | inf   | inf   |
 
 dp-accounting is called with multipliers relative to the shift under the adjacency in use (see
@@ -37,6 +38,8 @@ RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in 
 
 _LARGEST_STEP = 500.0
 """Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
+
+_WITHOUT_PLD = (dp_accounting.SampledWithoutReplacementDpEvent, dp_accounting.ZCDpEvent)
 
 _FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 
@@ -66,8 +69,7 @@ def epsilon_of_counts(
 
 def default_accountant(releases: Counts) -> Accountant:
     """Returns "pld" where it has support, else "rdp"."""
-    fixed = dp_accounting.SampledWithoutReplacementDpEvent
-    return "rdp" if any(isinstance(leaf, fixed) for leaf in releases) else "pld"
+    return "rdp" if any(isinstance(leaf, _WITHOUT_PLD) for leaf in releases) else "pld"
 
 
 def rounded_up(epsilon: float) -> str:
@@ -194,8 +196,9 @@ def _require_support(
             "a cohort of fixed size is accounted for under replace_one only, because adding a "
             "client removes another one from it"
         )
-    if fixed and accountant == "pld":
-        raise InputError("PLD does not support cohorts of fixed size: use accountant 'rdp'")
+    if accountant == "pld" and isinstance(leaf, _WITHOUT_PLD):
+        which = "cohorts of fixed size" if fixed else "secure sums"
+        raise InputError(f"PLD does not support {which}: use accountant 'rdp'")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -58,6 +58,24 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return _invert(delta_of, delta)
 
 
+def concentrated_epsilon(rho: float, xi: float, delta: float) -> float:
+    """Epsilon of Renyi divergences of at most xi + rho a at every order a > 1.
+
+    The smallest over all real orders of the conversion by Canonne, Kamath, Steinke 2020,
+    Proposition 12, where the first accountant takes the best of a list of orders.
+    """
+
+    def converted(log_excess: float) -> float:
+        excess = math.exp(log_excess)
+        order = 1 + excess
+        return rho * order + xi + math.log1p(-1 / order) - math.log(delta * order) / excess
+
+    # Near the best order of the simpler conversion, 1 + sqrt(log(1 / delta) / rho).
+    start = math.log(-math.log(delta) / rho) / 2
+    found = optimize.minimize_scalar(converted, bounds=(start - 5, start + 5), method="bounded")
+    return max(0.0, float(found.fun))
+
+
 @functools.lru_cache(maxsize=1024)
 def fixed_size_epsilon(
     noise_multiplier: float, clients: int, population: int, rounds: int, delta: float

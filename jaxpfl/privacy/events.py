@@ -5,12 +5,13 @@
 | noisy sum over all clients           | Gaussian                            | either        |
 | ... over a Poisson cohort            | PoissonSampled(Gaussian)            | add or remove |
 | ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
+| secure sum with integer noise        | ZCDp, see `privacy.secure_sum`      | either        |
 | anything without noise               | NonPrivate                          | either        |
 
 and their (self-)compositions. A Gaussian's multiplier is the standard deviation of its noise
 divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when a client
-is added or removed, 2 S when one is replaced. Only `Plan` makes events, so that no caller has to
-choose between the two.
+is added or removed, 2 S when one is replaced. Only `Plan` and
+`SecureSum` make events, so that no caller has to choose between the two.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,7 @@ def counts(event: dp_accounting.DpEvent) -> Counts:
 
 
 def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
-    """Returns an event's adjacency; that of a Gaussian without sampling is add-or-remove-one.
+    """Returns an event's adjacency; that of a release on everyone is add-or-remove-one.
 
     Raises:
       InputError: the event mixes both adjacencies.
@@ -62,6 +63,8 @@ def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
             return {"type": "non_private"}
         case dp_accounting.GaussianDpEvent():
             return {"type": "gaussian", "noise_multiplier": float(event.noise_multiplier)}
+        case dp_accounting.ZCDpEvent():
+            return {"type": "zero_concentrated", "rho": float(event.rho), "xi": float(event.xi)}
         case dp_accounting.PoissonSampledDpEvent():
             return {
                 "type": "poisson_sampled",
@@ -91,6 +94,8 @@ def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
             return dp_accounting.NonPrivateDpEvent()
         case "gaussian":
             return dp_accounting.GaussianDpEvent(record["noise_multiplier"])
+        case "zero_concentrated":
+            return dp_accounting.ZCDpEvent(record["rho"], record["xi"])
         case "poisson_sampled":
             return dp_accounting.PoissonSampledDpEvent(
                 record["probability"], from_json(record["event"])
@@ -137,6 +142,10 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
                     f"noise multiplier of an event must lie in 1e-12 .. 1e12, found {z:g}"
                 )
             return event
+        case dp_accounting.ZCDpEvent():
+            checks.positive("rho of an event", event.rho)
+            checks.non_negative("xi of an event", event.xi)
+            return event
         case dp_accounting.PoissonSampledDpEvent(event=dp_accounting.GaussianDpEvent()):
             inner = _elementary(event.event)
             q = checks.positive("sampling probability of an event", event.sampling_probability)
@@ -157,7 +166,11 @@ def _elementary(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
 
 def _adjacencies(event: dp_accounting.DpEvent) -> set[Adjacency]:
     match event:
-        case dp_accounting.PoissonSampledDpEvent() | dp_accounting.GaussianDpEvent():
+        case (
+            dp_accounting.PoissonSampledDpEvent()
+            | dp_accounting.GaussianDpEvent()
+            | dp_accounting.ZCDpEvent()
+        ):
             return {"add_or_remove_one"}
         case dp_accounting.SampledWithoutReplacementDpEvent():
             return {"replace_one"}
@@ -171,5 +184,5 @@ def _adjacencies(event: dp_accounting.DpEvent) -> set[Adjacency]:
 def _unknown(event: object) -> InputError:
     return InputError(
         f"cannot account for {type(event).__name__}; expected Gaussian noise on everyone, on a "
-        "Poisson cohort or on a cohort of fixed size, or a composition of these"
+        "Poisson cohort or on a cohort of fixed size, a secure sum, or a composition of these"
     )

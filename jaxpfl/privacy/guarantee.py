@@ -108,14 +108,23 @@ class Guarantee:
         """
         if not self.private:
             return math.inf
-        squares, sampled = [], []
+        squares, concentrated, sampled = [], [], []
         for leaf, count in events.counts(self.event).items():
             if isinstance(leaf, dp_accounting.GaussianDpEvent):
                 # The squares of shift / noise add up (Dong, Roth, Su 2022, Corollary 3.3).
                 squares.append(count / leaf.noise_multiplier**2)
+            elif isinstance(leaf, dp_accounting.ZCDpEvent):
+                concentrated.append((count * leaf.rho, count * leaf.xi))
             else:
                 sampled.append((leaf, count))
         mu = math.sqrt(math.fsum(squares))
+        if concentrated and not sampled:
+            # A Gaussian is zero-concentrated, too (Bun and Steinke 2016, Proposition 1.6).
+            rho = math.fsum(rho for rho, _ in concentrated) + mu**2 / 2
+            xi = math.fsum(xi for _, xi in concentrated)
+            return confirmation.concentrated_epsilon(rho, xi, self.delta)
+        if concentrated:
+            raise InputError("the second accountant supports secure sums without sampled rounds")
         if not sampled:
             return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
         match sampled:
@@ -145,8 +154,8 @@ class Guarantee:
         """Returns whether both accountants are at most `target`, and PLD is at most RDP."""
         if self.epsilon() > target or self.confirmed_epsilon() > target:
             return False
-        if self.adjacency == "replace_one":
-            return True  # PLD does not support cohorts of fixed size
+        if accounting.default_accountant(events.counts(self.event)) == "rdp":
+            return True  # PLD does not support these releases
         return self._epsilon("pld") <= self._epsilon("rdp") * (1 + 1e-3)
 
     def statement(self) -> str:

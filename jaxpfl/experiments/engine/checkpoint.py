@@ -42,6 +42,8 @@ from jaxpfl.federated import hosts
 
 _PREFIX = "round_"
 _KEPT = 2
+# What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
+_BESIDE_ARRAYS = 2**18
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ class Checkpoints:
         self.wait()
         leaves = named_leaves(state)
         path = self._path(round)
+        if self._alone:
+            _require_room(path, leaves)
         manifest = Manifest(path.name, self.run, private=self.private, ledger_head=ledger_head)
         temporary = begin(path)
         try:
@@ -232,3 +236,14 @@ class Checkpoints:
 def _placed(restored: Any, like: Any) -> Any:
     """With the sharding of `like`, if that is a JAX array."""
     return jax.device_put(restored, like.sharding) if isinstance(like, jax.Array) else restored
+
+
+def _require_room(path: Path, leaves: dict[str, Any]) -> None:
+    """Refuses a checkpoint that the disk has no room for, before Orbax logs a page of tracebacks.
+
+    Raises:
+      OSError: ENOSPC, with the checkpoint's path.
+    """
+    needed = sum(leaf.nbytes for leaf in leaves.values()) + _BESIDE_ARRAYS
+    if shutil.disk_usage(path.parent).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

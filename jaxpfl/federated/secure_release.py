@@ -1,0 +1,164 @@
+"""`jaxpfl.secure_release`: one sum as clients with secure aggregation would compute it. SIMULATED.
+
+The counterpart of `jaxpfl.release`, in which a trusted server adds the noise: here each client adds
+a share of it, and the server learns the sum of the messages alone (`privacy.secure_sum`). Updates
+are computed as in every release, and the rest on the host, client by client.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.federated import hosts, identity
+from jaxpfl.federated.asked import Asked
+from jaxpfl.federated.client import ClientFn, Examples
+from jaxpfl.federated.query import Query
+from jaxpfl.privacy.clipping import Clip
+from jaxpfl.privacy.discrete_noise import Words
+from jaxpfl.privacy.gaussian import Noise
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secure_sum import SecureSum
+
+PyTree = Any
+
+
+@dataclass(frozen=True)
+class SecureRelease:
+    """One noisy sum and what it cost; public.
+
+    Attributes:
+      value: the noisy SUM of clipped updates, numpy float64, shaped like one contribution.
+      privacy: the guarantee of this release alone, in one line.
+      overflow_probability: an upper bound on the probability that a coordinate left the range.
+      ledger: the guarantee of everything that was charged to the ledger, in one line.
+    """
+
+    value: PyTree
+    privacy: str
+    overflow_probability: float
+    ledger: str = field(repr=False)
+
+
+def secure_release(
+    client_fn: ClientFn,
+    clients: Population,
+    secure: SecureSum,
+    *,
+    delta: float,
+    ledger: str | Path,
+    broadcast: PyTree = (),
+    cohort: CohortSpec | None = None,
+    label: str = "secure release",
+    budget: Budget | None = None,
+    dropped: int = 0,
+) -> SecureRelease:
+    """Charges the ledger, and returns the sum of all clients' messages.
+
+    Called again, it makes and charges another release.
+
+    Args:
+      client_fn: `(broadcast, examples, key) -> contribution` for one client, see
+        `federated.client`.
+      clients: as many as `secure` has; all take part.
+      delta: of the stated guarantees, below 1 / clients.
+      ledger: file that the release is charged to; made if absent.
+      broadcast: public pytree of arrays that every client gets.
+      cohort: how a client's examples are capped and batched; by default batches of 32, at most 256.
+      label: names the release in the ledger.
+      budget: hard limit of the whole ledger.
+      dropped: this many random clients do not answer after they were asked, to try it out.
+
+    Raises:
+      InputError: an argument is of another kind, or more clients drop out than `secure` plans for;
+        then the release is charged, because it was begun, but nothing is released.
+      BudgetExhausted: the release does not fit the budget; nothing was released.
+    """
+    hosts.require_one_process("jaxpfl.secure_release needs")
+    checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
+    checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
+    checks.non_negative_int("dropped", dropped)
+    if secure.clients != len(clients):
+        raise InputError(
+            f"the secure sum is planned for {secure.clients} clients, the data has another number, "
+            "for which its epsilon is not valid"
+        )
+    plan = Plan(
+        rounds=1,
+        clip=Clip(secure.clip_norm),
+        noise=Noise(secure.noise_multiplier),
+        participation=Poisson(secure.clients, secure.clients),
+        delta=delta,
+    )
+    query = Query(label, client_fn, plan, cohort or CohortSpec(32, 256))
+    asked = Asked.of(query, broadcast, clients)
+    coordinates = asked.door.coordinates
+    event = secure.event(coordinates)
+    secret = Secret()
+    name = secret.digest("identity", f"{asked.described(identity.environment())} {secure}")
+    with Ledger(ledger, clients, budget=budget) as opened:
+        opened.charge(event, label, run=name[:12], round=1, identity=name)
+        total_P = secure.add(_messages(asked, broadcast, secure, secret, dropped))
+        total = guarantee_of(opened.charges, delta, plan.unit)
+    alone = Guarantee(event, delta, accountant="rdp")
+    return SecureRelease(
+        _shaped(secure.value(total_P), query, broadcast, asked),
+        alone.statement(),
+        secure.overflow_probability(coordinates),
+        total.statement(),
+    )
+
+
+def _messages(
+    asked: Asked, broadcast: PyTree, secure: SecureSum, secret: Secret, dropped: int
+) -> Iterator[np.ndarray]:
+    """The message of each client that did not drop out. Only their sum may be released."""
+    count = len(asked.held)
+    generator = np.random.default_rng(secret.seed("dropped", ""))
+    missing = set(generator.permutation(count)[:dropped].tolist())
+    key = secret.key("train", "")
+    cohort = Cohort(
+        asked.held, np.arange(count), asked.query.cohort, seed=secret.seed("cohort", ""), round=1
+    )
+    for bucket in cohort:
+        updates_C = jax.device_get(_updates(asked.query.client_fn, broadcast, bucket, key))
+        leaves_C = jax.tree.leaves(updates_C)
+        for slot in np.flatnonzero(bucket.weight):
+            client = int(bucket.client[slot])
+            if client in missing:
+                continue
+            update_P = np.concatenate([leaf[slot].ravel() for leaf in leaves_C], dtype=np.float64)
+            share = bytes.fromhex(secret.digest("noise share", str(client)))
+            yield secure.message(update_P, Words(share))
+
+
+@partial(jax.jit, static_argnames=("client_fn",))
+def _updates(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
+    """Each client's contribution, [clients, ...]. PRIVATE."""
+
+    def one_client(batches, mask, steps, client):
+        return client_fn(broadcast, Examples(batches, mask, steps), jax.random.fold_in(key, client))
+
+    return jax.vmap(one_client)(bucket.batches, bucket.mask, bucket.steps, bucket.client)
+
+
+def _shaped(vector_P: np.ndarray, query: Query, broadcast: PyTree, asked: Asked) -> PyTree:
+    """A vector in the shapes of one contribution."""
+    like = identity.traced(query, broadcast, asked.held.columns).out_info
+    leaves, structure = jax.tree.flatten(like)
+    edges = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = np.split(vector_P, edges)
+    shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)

@@ -1,0 +1,238 @@
+"""Secure summation: what its arithmetic costs in privacy and in precision. A simulation.
+
+In a deployment with secure aggregation (Bonawitz et al. 2017) the server only learns the SUM of the
+clients' messages modulo a power of two, and nobody adds noise who could be trusted with it alone:
+each client adds a share of integer noise to its own message. This module is the exact arithmetic of
+such a round: clip, quantise, add the share, sum modulo 2^bits, lift, and scale back. It holds no
+cryptography, and claims none: whoever runs it sees every message.
+
+The sum of the shares is what protects a client. It is accounted for by zero-concentrated
+differential privacy, that is by Renyi divergences
+
+| shares             | divergence of order a of one sum (D2 in noise deviations)  | source        |
+|--------------------|-------------------------------------------------------------|---------------|
+| discrete Gaussian  | at most a D2^2 / 2 + tau P, and a (D2 + tau sqrt(P))^2 / 2  | Kairouz, Liu, |
+|                    | with tau = 10 sum_{k<n} exp(-2 pi^2 s^2 k / (k + 1))        | Steinke 2021  |
+| Skellam            | the same without tau, and a remainder that falls with the   | Agarwal,      |
+|                    | variance: see `_skellam`                                    | Kairouz, Liu  |
+|                    |                                                             | 2021          |
+
+of n shares of standard deviation s steps over P coordinates. Neighbours differ in one client's
+update, which is replaced by zero; its noise share stays, as does that of each other client that has
+not dropped out. If more clients drop out than was planned for, nothing is released.
+
+Messages are whole numbers, so that the sum has the same bits in every order of the clients. A sum
+that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
+`overflow_probability` bounds how often.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import dp_accounting
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import discrete_noise
+from jaxpfl.privacy.discrete_noise import LARGEST_DEVIATION, Words
+
+Shares = Literal["discrete_gaussian", "skellam"]
+
+_DRAWS = {"discrete_gaussian": discrete_noise.discrete_gaussian, "skellam": discrete_noise.skellam}
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSum:
+    """The arithmetic of one secure sum, all of it public.
+
+    Attributes:
+      clients: n, all of whom send a message unless they drop out.
+      clip_norm: S, the L2 bound of an update.
+      noise_multiplier: z. The shares of the clients that are left when `dropouts` have dropped out
+        add up to noise of standard deviation z S; with fewer dropouts there is more.
+      dropouts: the most clients that may drop out, fewer than half of them.
+      shares: the distribution of a client's noise.
+      bits: messages are numbers modulo 2^bits, 8 to 62.
+      deviation: the standard deviation of a client's noise share in quantisation steps, which sets
+        the step. Coarser steps need fewer bits, and make the sensitivity larger by rounding: by a
+        factor of 1 + z sqrt(P / (n - dropouts)) / (2 deviation).
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    clients: int
+    clip_norm: float
+    noise_multiplier: float
+    dropouts: int = 0
+    shares: Shares = "discrete_gaussian"
+    bits: int = 32
+    deviation: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "bits", "deviation"):
+            checks.positive_int(name, getattr(self, name))
+        checks.positive("clip_norm", self.clip_norm)
+        checks.positive("noise_multiplier", self.noise_multiplier)
+        checks.one_of("shares", self.shares, tuple(_DRAWS))
+        if not 0 <= checks.non_negative_int("dropouts", self.dropouts) < self.clients / 2:
+            raise InputError(
+                f"dropouts must be fewer than half of the {self.clients} clients, found "
+                f"{self.dropouts}"
+            )
+        if not 8 <= self.bits <= 62:
+            raise InputError(f"bits must lie in 8 .. 62, found {self.bits}")
+        # Below 2, sums of discrete Gaussians are no longer close to one, and tau is not small.
+        if not 2 <= self.deviation <= LARGEST_DEVIATION:
+            raise InputError(
+                f"deviation must lie in 2 .. {LARGEST_DEVIATION} quantisation steps, found "
+                f"{self.deviation}"
+            )
+        if not self.step > 0 or not self.clip_norm / self.step < 2**50:
+            raise InputError(
+                f"clip_norm = {self.clip_norm:g} and noise_multiplier = {self.noise_multiplier:g} "
+                "give quantisation steps that double precision cannot represent"
+            )
+
+    @property
+    def step(self) -> float:
+        """The value of one quantisation step."""
+        left = self.clients - self.dropouts
+        return self.noise_multiplier * self.clip_norm / (math.sqrt(left) * self.deviation)
+
+    def sensitivity(self, coordinates: int) -> float:
+        """Returns the largest L2 norm of a quantised update of P coordinates, in steps.
+
+        Rounding moves an update by at most sqrt(P) / 2.
+        """
+        exact = self.clip_norm / self.step + math.sqrt(coordinates) / 2
+        return exact * (1 + 1e-9)  # for the rounding of the clip itself
+
+    def message(self, update_P: np.ndarray, words: Words) -> np.ndarray:
+        """Returns what one client sends, uint64 [P], below 2^bits.
+
+        Args:
+          update_P: real numbers [P], at least one. One with a NaN or an infinity counts as zero.
+          words: the client's own randomness, for this message alone.
+
+        Raises:
+          InputError: the update is not a vector.
+        """
+        update_P = np.asarray(update_P, np.float64)
+        if update_P.ndim != 1 or not update_P.size:
+            raise InputError(f"an update must be a vector, found shape {update_P.shape}")
+        noise_P = _DRAWS[self.shares](words, self.deviation, update_P.size)
+        sent_P = self._quantised(update_P) + noise_P
+        # Two's complement: the lowest bits of a negative number are its residue.
+        return sent_P.astype(np.uint64) & self._mask
+
+    def add(self, messages: Iterable[np.ndarray]) -> np.ndarray:
+        """Returns the sum of messages modulo 2^bits, uint64 [P]: all that a server learns.
+
+        Raises:
+          InputError: messages have different lengths; or there are more of them than clients, or
+            fewer than are left after the planned dropouts. Nothing may then be released.
+        """
+        total_P, count = np.zeros(0, np.uint64), 0
+        for message_P in messages:
+            if count and message_P.shape != total_P.shape:
+                raise InputError(
+                    f"messages must have equal lengths, found {total_P.shape} and {message_P.shape}"
+                )
+            total_P = (total_P + message_P) & self._mask if count else message_P
+            count += 1
+        least = self.clients - self.dropouts
+        if not least <= count <= self.clients:
+            raise InputError(
+                f"{count} clients sent a message, but the noise is planned for {least} to "
+                f"{self.clients}: nothing is released"
+            )
+        return total_P
+
+    def value(self, total_P: np.ndarray) -> np.ndarray:
+        """Returns a sum modulo 2^bits as real numbers, float64 [P]: the released noisy sum."""
+        lifted_P = total_P.astype(np.int64)
+        lifted_P = np.where(lifted_P >= 2 ** (self.bits - 1), lifted_P - 2**self.bits, lifted_P)
+        return lifted_P * self.step
+
+    def event(self, coordinates: int) -> dp_accounting.ZCDpEvent:
+        """Returns what one sum of P coordinates costs: Renyi divergences of at most xi + rho a."""
+        left = self.clients - self.dropouts
+        variance = float(left * self.deviation**2)
+        bounds = _skellam if self.shares == "skellam" else _discrete_gaussian
+        # That with the smaller divergence at order 10, near which epsilons are found.
+        found = bounds(self.sensitivity(coordinates), variance, left, coordinates)
+        rho, xi = min(found, key=lambda bound: bound[1] + 10 * bound[0])
+        return dp_accounting.ZCDpEvent(rho, xi)
+
+    def overflow_probability(self, coordinates: int) -> float:
+        """Returns an upper bound on the probability that any of P coordinates wraps around.
+
+        For the worst updates, where all clients put their whole norm into one coordinate, with
+        Chernoff's bound on the noise.
+        """
+        signal = self.clients * (self.clip_norm / self.step + 0.5)
+        room = 2.0 ** (self.bits - 1) - 1 - signal
+        if room <= 0:
+            return 1.0
+        variance = float(self.clients * self.deviation**2)
+        if self.shares == "skellam":
+            # E exp(s X) = exp(V (cosh s - 1)), at its best s.
+            tilt = math.asinh(room / variance)
+            exponent = variance * (math.cosh(tilt) - 1) - tilt * room
+        else:
+            exponent = -(room**2) / (2 * variance)
+        return min(1.0, 2 * coordinates * math.exp(max(exponent, -700.0)))
+
+    @property
+    def _mask(self) -> np.uint64:
+        return np.uint64(2**self.bits - 1)
+
+    def _quantised(self, update_P: np.ndarray) -> np.ndarray:
+        """The clipped update in whole steps, int64 [P], of norm at most `sensitivity`."""
+        if not np.isfinite(update_P).all():
+            return np.zeros(update_P.size, np.int64)
+        # Scaled before it is squared, so that no square overflows or underflows.
+        largest = float(np.abs(update_P).max())
+        norm = largest * float(np.linalg.norm(update_P / largest)) if largest else 0.0
+        factor = min(1.0, self.clip_norm / norm) if norm else 1.0
+        steps_P = np.rint(update_P * (factor / self.step)).astype(np.int64)
+        # What is accounted for holds for whatever is sent, and not because the clip is right.
+        if not np.linalg.norm(steps_P.astype(np.float64)) <= self.sensitivity(steps_P.size):
+            return np.zeros(update_P.size, np.int64)
+        return steps_P
+
+
+def _discrete_gaussian(
+    sensitivity: float, variance: float, shares: int, coordinates: int
+) -> list[tuple[float, float]]:
+    """Bounds (rho, xi) on sums of discrete Gaussians (Kairouz, Liu, Steinke 2021, Theorem 1)."""
+    share = variance / shares
+    k = np.arange(1, shares)
+    tau = 10 * float(np.exp(-2 * math.pi**2 * share * k / (k + 1)).sum())
+    shift = sensitivity / math.sqrt(variance)
+    return [
+        (shift**2 / 2, tau * coordinates),
+        ((shift + tau * math.sqrt(coordinates)) ** 2 / 2, 0.0),
+    ]
+
+
+def _skellam(
+    sensitivity: float, variance: float, shares: int, coordinates: int
+) -> list[tuple[float, float]]:
+    """Bounds (rho, xi) on Skellam noise (Agarwal, Kairouz, Liu 2021, Corollary 3.6).
+
+    At order a: a D2^2 / (2 V) + min(((2 a - 1) D2^2 + 6 D1) / (4 V^2), 3 D1 / (2 V)). For whole
+    numbers, the L1 norm D1 is at most D2^2, as well as sqrt(P) D2.
+    """
+    square = sensitivity**2
+    absolute = min(math.sqrt(coordinates) * sensitivity, square)
+    rho = square / (2 * variance)
+    fine = 4 * variance**2
+    return [
+        (rho, 3 * absolute / (2 * variance)),
+        (rho + 2 * square / fine, max(0.0, 6 * absolute - square) / fine),
+    ]

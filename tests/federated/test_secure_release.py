@@ -1,0 +1,69 @@
+"""One secure sum of clients' updates: charged, summed, and refused when too many drop out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jaxpfl as jp
+from tests.federated.cohorts import held_vector, vectors
+
+CLIENTS = 7
+SECURE = jp.SecureSum(CLIENTS, clip_norm=2.0, noise_multiplier=1e-3, dropouts=2)
+
+
+def population():
+    values_CxD = vectors(CLIENTS, scale=2.0)
+    rows = {f"c{i}": {"x": values_CxD[i : i + 1]} for i in range(CLIENTS)}
+    return jp.data.from_clients(rows), values_CxD
+
+
+def release(folder, secure=SECURE, **changes):
+    given = {"delta": 1e-3, "ledger": folder / "ledger.jsonl", "broadcast": np.zeros(5, np.float32)}
+    clients, _ = population()
+    cohort = jp.CohortSpec(1, 1, clients_per_bucket=4)
+    return jp.secure_release(held_vector, clients, secure, cohort=cohort, **{**given, **changes})
+
+
+def charges(folder):
+    return jp.Ledger.read(folder / "ledger.jsonl").charges
+
+
+def test_the_sum_of_all_clients_is_released_and_charged_once(tmp_path):
+    found = release(tmp_path)
+    _, values_CxD = population()
+    norms_C = np.linalg.norm(values_CxD, axis=1, keepdims=True)
+    expected_D = (values_CxD * np.minimum(1, 2.0 / norms_C)).sum(0)
+    # Twelve standard deviations of the noise, and the rounding of the steps.
+    np.testing.assert_allclose(found.value["a"], expected_D, atol=0.03)
+    (charge,) = charges(tmp_path)
+    assert charge.event == SECURE.event(5)
+    assert found.overflow_probability < 1e-9
+    assert "RDP" in found.privacy and "RDP" in found.ledger
+
+
+def test_each_call_is_another_release(tmp_path):
+    first, second = release(tmp_path), release(tmp_path)
+    assert len(charges(tmp_path)) == 2
+    assert not np.array_equal(first.value["a"], second.value["a"])
+
+
+def test_planned_dropouts_are_left_out_and_more_of_them_end_it(tmp_path):
+    release(tmp_path, dropped=2)
+    with pytest.raises(jp.InputError, match="nothing is released"):
+        release(tmp_path, dropped=3)
+    # Both were begun, and so both are charged.
+    assert len(charges(tmp_path)) == 2
+
+
+def test_a_budget_holds(tmp_path):
+    costly = dataclasses.replace(SECURE, noise_multiplier=0.01)
+    with pytest.raises(jp.BudgetExhausted):
+        release(tmp_path, costly, budget=jp.Budget(1.0, 1e-3))
+    assert not charges(tmp_path)
+
+
+def test_another_number_of_clients_is_refused(tmp_path):
+    with pytest.raises(jp.InputError, match="another number"):
+        release(tmp_path, dataclasses.replace(SECURE, clients=8))
+    assert not (tmp_path / "ledger.jsonl").exists()

@@ -1,0 +1,218 @@
+"""Secure sums: their arithmetic against plain sums, and their cost against exact divergences."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpfl.errors import InputError
+from jaxpfl.privacy import Guarantee, events
+from jaxpfl.privacy.discrete_noise import Words
+from jaxpfl.privacy.secure_sum import SecureSum
+
+SHARES = ("discrete_gaussian", "skellam")
+SECURE = SecureSum(clients=6, clip_norm=1.0, noise_multiplier=1.0)
+
+
+def words(client: int) -> Words:
+    return Words(client.to_bytes(32, "little"))
+
+
+def messages(secure: SecureSum, updates_CxP: np.ndarray) -> list[np.ndarray]:
+    return [secure.message(update_P, words(i)) for i, update_P in enumerate(updates_CxP)]
+
+
+def updates(clients: int = 6, coordinates: int = 50, scale: float = 1.0) -> np.ndarray:
+    return scale * np.random.default_rng(0).normal(size=(clients, coordinates))
+
+
+def clipped_sum(updates_CxP: np.ndarray, clip_norm: float) -> np.ndarray:
+    largest = np.abs(updates_CxP).max()
+    norms_C = largest * np.linalg.norm(updates_CxP / largest, axis=1, keepdims=True)
+    return (updates_CxP * np.minimum(1, clip_norm / norms_C)).sum(0)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e200])
+def test_the_sum_is_that_of_the_clipped_updates_and_the_noise(shares, scale):
+    secure = dataclasses.replace(SECURE, shares=shares, noise_multiplier=1e-4)
+    updates_CxP = updates(scale=scale)
+    value_P = secure.value(secure.add(messages(secure, updates_CxP)))
+    # Ten standard deviations.
+    np.testing.assert_allclose(value_P, clipped_sum(updates_CxP, 1.0), atol=1e-3)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_the_noise_of_the_sum_has_its_standard_deviation(shares):
+    secure = dataclasses.replace(SECURE, shares=shares, clip_norm=0.1, noise_multiplier=3.0)
+    total_P = secure.add(messages(secure, np.zeros((6, 20_000))))
+    assert np.std(secure.value(total_P)) == pytest.approx(0.3, rel=0.02)
+
+
+def test_after_the_planned_dropouts_there_is_enough_noise_left():
+    secure = dataclasses.replace(SECURE, dropouts=2)
+    sent = messages(secure, np.zeros((6, 20_000)))
+    left = np.std(secure.value(secure.add(sent[:4])))
+    assert left == pytest.approx(1.0, rel=0.02)
+    assert np.std(secure.value(secure.add(sent))) > left
+    for wrong in (sent[:3], [*sent, sent[0]]):
+        with pytest.raises(InputError, match="nothing is released"):
+            secure.add(wrong)
+
+
+def test_the_sum_has_the_same_bits_in_every_order():
+    sent = messages(SECURE, updates())
+    total_P = SECURE.add(sent)
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(6)
+        np.testing.assert_array_equal(SECURE.add([sent[i] for i in order]), total_P)
+
+
+def test_messages_are_numbers_of_the_given_bits():
+    secure = dataclasses.replace(SECURE, bits=20)
+    assert all((message_P < 2**20).all() for message_P in messages(secure, updates(scale=10.0)))
+
+
+def test_an_update_that_is_not_finite_counts_as_zero():
+    broken_CxP = updates()
+    broken_CxP[1, 3], broken_CxP[2, 0] = np.nan, np.inf
+    zero_CxP = broken_CxP.copy()
+    zero_CxP[1:3] = 0.0
+    np.testing.assert_array_equal(
+        SECURE.add(messages(SECURE, broken_CxP)), SECURE.add(messages(SECURE, zero_CxP))
+    )
+
+
+@pytest.mark.parametrize("coordinates", [1, 2, 1_000])
+def test_no_update_moves_the_sum_by_more_than_the_sensitivity(coordinates):
+    """Updates whose every coordinate is rounded away from zero, and others that try."""
+    secure = dataclasses.replace(SECURE, deviation=4)
+    step = secure.step
+    tried = [
+        np.full(coordinates, 0.5000001 * step),
+        np.full(coordinates, 1.5000001 * step),
+        np.full(coordinates, 1.0),
+        np.full(coordinates, 1e300),
+        np.full(coordinates, 1e-310),
+        np.eye(coordinates)[0] * (1 + 1e-15),
+        *np.random.default_rng(0).normal(size=(20, coordinates)),
+    ]
+    zero_P = secure.message(np.zeros(coordinates), words(0)).astype(np.int64)
+    reached = 0.0
+    for update_P in tried:
+        moved_P = secure.message(update_P, words(0)).astype(np.int64) - zero_P
+        moved_P = (moved_P + 2**31) % 2**32 - 2**31
+        norm = math.sqrt(sum(int(each) ** 2 for each in moved_P))
+        assert norm <= secure.sensitivity(coordinates)
+        reached = max(reached, norm)
+    assert reached > 0.9 * (1.0 / step)
+
+
+def exact_divergence(masses: np.ndarray, shift: int, order: float) -> float:
+    """The Renyi divergence between integer noise and the same noise moved by `shift`."""
+    moved = np.roll(masses, shift)
+    both = (masses > 1e-280) & (moved > 1e-280)
+    logs = order * np.log(moved[both]) + (1 - order) * np.log(masses[both])
+    return float(np.logaddexp.reduce(logs) / (order - 1))
+
+
+def noise_masses(secure: SecureSum) -> np.ndarray:
+    """The distribution of the sum of all shares, by convolution or by its formula."""
+    support = np.arange(-400, 401)
+    variance = secure.deviation**2
+    if secure.shares == "skellam":
+        half = secure.clients * variance / 2
+        return stats.skellam.pmf(support, half, half)
+    one = np.exp(-(support**2) / (2 * variance))
+    one /= one.sum()
+    total = one
+    for _ in range(secure.clients - 1):
+        total = np.convolve(total, one, mode="same")
+    return total / total.sum()
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("deviation", [2, 5])
+def test_no_exact_divergence_is_above_the_accounted_one(shares, deviation):
+    secure = dataclasses.replace(
+        SECURE, clients=4, shares=shares, deviation=deviation, noise_multiplier=0.8
+    )
+    event, masses = secure.event(1), noise_masses(secure)
+    shift = math.floor(secure.sensitivity(1))
+    for order in (1.5, 2, 4, 8, 16):
+        exact = exact_divergence(masses, shift, order)
+        assert 0 < exact <= event.xi + event.rho * order
+        if order <= 2:
+            # The bound is not vacuous: for the shift itself, it is close.
+            own = event.rho * order * (shift / secure.sensitivity(1)) ** 2
+            assert own < 1.3 * exact
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_with_fine_steps_a_sum_costs_what_gaussian_noise_costs(shares):
+    secure = dataclasses.replace(SECURE, clients=100, shares=shares, deviation=2**14, bits=48)
+    event = secure.event(1_000)
+    assert event.rho == pytest.approx(0.5, rel=1e-3) and event.xi < 1e-3
+    coarse = dataclasses.replace(secure, deviation=4).event(1_000)
+    assert coarse.rho > 1.2 * event.rho
+
+
+def test_its_cost_composes_with_other_releases():
+    event = SECURE.event(1_000)
+    assert events.from_json(events.to_json(event)) == event
+    alone = Guarantee(event, 1e-6, accountant="rdp")
+    assert "RDP" in alone.statement()
+    assert alone.confirmed_epsilon() <= alone.epsilon() <= 1.02 * alone.confirmed_epsilon()
+    with pytest.raises(InputError, match="PLD"):
+        Guarantee(event, 1e-6, accountant="pld").epsilon()
+    twice = Guarantee.of_events([event, event], 1e-6)
+    assert twice.accountant == "rdp" and alone.epsilon() < twice.epsilon()
+
+
+def test_overflow_is_at_most_as_likely_as_stated():
+    """With few bits, some coordinates wrap around, and with more of them practically none."""
+    secure = dataclasses.replace(SECURE, deviation=64, noise_multiplier=4.0, bits=11)
+    small = dataclasses.replace(secure, bits=10)
+    assert SECURE.overflow_probability(10**6) < 1e-9
+    wide = dataclasses.replace(secure, bits=40)
+    exact_P = np.rint(wide.value(wide.add(messages(wide, np.zeros((6, 2_000))))) / wide.step)
+    for narrow in (secure, small):
+        inside = np.abs(exact_P) < 2 ** (narrow.bits - 1)
+        assert np.mean(~inside) <= narrow.overflow_probability(1)
+    assert small.overflow_probability(1) > secure.overflow_probability(1) > 0
+    assert secure.overflow_probability(9) == pytest.approx(9 * secure.overflow_probability(1))
+
+
+def test_a_range_that_the_updates_alone_exceed_always_overflows():
+    assert dataclasses.replace(SECURE, bits=8).overflow_probability(1) == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clients": 0},
+        {"clip_norm": math.nan},
+        {"noise_multiplier": 0.0},
+        {"dropouts": 3},
+        {"dropouts": -1},
+        {"shares": "gaussian"},
+        {"bits": 64},
+        {"bits": 7},
+        {"deviation": 1},
+        {"deviation": 2**17},
+        {"noise_multiplier": 1e-14},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        dataclasses.replace(SECURE, **wrong)
+
+
+def test_updates_of_another_shape_are_refused():
+    with pytest.raises(InputError, match="vector"):
+        SECURE.message(np.zeros((2, 2)), words(0))
+    sent = [SECURE.message(np.zeros(size), words(0)) for size in (3, 3, 3, 3, 3, 2)]
+    with pytest.raises(InputError, match="equal lengths"):
+        SECURE.add(sent)

@@ -1,0 +1,289 @@
+"""Kills runs of every system at random instants, resumes them, and compares them with whole runs.
+
+    python -m tools.kills                                # 200 kills, spread over all systems
+    python -m tools.kills --kills 20 --systems popri     # some of one
+    python -m tools.kills --seed 7 --workers 1
+
+A run is a process of its own. It is killed (SIGKILL) after a random time or before a random durable
+operation: a charge, a line of metrics, any step of saving or deleting a checkpoint. What a user
+does next is done: `resume`, or `run` again where nothing was begun; and every second time the
+resumed run is killed, too. In the end, everything outside private/ that is not a page, a log or a
+checkpoint must be what an uninterrupted run writes, and its ledgers must have exactly its charges
+and releases. The noise of these runs follows from the seed of their configs, without which two runs
+could not be compared.
+
+Prints a table, and appends it to benchmarks/results/kills.jsonl; ends with 1 at any difference.
+"""
+
+import dataclasses
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tyro
+from rich.progress import track
+
+from benchmarks import harness
+from tests.experiments import conftest as studies
+from tests.experiments.ledgers import same_but_heads
+from tests.experiments.systems.gan_inversion.test_study import STUDY as GAN_INVERSION
+from tests.experiments.systems.oov_concatenation.test_study import STUDY as OOV_CONCATENATION
+from tests.faults import conftest as training
+
+REPRODUCIBLE = ("--run.reproducible_noise", "True")
+_COMPARED = (".json", ".jsonl", ".npz", ".yaml")
+_RESUME_LIMIT_S = 600
+
+# Runs or resumes, and kills itself before a durable operation if it is told to; prints how many
+# there were.
+_CHILD = """
+import os, pathlib, signal, sys
+config, out, fatal, *overrides = sys.argv[1:]
+calls = 0
+def counted(real):
+    def call(*arguments, **options):
+        global calls
+        calls += 1
+        if calls == int(fatal):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+    return call
+for name in ("fsync", "rename", "replace", "mkdir", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+from jaxpfl import compilation_cache
+from jaxpfl.experiments import carry_out, registry
+compilation_cache.enable()
+out = pathlib.Path(out)
+if (out / "config.yaml").exists():
+    carry_out.resume(out, progress=False)
+else:
+    carry_out.run(registry.load(config, overrides), out, progress=False)
+print(calls)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    kills: int = 200
+    seed: int = 0
+    systems: tuple[str, ...] = ()  # default: all
+    workers: int = 2  # runs side by side
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A config, and what an uninterrupted run of it was."""
+
+    name: str
+    config: Path
+    overrides: tuple[str, ...]
+    straight: Path
+    seconds: float
+    operations: int
+
+
+def _fed_avg(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path = folder / "tiny.yaml"
+    path.write_text(training.CONFIG.format(folder=folder))
+    words = training.WORDS
+    studies.write_lines(folder / "public.jsonl", words, 10, 2)
+    studies.write_lines(folder / "clients.jsonl", words, 60, 3, "canarytext{}")
+    return path, ()
+
+
+def _dp_ftrl(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path, _ = _fed_avg(folder)
+    return path, ("--privacy.sampling", "cyclic", "--privacy.noise", "tree")
+
+
+def _stages(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    studies.write_lines(folder / "clients.jsonl", studies.NEAR, 300, 3, "canarytext{}")
+    studies.write_lines(folder / "near.jsonl", studies.NEAR, 30, 4)
+    studies.write_lines(folder / "far.jsonl", studies.FAR, 30, 4)
+    studies.write_lines(folder / "vocabulary.jsonl", studies.NEAR + studies.FAR, 40, 5)
+    path = folder / "pipeline.yaml"
+    path.write_text(studies.PIPELINE.format(folder=folder))
+    return path, REPRODUCIBLE
+
+
+def _gan_inversion(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    path = folder / "gan.yaml"
+    path.write_text(GAN_INVERSION)
+    return path, ()
+
+
+def _oov_concatenation(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    studies.write_lines(folder / "clients.jsonl", studies.NEAR + studies.FAR, 60, 3, "canary{}")
+    studies.write_lines(folder / "public.jsonl", studies.NEAR, 30, 4, "publicword{}")
+    path = folder / "oov.yaml"
+    path.write_text(OOV_CONCATENATION.format(folder=folder))
+    return path, ()
+
+
+def _synthetic_text(method: str) -> Callable[[Path], tuple[Path, tuple[str, ...]]]:
+    def make(folder: Path) -> tuple[Path, tuple[str, ...]]:
+        studies.write_lines(folder / "clients.jsonl", studies.NEAR, 60, 3, "canarytext{}")
+        studies.write_lines(folder / "near.jsonl", studies.NEAR, 30, 4)
+        studies.write_lines(folder / "far.jsonl", studies.FAR, 30, 4)
+        path = folder / f"{method}.yaml"
+        path.write_text(studies.SYNTHETIC.format(folder=folder, method=method))
+        return path, REPRODUCIBLE
+
+    return make
+
+
+SYSTEMS: dict[str, Callable[[Path], tuple[Path, tuple[str, ...]]]] = {
+    "fed_avg": _fed_avg,
+    "dp_ftrl": _dp_ftrl,
+    "fred, prefinetuning, fed_avg": _stages,
+    "gan_inversion": _gan_inversion,
+    "oov_concatenation": _oov_concatenation,
+    "popri": _synthetic_text("popri"),
+    "private_evolution": _synthetic_text("private_evolution"),
+    "pe_sft": _synthetic_text("pe_sft"),
+    "fed_avg, then synthetic text": _synthetic_text("fed_avg"),
+}
+
+
+def main(config: Config) -> None:
+    names = config.systems or tuple(SYSTEMS)
+    with tempfile.TemporaryDirectory() as folder:
+        systems = [_whole(name, Path(folder)) for name in track(names, "whole runs")]
+        trials = _trials(config, systems, Path(folder))
+        with ThreadPoolExecutor(config.workers) as pool:
+            done = pool.map(lambda trial: _trial(*trial), trials)
+            found = list(track(done, "killed runs", total=len(trials)))
+    rows = []
+    for system in systems:
+        own = [row for row in found if row["what"] == system.name]
+        rows.append(
+            {
+                "what": system.name,
+                "runs": len(own),
+                "kills": sum(row["kills"] for row in own),
+                "of resumed runs": sum(row["kills"] - 1 for row in own),
+                "differences": sum(bool(row["differences"]) for row in own),
+                "seed": config.seed,
+                "seconds of a run": system.seconds,
+                "operations": system.operations,
+            }
+        )
+    for row in found:
+        for difference in row["differences"]:
+            print(f"{row['what']}, seed {row['seed']}: {difference}", file=sys.stderr)
+    harness.table(rows, [name for name in rows[0] if name != "seed"])
+    print(f"{sum(row['kills'] for row in rows)} kills, recorded in {harness.record('kills', rows)}")
+    if any(row["differences"] for row in rows):
+        raise SystemExit(1)
+
+
+def _whole(name: str, folder: Path) -> System:
+    """Runs a system without interruption, twice: the second time, all programs are compiled."""
+    own = folder / name.replace(" ", "_").replace(",", "")
+    own.mkdir()
+    path, overrides = SYSTEMS[name](own)
+    seconds, operations = 0.0, 0
+    for number in range(2):
+        began = time.perf_counter()
+        child = _start(path, overrides, own / f"whole_{number}", 0)
+        printed, errors = child.communicate()
+        if child.returncode:
+            raise SystemExit(f"{name} does not run:\n{errors[-2_000:]}")
+        seconds, operations = time.perf_counter() - began, int(printed.splitlines()[-1])
+    system = System(name, path, overrides, own / "whole_0", seconds, operations)
+    if differences := list(_differences(own / "whole_1", system.straight)):
+        raise SystemExit(f"{name}: two whole runs differ: {differences}")
+    return system
+
+
+def _trials(config: Config, systems: list[System], folder: Path) -> list[tuple]:
+    """As many runs as have `config.kills` kills at least, dealt to the systems in turn."""
+    trials, kills, number = [], 0, 0
+    while kills < config.kills:
+        seed = config.seed * 1_000_000 + number
+        times = random.Random(seed).choice((1, 2))
+        trials.append((systems[number % len(systems)], folder / f"trial_{number}", seed, times))
+        kills, number = kills + times, number + 1
+    return trials
+
+
+def _trial(system: System, out: Path, seed: int, times: int) -> dict:
+    generator = random.Random(seed)
+    generator.random()  # the first draw said how often
+    kills = 0
+    while kills < times:
+        # A resumed run has fewer operations and less time left, which may be over before its kill.
+        by_operation = generator.random() < 0.5
+        operation = 1 + generator.randrange(system.operations)
+        delay = generator.uniform(0.1, system.seconds)
+        child = _start(system.config, system.overrides, out, operation if by_operation else 0)
+        try:
+            _, errors = child.communicate(timeout=None if by_operation else delay)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            _, errors = child.communicate()
+        if child.returncode not in (0, -signal.SIGKILL):
+            return _row(system, seed, kills, [f"status {child.returncode}: {errors[-500:]}"])
+        if child.returncode == 0:
+            if kills:
+                break
+            shutil.rmtree(out)
+            continue
+        kills += 1
+    last = _start(system.config, system.overrides, out, 0)
+    try:
+        _, errors = last.communicate(timeout=_RESUME_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        last.kill()
+        return _row(system, seed, kills, [f"not resumed within {_RESUME_LIMIT_S} s"])
+    if last.returncode:
+        return _row(system, seed, kills, [f"not resumed: {errors[-500:]}"])
+    differences = list(_differences(out, system.straight))
+    shutil.rmtree(out)
+    return _row(system, seed, kills, differences)
+
+
+def _row(system: System, seed: int, kills: int, differences: list[str]) -> dict:
+    return {"what": system.name, "seed": seed, "kills": kills, "differences": differences}
+
+
+def _start(config: Path, overrides: tuple[str, ...], out: Path, fatal: int) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(config), str(out), str(fatal), *overrides],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _differences(out: Path, straight: Path) -> Iterator[str]:
+    """Files that are missing, too many or other than those of a whole run."""
+    found, expected = _compared(out), _compared(straight)
+    for name in sorted(found ^ expected):
+        yield f"{name} is {'missing' if name in expected else 'too many'}"
+    for name in sorted(found & expected):
+        if not same_but_heads(out / name, straight / name):
+            yield f"{name} differs"
+
+
+def _compared(out: Path) -> set[str]:
+    return {
+        str(path.relative_to(out))
+        for path in out.rglob("*")
+        if path.suffix in _COMPARED
+        and path.name != "attempts.jsonl"  # it has dates
+        and not {"private", "checkpoints"} & set(path.relative_to(out).parts)
+    }
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Config, description=__doc__))
