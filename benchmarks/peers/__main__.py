@@ -78,18 +78,19 @@ class Config:
 
 def main(config: Config) -> None:
     if not config.table_only:
-        rows = []
         with tempfile.TemporaryDirectory() as folder:
             kinds = ((False, config.equal), (True, config.ragged))
             if config.unit == "example":
                 kinds = ((False, config.examples),)
             for ragged, cohorts in kinds:
+                before: dict[str, dict] = {}
                 for cohort in sorted(cohorts):
-                    before = {row["what"]: row for row in rows if row["ragged"] == ragged}
-                    rows += measured(config, cohort, ragged, Path(folder), before)
+                    rows = measured(config, cohort, ragged, Path(folder), before)
+                    before = {row["what"]: row for row in rows}
                     shown = ("what", "cohort", "a second", "median", "ratio", "cpu s each")
                     harness.table(rows, [*shown, "peak MB", "first round s", "foreign"])
-        print(f"recorded in {harness.record('peers', rows)}")
+                    # Each by itself, so that what was measured stays if a later one fails.
+                    print(f"recorded in {harness.record('peers', rows)}")
     print(f"tables in {table.write(ROOT / 'README.md', harness.RESULTS / 'peers.jsonl')}")
 
 

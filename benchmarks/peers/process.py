@@ -1,8 +1,13 @@
-"""A program as a process: it is asked for rounds, and what they cost is read from Linux."""
+"""A program as a process: it is asked for rounds, and what they cost is read from Linux.
+
+Between its rounds a program is stopped, so that what it does in the background, such as the polling
+of Ray's servers, takes no time from the others.
+"""
 
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -64,9 +69,11 @@ class Program:
             )
         self.hello = self._answer()
         self.start_seconds = time.perf_counter() - began
+        self._send(signal.SIGSTOP)
 
     def turn(self) -> Turn:
         """Runs one round."""
+        self._send(signal.SIGCONT)
         own, every, began = self._cpu_seconds(), _busy_seconds(), time.perf_counter()
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
@@ -74,6 +81,7 @@ class Program:
         answer = self._answer()
         seconds = time.perf_counter() - began
         own, every = self._cpu_seconds() - own, _busy_seconds() - every
+        self._send(signal.SIGSTOP)
         return Turn(seconds, own, max(0.0, every - own) / seconds, answer["norm"])
 
     def peak_memory_mb(self) -> float:
@@ -87,6 +95,7 @@ class Program:
 
     def close(self) -> None:
         """Hangs up, and waits for the end of the program, which comes within ten seconds."""
+        self._send(signal.SIGCONT)
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself
             self._process.stdin.close()
@@ -106,6 +115,12 @@ class Program:
             message = f"{self._process.args!r} ended with status {status}:\n{errors}"
             raise Ended(message, status)
         return json.loads(line)
+
+    def _send(self, number: int) -> None:
+        """Sends a signal to all of its processes."""
+        for pid in self._session():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), number)
 
     def _session(self) -> list[str]:
         """The processes of its session."""
