@@ -104,6 +104,8 @@ class Program:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # TFF's executor and Ray's servers would outlive the program that started them.
+        self._send(signal.SIGKILL)
         self._process.stdout.close()
 
     def _answer(self) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
         if row.get("unit") == unit:
             runs.setdefault((row["date"], row["ragged"], row["cohort"]), []).append(row)
     quiet = [
-        run
-        for run in runs.values()
-        if all(row.get("foreign", 0.0) <= _MOST_FOREIGN for row in run)
+        run for run in runs.values() if all(row.get("foreign", 0.0) <= _MOST_FOREIGN for row in run)
     ]
     if not quiet:
         return f"{title} Not measured on a quiet machine yet: `make peers` writes the table.\n"
@@ -87,8 +85,8 @@ def _table(title: str, unit: str, stored: list[dict[str, Any]]) -> str:
         "\nThe best round of several by turns, the median in brackets, and how many times as fast "
         f"the best of {rows[0]['what']} is (below 1: slower), on {machine}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}. "
-        "The last three columns are of the smallest cohort; the first round includes the start of the "
-        f"process. Other programs kept up to {foreign:.1f} processors busy meanwhile.\n"
+        "The last three columns are of the smallest cohort; the first round includes the start of "
+        f"the process. Other programs kept up to {foreign:.1f} processors busy meanwhile.\n"
     )
     return "\n".join(lines) + "\n" + source
 

@@ -1,5 +1,7 @@
 import json
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +109,36 @@ def test_a_program_answers_its_start_and_each_turn(tmp_path):
         assert program.peak_memory_mb() > 1
     finally:
         program.close()
+
+
+STARTS_ANOTHER = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print('{"child": "%d"}' % child.pid, flush=True)
+sys.stdin.readline()
+"""
+
+
+def _reaches(process: str, state: str) -> bool:
+    """Whether a process is in a state of Linux, or gone, within half a minute."""
+    status = Path("/proc") / process / "stat"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == state:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_what_a_program_started_stops_and_ends_with_it(tmp_path):
+    program = Program([sys.executable, "-c", STARTS_ANOTHER], tmp_path, tmp_path / "log")
+    child = program.hello["child"]
+    try:
+        # Stopped, as every program is between its turns.
+        assert _reaches(child, "T") and (Path("/proc") / child).exists()
+    finally:
+        program.close()
+    assert _reaches(child, "Z")
 
 
 def test_a_program_that_ends_is_reported_with_its_errors(tmp_path):
