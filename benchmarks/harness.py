@@ -10,10 +10,13 @@ import random
 import resource
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 # Where `record` appends instead, if this variable names a folder.
 ELSEWHERE = "JAXPFL_BENCHMARK_RESULTS"
+# Seconds, in which threads that wait for work in a loop give up.
+_PAUSE = 0.1
 
 
 def use_cpu_devices(count: int | None) -> None:
@@ -24,24 +27,45 @@ def use_cpu_devices(count: int | None) -> None:
 
 
 def interleaved(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Returns the best wall time in seconds of each function.
+    """Returns the best wall time in seconds of each function; see `turns`."""
+    taken = turns(functions, repeats)
+    return {name: min(turn.seconds for turn in found) for name, found in taken.items()}
+
+
+class Turn(NamedTuple):
+    """The wall time and the processor time, of all threads, of one call, in seconds."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+class Elsewhere(float):
+    """The processor time, in seconds, of a call whose work another process did."""
+
+
+def turns(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[Turn]]:
+    """Returns what each function took in each of its turns.
 
     All are warmed up first (compilation stays out), then they take turns in ever new order, so
-    that a noisy moment of the machine falls on all alike, and no one always follows the program
-    whose threads are still spinning. Results are waited for with `block_until_ready`.
+    that a noisy moment of the machine falls on all alike. Before each is a pause, in which threads
+    that still look for work of the program before go to sleep. Results are waited for with
+    `block_until_ready`. A function whose work is another process's returns `Elsewhere`.
     """
     import jax
 
     generator = random.Random(0)
-    best = dict.fromkeys(functions, float("inf"))
+    taken: dict[str, list[Turn]] = {name: [] for name in functions}
     for function in functions.values():
         jax.block_until_ready(function())
     for _ in range(repeats):
         for name, function in generator.sample(list(functions.items()), len(functions)):
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+            time.sleep(_PAUSE)
+            start, cpu = time.perf_counter(), time.process_time()
+            found = function()
+            jax.block_until_ready(found)
+            cpu = found if isinstance(found, Elsewhere) else time.process_time() - cpu
+            taken[name].append(Turn(time.perf_counter() - start, cpu))
+    return taken
 
 
 def peak_memory_mb() -> float:

@@ -1,6 +1,7 @@
-"""Scores of candidates by clients: the releaser against a loop that makes every score vector.
+"""Scores of candidates by clients: the releaser against other programs that make the same sum.
 
     python -m benchmarks.micro.scores
+    python -m benchmarks.micro.scores --torch PYTHON
     python -m benchmarks.micro.scores --clients 10000 --only release votes
 
 One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 384 dimensions.
@@ -9,6 +10,8 @@ One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 
                            mean over the texts, centred per prompt, scaled, added; then noise
     loop over means        the same with the mean taken first: cosines with one vector a client
     all means at once      the same for all clients in one matrix [clients, candidates]
+    Gram, PyTorch          no client's scores are formed: see `scores_against`. PYTHON is the
+                           interpreter (or its environment's folder) of an installation of PyTorch
     release                `Scorer.release`, whole: identified, charged to the ledger on the disk,
                            sampled, packed, summed, noised, expanded, recorded
     release, scores only   the same round made again, which is charged nothing
@@ -16,21 +19,30 @@ One round at the size of POPri's: 1,000 clients, 1,800 prompts of 10 responses, 
     votes                  `release` of the nearest-neighbour histogram of the clients' texts
 
 All begin with raw embeddings of the candidates. The clients' normalised embeddings and their means
-do not change from round to round and are made before. `memory MB` is how far the process's memory
-rose in the first call, compilation included (Linux); each runs in a process of its own.
+do not change from round to round and are made before. The programs take turns, with a pause before
+each, in which threads that still look for work of the one before go to sleep. `seconds` is the best
+turn; `cpu s` the least processor time of a turn, of all threads. `memory MB` is how far the
+process's memory rose in the first call, compilation included (Linux); each runs in a process of its
+own.
 """
 
 import dataclasses
 import multiprocessing
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import tyro
 
 from benchmarks import harness
+from benchmarks.peer import Peer, check
+
+TORCH = "Gram, PyTorch"
+CHILD = Path(__file__).with_name("scores_against.py")
+NOISE = 3.35
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,30 +54,43 @@ class Config:
     dimension: int = 384
     repeats: int = 5
     devices: int | None = None  # virtual CPU devices; default one a core
+    torch: Path | None = None
     only: tuple[str, ...] = ()  # of the programs, by name; default all
 
 
 def main(config: Config) -> list[dict]:
     context = multiprocessing.get_context("spawn")
+    names = config.only or (*NAMES, *([TORCH] if config.torch else []))
     memory = {}
-    for name in config.only or NAMES:
-        with context.Pool(1) as pool:
-            memory[name] = pool.apply(growth, (config, name))
-    with programs(config) as functions:
-        chosen = {name: functions[name] for name in config.only or NAMES}
-        seconds = harness.interleaved(chosen, config.repeats)
-    compared = "loop, numpy" in seconds
+    for name in names:
+        if name != TORCH:
+            with context.Pool(1) as pool:
+                memory[name] = pool.apply(growth, (config, name))
+    with programs(config) as functions, ExitStack() as stack:
+        if TORCH in names:
+            torch = stack.enter_context(closing(peer(config)))
+            functions[TORCH] = lambda: harness.Elsewhere(torch.turn())
+        turns = harness.turns({name: functions[name] for name in names}, config.repeats)
+    best = {name: min(turn.seconds for turn in found) for name, found in turns.items()}
+    settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "torch"}
     rows = [
         {
             "what": name,
-            "seconds": taken,
-            **({"times the loop": seconds["loop, numpy"] / taken} if compared else {}),
-            "memory MB": memory[name],
-            **dataclasses.asdict(config),
+            "seconds": best[name],
+            "median": statistics.median(turn.seconds for turn in found),
+            "cpu s": min(turn.cpu_seconds for turn in found),
+            **{
+                f"times the {short}": best[other] / best[name]
+                for short, other in (("loop", "loop, numpy"), ("release", "release"))
+                if other in best
+            },
+            **({"memory MB": memory[name]} if name in memory else {}),
+            **settings,
         }
-        for name, taken in seconds.items()
+        for name, found in turns.items()
     ]
-    harness.table(rows, ["what", "seconds", "times the loop", "memory MB"])
+    columns = ["what", "seconds", "median", "cpu s", "times the loop", "times the release"]
+    harness.table(rows, [*columns, "memory MB"])
     print(f"recorded in {harness.record('scores', rows)}")
     return rows
 
@@ -78,6 +103,44 @@ NAMES = (
     "release, scores only",
     "votes",
 )
+
+
+def peer(config: Config) -> Peer:
+    """The program in PyTorch, which must find the same sum as ours does without noise."""
+    if config.torch is None:
+        raise SystemExit(f"{TORCH!r} needs --torch PYTHON")
+    from jaxpfl.federated.scores import mean_embeddings
+
+    candidates_KxJxD, texts_NxD, offsets = drawn(config)
+    means_CxD = mean_embeddings(texts_NxD, offsets)
+    arrays = {"candidates": candidates_KxJxD, "means": means_CxD, "noise": np.float32(NOISE)}
+    found = Peer(config.torch, CHILD, arrays)
+    expected = np.linalg.norm(all_at_once(unit_rows(candidates_KxJxD), means_CxD))
+    check("the norm of the sum in PyTorch", found.hello["norm"], float(expected), 1e-4)
+    return found
+
+
+def drawn(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Candidates [prompts, responses, d], texts [clients * texts, d] and the clients' offsets."""
+    rng = np.random.default_rng(0)
+    candidates_KxJxD = rng.standard_normal(
+        (config.prompts, config.responses, config.dimension), np.float32
+    )
+    texts_NxD = rng.standard_normal((config.clients * config.texts, config.dimension), np.float32)
+    return candidates_KxJxD, texts_NxD, np.arange(config.clients + 1) * config.texts
+
+
+def unit_rows(candidates_KxJxD: np.ndarray) -> np.ndarray:
+    return candidates_KxJxD / np.linalg.norm(candidates_KxJxD, axis=2, keepdims=True)
+
+
+def all_at_once(units_KxJxD: np.ndarray, means_CxD: np.ndarray) -> np.ndarray:
+    """The sum of all clients' scores, by way of the scores of each."""
+    units_MxD = units_KxJxD.reshape(-1, units_KxJxD.shape[2])
+    scores_CxKxJ = (means_CxD @ units_MxD.T).reshape(-1, *units_KxJxD.shape[:2])
+    scores_CxKxJ -= scores_CxKxJ.mean(axis=2, keepdims=True)
+    norms_C = np.linalg.norm(scores_CxKxJ.reshape(len(means_CxD), -1), axis=1)
+    return np.tensordot((1 / norms_C).astype(np.float32), scores_CxKxJ, 1)
 
 
 def growth(config: Config, name: str) -> float:
@@ -98,7 +161,7 @@ def resident_mb(field: str) -> float:
 
 @contextmanager
 def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
-    """The programs over one set of clients and candidates."""
+    """The programs over one set of clients and candidates, but that of the peer."""
     harness.use_cpu_devices(config.devices)
     from jaxpfl import Clip, Noise, Plan, Poisson
     from jaxpfl.algorithms import Scorer
@@ -107,17 +170,15 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     from jaxpfl.federated.scores import mean_embeddings
     from jaxpfl.privacy import Ledger
 
-    rng = np.random.default_rng(0)
-    shape = (config.prompts, config.responses, config.dimension)
-    candidates_KxJxD = rng.standard_normal(shape, np.float32)
-    texts_NxD = rng.standard_normal((config.clients * config.texts, config.dimension), np.float32)
-    offsets = np.arange(config.clients + 1) * config.texts
+    rng = np.random.default_rng(1)
+    candidates_KxJxD, texts_NxD, offsets = drawn(config)
+    shape = candidates_KxJxD.shape
     names = [str(client) for client in range(config.clients)]
     clients = Population({"embedding": texts_NxD}, offsets, names)
     plan = Plan(
         rounds=100_000,
         clip=Clip(1.0),
-        noise=Noise(3.35),
+        noise=Noise(NOISE),
         participation=Poisson(config.clients, config.clients),
         delta=3e-6,
     )
@@ -126,26 +187,18 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     units_CxTxD = units_NxD.reshape(config.clients, config.texts, -1)
     rounds = iter(range(2, plan.rounds))
 
-    def unit_candidates() -> np.ndarray:
-        return candidates_KxJxD / np.linalg.norm(candidates_KxJxD, axis=2, keepdims=True)
+    def noise() -> np.ndarray:
+        return NOISE * rng.standard_normal(shape[:2], np.float32)
 
     def loop(scores_of: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-        units_MxD = unit_candidates().reshape(-1, config.dimension)
+        units_MxD = unit_rows(candidates_KxJxD).reshape(-1, config.dimension)
         total_KxJ = np.zeros(shape[:2], np.float32)
         for client in range(config.clients):
             score_KxJ = scores_of(units_MxD, client).reshape(shape[:2])
             score_KxJ -= score_KxJ.mean(axis=1, keepdims=True)
             norm = np.linalg.norm(score_KxJ)
             total_KxJ += score_KxJ / norm if norm else 0.0
-        return total_KxJ + 3.35 * rng.standard_normal(shape[:2], np.float32)
-
-    def at_once() -> np.ndarray:
-        units_MxD = unit_candidates().reshape(-1, config.dimension)
-        scores_CxKxJ = (means_CxD @ units_MxD.T).reshape(-1, *shape[:2])
-        scores_CxKxJ -= scores_CxKxJ.mean(axis=2, keepdims=True)
-        norms_C = np.linalg.norm(scores_CxKxJ.reshape(len(means_CxD), -1), axis=1)
-        total_KxJ = np.tensordot((1 / norms_C).astype(np.float32), scores_CxKxJ, 1)
-        return total_KxJ + 3.35 * rng.standard_normal(shape[:2], np.float32)
+        return total_KxJ + noise()
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -170,7 +223,9 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
                     lambda units, i: (units @ units_CxTxD[i].T).mean(axis=1)
                 ),
                 "loop over means": lambda: loop(lambda all, i: all @ means_CxD[i]),
-                "all means at once": at_once,
+                "all means at once": lambda: (
+                    all_at_once(unit_rows(candidates_KxJxD), means_CxD) + noise()
+                ),
                 "release": lambda: scored(linear, next(rounds)),
                 "release, scores only": lambda: scored(linear, 1),
                 "votes": lambda: scored(votes, next(rounds)),

@@ -41,6 +41,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.federated import score_rows
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Release
 from jaxpfl.federated.scores import (
@@ -118,7 +119,7 @@ class Scorer:
         if self.noise == "every_score" and self.plan.private:
             # This noise adds no privacy, so its key may be public.
             std = jnp.float32(self.plan.value_noise_std(self.plan.clip_norm))
-            scores_KxJ += space.orthogonal_noise(_public_key(sum_D, round), std)
+            scores_KxJ = scores_KxJ + space.orthogonal_noise(_public_key(sum_D, round), std)
         return np.asarray(scores_KxJ)
 
     def floats_per_client(self, prompts: int, responses: int, dimension: int) -> tuple[int, int]:
@@ -168,9 +169,8 @@ class Scorer:
                 f"kind = {self.kind!r} ranks at least 2 candidates, found {list(found.shape)}"
             )
         with np.errstate(over="ignore"):
-            found = found.astype(np.float32, copy=False)
-        # If an entry is not finite, neither is the largest or the smallest one.
-        if not (np.isfinite(found.max()) and np.isfinite(found.min())):
+            found = np.ascontiguousarray(found, np.float32)
+        if not score_rows.all_finite(found):
             prompt, response, _ = np.argwhere(~np.isfinite(found))[0].tolist()
             raise InputError(
                 f"the embedding of the candidate of prompt {prompt}, response {response} must be "

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxpfl import cores
 from jaxpfl.algorithms.gaussian_moments import Moments as Moments
 from jaxpfl.algorithms.gaussian_moments import RunningMoments as RunningMoments
 from jaxpfl.algorithms.gaussian_moments import check_shares, mix, stack
@@ -62,11 +63,7 @@ class Reference:
     def distances(self, candidates: Sequence[Moments]) -> np.ndarray:
         """Returns the distances to the candidates, in their order: float64 [candidates]."""
         self._check(candidates)
-        found = [
-            self._distance(c.mean_D, float(np.trace(c.covariance_DxD)), self._projected(c))
-            for c in candidates
-        ]
-        return np.asarray(found, np.float64)
+        return np.asarray(cores.side_by_side(self._distance_to, candidates), np.float64)
 
     def mixture_distances(self, parts: Sequence[Moments], shares_PxK) -> np.ndarray:
         """Returns the distances to p mixtures of k corpora, without embedding any mixture.
@@ -87,15 +84,20 @@ class Reference:
         means_KxD, covariances_KxDxD = stack(parts)
         trace_K = np.trace(covariances_KxDxD, axis1=1, axis2=2)
         projected_means_KxR = means_KxD @ self._factor_DxR
-        projected_KxRxR = np.stack([self._projected(part) for part in parts])
-        distance_P = np.empty(len(shares_PxK))
-        for point, shares_K in enumerate(shares_PxK):
+        projected_KxRxR = np.stack(cores.side_by_side(self._projected, parts))
+
+        def distance(shares_K: np.ndarray) -> float:
             mean_D = shares_K @ means_KxD
             spread = shares_K @ np.sum((means_KxD - mean_D) ** 2, axis=1)
             _, projected_RxR = mix(shares_K, projected_means_KxR, projected_KxRxR)
             trace = float(shares_K @ trace_K + spread)
-            distance_P[point] = self._distance(mean_D, trace, projected_RxR)
-        return distance_P
+            return self._distance(mean_D, trace, projected_RxR)
+
+        return np.asarray(cores.side_by_side(distance, shares_PxK), np.float64)
+
+    def _distance_to(self, candidate: Moments) -> float:
+        trace = float(np.trace(candidate.covariance_DxD))
+        return self._distance(candidate.mean_D, trace, self._projected(candidate))
 
     def _projected(self, candidate: Moments) -> np.ndarray:
         """F^T C F: the candidate's covariance in the coordinates of the reference's factor."""

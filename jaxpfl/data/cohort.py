@@ -251,11 +251,16 @@ def _buckets(
 
         mask = np.zeros((packed, rung * spec.batch_size), bool)
         rows = np.zeros((packed, rung * spec.batch_size), np.int64)
-        for slot, client, client_steps in zip(slots, clients_b, steps_b, strict=True):
-            if not client_steps:
-                continue
-            orders = _orders(address, client, int(offsets[client + 1] - offsets[client]), spec)
-            width = client_steps // spec.epochs * spec.batch_size
+        sizes_b = offsets[clients_b + 1] - offsets[clients_b]
+        # Most of a cohort may hold one example each, which has only one order.
+        single_b = sizes_b == 1
+        places = np.ix_(slots[single_b], np.arange(spec.epochs) * spec.batch_size)
+        mask[places], rows[places] = True, offsets[clients_b[single_b], None]
+        for slot, client, size in zip(
+            *(each[sizes_b > 1] for each in (slots, clients_b, sizes_b)), strict=True
+        ):
+            orders = _orders(address, client, int(size), spec)
+            width = -(-len(orders[0]) // spec.batch_size) * spec.batch_size
             for epoch, order in enumerate(orders):
                 place = slice(epoch * width, epoch * width + len(order))
                 mask[slot, place] = True
@@ -278,8 +283,6 @@ def _buckets(
 
 def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
-    if size == 1:
-        return [np.zeros(1, np.int64)] * spec.epochs  # saves the costly generator
     seed, round = address
     key = np.array([seed % 2**64, _PURPOSE], np.uint64)
     counter = np.array([0, seed >> 64, round, client], np.uint64)

@@ -33,14 +33,16 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from jaxpfl.errors import InputError
+from jaxpfl.federated import score_rows
 from jaxpfl.federated.client import Examples
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
 Centring = Literal["none", "all", "prompt"]
 
-_BLOCK_ROWS = 512  # of 384 float32, 0.8 MB: measured fastest, with room left in a core's cache
+_AXES = {"none": (), "all": (0, 1), "prompt": (1,)}
 
 
 class ScoreSpace(NamedTuple):
@@ -51,12 +53,17 @@ class ScoreSpace(NamedTuple):
       factor_DxD: L, float32, lower triangular.
     """
 
-    rows_KxJxD: jax.Array
-    factor_DxD: jax.Array
+    rows_KxJxD: jax.Array | np.ndarray
+    factor_DxD: np.ndarray
 
-    def scores(self, coordinates_D: jax.Array) -> jax.Array:
+    def scores(self, coordinates_D: jax.Array) -> jax.Array | np.ndarray:
         """Returns the scores of (noisy, summed) coordinates, float32 [prompts, responses]."""
-        return _scores(self, coordinates_D)
+        if isinstance(self.rows_KxJxD, jax.Array):
+            return _scores(self, coordinates_D)
+        solved_D = scipy.linalg.solve_triangular(
+            self.factor_DxD, np.asarray(coordinates_D), trans=1, lower=True, check_finite=False
+        )
+        return score_rows.times(self.rows_KxJxD, solved_D)
 
     def orthogonal_noise(self, key: jax.Array, std: jax.Array) -> jax.Array:
         """Returns noise in the directions that no client's scores have, float32 [K, J].
@@ -67,7 +74,9 @@ class ScoreSpace(NamedTuple):
         return _orthogonal_noise(self, key, std)
 
 
-def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) -> ScoreSpace:
+def score_space(
+    candidates_KxJxD: jax.Array | np.ndarray, centring: Centring, *, on_device: bool | None = None
+) -> ScoreSpace:
     """Returns the space of scores of candidates.
 
     L L^T is A^T A and a multiple of the identity: the least of 2^-21, 2^-19, 2^-17, ... times the
@@ -79,14 +88,14 @@ def score_space(candidates_KxJxD: jax.Array | np.ndarray, centring: Centring) ->
       candidates_KxJxD: float32 embeddings, finite, of any length; a zero row scores 0.
       centring: "none"; "all": scores sum to 0 over all candidates; "prompt": over the responses
         to each prompt. Candidates that are all alike then score exactly 0.
+      on_device: whether A and A^T A are computed on JAX's default device. None: only if it is not
+        a CPU, where NumPy is faster: see `score_rows`.
     """
-    rows_KxJxD = jnp.array(candidates_KxJxD)  # a copy, to be written over
-    if centring == "all":
-        alike = _alike(rows_KxJxD, (0, 1, 2))
-        # One dispatch for each pass: fused, XLA's CPU code takes twice the time.
-        rows_KxJxD = _centred_over_all(unit_rows(rows_KxJxD), alike)
-    rows_KxJxD, gram_DxD = _rows_and_gram(rows_KxJxD, centring)
-    return ScoreSpace(rows_KxJxD, _factor(gram_DxD))
+    if jax.default_backend() != "cpu" if on_device is None else on_device:
+        rows_KxJxD, gram_DxD = _rows_and_gram(jnp.asarray(candidates_KxJxD), centring)
+    else:
+        rows_KxJxD, gram_DxD = score_rows.rows_and_gram(np.asarray(candidates_KxJxD), centring)
+    return ScoreSpace(rows_KxJxD, score_rows.factor(np.asarray(gram_DxD)))
 
 
 @jax.jit
@@ -104,92 +113,24 @@ def _moderate(rows: jax.Array) -> jax.Array:
     return rows * jnp.ldexp(jnp.float32(1), -jnp.clip(exponent, -120, 120))
 
 
-@partial(jax.jit, static_argnames=("axes",))
-def _alike(rows_KxJxD: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Whether all rows over the axes are one row. The axes are kept, with size 1.
-
-    Asked before the rows are scaled to unit length: the compiler may round equal rows differently,
-    depending on where they stand, and what is left of them after centring would be noise.
-    """
-    first_1x1xD = rows_KxJxD[:1, :1] if 0 in axes else rows_KxJxD[:, :1]
-    return jnp.all(rows_KxJxD == first_1x1xD, axis=axes, keepdims=True)
-
-
-@partial(jax.jit, donate_argnames=("rows_KxJxD",))
-def _centred_over_all(rows_KxJxD: jax.Array, alike: jax.Array) -> jax.Array:
-    return _centred(rows_KxJxD, rows_KxJxD[:1, :1], alike, (0, 1))
-
-
-def _centred(
-    rows_KxJxD: jax.Array, first: jax.Array, alike: jax.Array, axes: tuple[int, ...]
-) -> jax.Array:
-    # The first row is subtracted before the mean, so that rows that are nearly alike lose little.
-    moved_KxJxD = rows_KxJxD - first
-    centred_KxJxD = moved_KxJxD - jnp.mean(moved_KxJxD, axis=axes, keepdims=True)
-    return jnp.where(alike, jnp.float32(0), centred_KxJxD)
-
-
-@partial(jax.jit, static_argnames=("centring",), donate_argnames=("candidates_KxJxD",))
+@partial(jax.jit, static_argnames=("centring",))
 def _rows_and_gram(candidates_KxJxD: jax.Array, centring: Centring) -> tuple[jax.Array, jax.Array]:
-    """A and A^T A [d, d], in one pass; of "all" the rows come in as they are to be.
-
-    By blocks of rows that stay in cache from the first reading to their part of A^T A; of that only
-    the first half of the rows and the last quarter are made, the rest is their mirror image.
-    """
-    _, responses, dimension = candidates_KxJxD.shape
-    half = dimension // 2
-    together = responses if centring == "prompt" else 1
-    groups_GxTxD = candidates_KxJxD.reshape(-1, together, dimension)
-    groups = len(groups_GxTxD)
-    size = min(groups, max(1, _BLOCK_ROWS // together))
-
-    def add(start, size, carry):
-        groups_GxTxD, upper_HxD, last_RxR = carry
-        block = jax.lax.dynamic_slice_in_dim(groups_GxTxD, start, size)
-        if centring == "none":
-            block = unit_rows(block)
-        elif centring == "prompt":
-            alike = _alike(block, (1, 2))
-            block = unit_rows(block)
-            block = _centred(block, block[:, :1], alike, (1,))
-        groups_GxTxD = jax.lax.dynamic_update_slice_in_dim(groups_GxTxD, block, start, 0)
-        rows_BxD = block.reshape(-1, dimension)
-        left_BxH, right_BxR = rows_BxD[:, :half], rows_BxD[:, half:]
-        upper_HxD += jnp.matmul(left_BxH.T, rows_BxD, precision="highest")
-        last_RxR += jnp.matmul(right_BxR.T, right_BxR, precision="highest")
-        return groups_GxTxD, upper_HxD, last_RxR
-
-    rest = dimension - half
-    carry = groups_GxTxD, jnp.zeros((half, dimension)), jnp.zeros((rest, rest))
-    blocks = groups // size
-    carry = jax.lax.fori_loop(0, blocks, lambda i, carry: add(i * size, size, carry), carry)
-    if groups % size:
-        carry = add(blocks * size, groups % size, carry)
-    groups_GxTxD, upper_HxD, last_RxR = carry
-    lower_RxD = jnp.concatenate([upper_HxD[:, half:].T, last_RxR], axis=1)
-    gram_DxD = jnp.concatenate([upper_HxD, lower_RxD], axis=0)
-    return groups_GxTxD.reshape(candidates_KxJxD.shape), gram_DxD
-
-
-@jax.jit
-def _factor(gram_DxD: jax.Array) -> jax.Array:
-    dimension = len(gram_DxD)
-    identity_DxD = jnp.eye(dimension, dtype=jnp.float32)
-
-    def attempt(times, ridge):
-        return times, ridge, jnp.linalg.cholesky(gram_DxD + ridge * identity_DxD)
-
-    def failed(tried):
-        # With NaN, where rounding has made the sum indefinite. A ridge above the trace does not
-        # fail, unless the candidates themselves are not finite.
-        times, _, factor_DxD = tried
-        return (times < 12) & ~jnp.all(jnp.isfinite(factor_DxD))
-
-    start = attempt(0, jnp.float32(2.0**-21) * jnp.trace(gram_DxD) + jnp.float32(1e-20))
-    _, _, factor_DxD = jax.lax.while_loop(
-        failed, lambda tried: attempt(tried[0] + 1, jnp.float32(4) * tried[1]), start
-    )
-    return factor_DxD
+    """A, and A^T A [d, d]."""
+    axes, rows_KxJxD = _AXES[centring], unit_rows(candidates_KxJxD)
+    if axes:
+        first = (slice(1) if 0 in axes else slice(None), slice(1))
+        # Asked before rows are scaled to unit length: the compiler may round equal rows
+        # differently, depending on where they stand, and what is left of them after centring would
+        # be noise.
+        alike = jnp.all(candidates_KxJxD == candidates_KxJxD[first], axis=axes, keepdims=True)
+        alike = jnp.all(alike, axis=-1, keepdims=True)
+        # The first row is subtracted before the mean, so that rows that are nearly alike lose
+        # little.
+        rows_KxJxD = rows_KxJxD - rows_KxJxD[first]
+        rows_KxJxD = rows_KxJxD - jnp.mean(rows_KxJxD, axis=axes, keepdims=True)
+        rows_KxJxD = jnp.where(alike, jnp.float32(0), rows_KxJxD)
+    rows_MxD = rows_KxJxD.reshape(-1, rows_KxJxD.shape[2])
+    return rows_KxJxD, jnp.matmul(rows_MxD.T, rows_MxD, precision="highest")
 
 
 @jax.jit

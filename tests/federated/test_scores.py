@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl import cores
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
-from jaxpfl.federated import FixedPoint, client_mesh
+from jaxpfl.federated import FixedPoint, client_mesh, score_rows
 from jaxpfl.federated.scores import (
     LinearScores,
     NearestVotes,
@@ -169,15 +170,20 @@ def test_candidates_that_are_nearly_collinear(parts, kind):
         np.testing.assert_allclose(found, looped(parts, candidates, kind), rtol=1e-3)
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dimension", [1, 7, 16])
 @pytest.mark.parametrize("centring", CENTRINGS.values())
-def test_the_space_of_more_candidates_than_a_block_is_the_definitions(centring, dimension):
+def test_the_space_of_more_candidates_than_a_block_is_the_definitions(
+    centring, dimension, on_device, monkeypatch
+):
     """In float64; the last block is not full, and lengths are up to the ends of float32."""
+    monkeypatch.setattr(cores, "number", lambda: 2)
     rng = np.random.default_rng(6)
-    shape = (201, 7, dimension)  # 1,407 rows in blocks of 512 or 511
+    shape = (701, 7, dimension)  # of each half, 2,450 rows in blocks of 2,048 or 2,044
     candidates = rng.normal(size=shape) * 10.0 ** rng.integers(-30, 37, size=(*shape[:2], 1))
     candidates = jnp.asarray(np.float32(candidates))
-    rows, factor = (np.float64(array) for array in score_space(candidates, centring))
+    space = score_space(candidates, centring, on_device=on_device)
+    rows, factor = (np.float64(array) for array in space)
     expected = np.float64(candidates)
     expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
     if centring != "none":
@@ -191,12 +197,15 @@ def test_the_space_of_more_candidates_than_a_block_is_the_definitions(centring, 
     assert not candidates.is_deleted()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("dimension", [DIM, 33, 384])
 @pytest.mark.parametrize("centring", ["all", "prompt"])
-def test_many_candidates_that_are_all_alike_are_exactly_zero(centring, dimension):
+def test_many_candidates_that_are_all_alike_are_exactly_zero(centring, dimension, on_device):
     """In full blocks and in the last one."""
     alike = np.float32(np.random.default_rng(7).normal(size=dimension))
-    rows, _ = score_space(np.broadcast_to(alike, (201, 7, dimension)), centring)
+    rows, _ = score_space(
+        np.broadcast_to(alike, (701, 7, dimension)), centring, on_device=on_device
+    )
     np.testing.assert_array_equal(rows, 0.0)
 
 
@@ -410,3 +419,15 @@ def test_units_of_giant_tiny_and_zero_rows():
     rows = np.float32([[3e38, 3e38, 0], [3e-30, 0, 4e-30], [0, 0, 0], [0, -2, 0]])
     expected = [[0.5**0.5, 0.5**0.5, 0], [0.6, 0, 0.8], [0, 0, 0], [0, -1, 0]]
     np.testing.assert_allclose(unit_rows(jnp.asarray(rows)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_one_entry_that_is_not_finite_is_found_wherever_it_is(number, monkeypatch):
+    monkeypatch.setattr(cores, "number", lambda: number)
+    rows = np.full((3, 2, 5), 1e30, np.float32)  # of which the squares overflow
+    assert score_rows.all_finite(rows)
+    for bad in (np.nan, np.inf, -np.inf):
+        for place in range(rows.size):
+            rows.flat[place], before = bad, rows.flat[place]
+            assert not score_rows.all_finite(rows)
+            rows.flat[place] = before
