@@ -4,6 +4,7 @@ Each tests for the valid range: a test for the invalid one, such as `value <= 0`
 """
 
 import math
+import os
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -14,9 +15,12 @@ _T = TypeVar("_T")
 
 def real(name: str, value: object) -> float:
     """Returns `value` as a float; refuses anything that is not a finite real number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number, found {value!r}")
-    return float(value)
+    try:
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise InputError(f"{name} must be a finite number, found {value!r}")
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{name} must be a finite number, found a larger whole number") from None
 
 
 def positive(name: str, value: object) -> float:
@@ -52,21 +56,29 @@ def fraction(name: str, value: object) -> float:
 
 
 def positive_int(name: str, value: object) -> int:
-    """Returns `value` as an int >= 1; refuses floats, even whole ones."""
+    """Returns `value` as an int from 1 to 2^63 - 1; refuses floats, even whole ones."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number, found {value!r}")
     if value < 1:
         raise InputError(f"{name} must be at least 1, found {value!r}")
-    return int(value)
+    return _below(63, name, value)
 
 
 def non_negative_int(name: str, value: object) -> int:
-    """Returns `value` as an int >= 0."""
+    """Returns `value` as an int from 0 to 2^128 - 1, which is also the range of seeds."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number, found {value!r}")
     if value < 0:
         raise InputError(f"{name} must be zero or more, found {value!r}")
-    return int(value)
+    return _below(128, name, value)
+
+
+def _below(bits: int, name: str, value: Integral) -> int:
+    number = int(value)
+    # A number of thousands of digits cannot be printed.
+    if number >= 2**bits:
+        raise InputError(f"{name} must be below 2^{bits}, found a larger number")
+    return number
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
@@ -82,3 +94,13 @@ def instance(name: str, value: Any, kind: type[_T], hint: str) -> _T:
     if not isinstance(value, kind):
         raise InputError(f"{name} must be {hint}, found {type(value).__name__}")
     return value
+
+
+def fits_memory(what: str, size: int) -> None:
+    """Refuses `what`, of `size` bytes, if this machine does not have so much memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise InputError(
+            f"{what} would take {size >> 30:,} GiB, but this machine has {memory >> 30:,} GiB of "
+            "memory"
+        )

@@ -1,7 +1,8 @@
 """Files that survive a crash: a file is written whole or not at all, and synced before use.
 
 All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
-its own open file when it appends.
+its own open file when it appends. JSON and .npz files are read here, too, by whomever they were
+written: types, depth and sizes are checked before anything is made of them.
 """
 
 import fcntl
@@ -10,7 +11,10 @@ import io
 import json
 import math
 import os
+import re
 import shutil
+import typing
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,25 @@ from typing import IO, Any
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
+
+_MOST_JSON_BYTES = 2**28
+_DEEPEST = 64
+_PIECE = 2**20
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# What `numpy.save` writes before arrays of numbers or texts, without the length of the header.
+_HEADER = re.compile(
+    rb"\x93NUMPY\x01\0\{'descr': '([<|][bcfiuSUV]\d{1,9})', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d{1,18}(?:, |,?(?=\))))*)\), \} *\n"
+)
+_JSON_NAMES: dict[Any, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def sync(file: IO[Any]) -> None:
@@ -117,14 +140,128 @@ def npz(arrays: dict[str, Any]) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; raises `CorruptFile`, which names it, if it is missing or damaged."""
+    """Reads a JSON file that anybody may have written.
+
+    Raises:
+      CorruptFile: it is missing, has more than 256 MiB, or is not what `parse_json` reads; the
+        message names it.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        if size > _MOST_JSON_BYTES:
+            raise CorruptFile(
+                f"{path}: a JSON file must have at most {_MOST_JSON_BYTES} bytes, found {size}"
+            )
+        content = path.read_bytes()
     except OSError as error:
         raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        size = path.stat().st_size
+    try:
+        return parse_json(content)
+    except ValueError as error:
         raise CorruptFile(f"{path}: is not a JSON file; it has {size} bytes") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """The value that JSON in UTF-8 holds.
+
+    What it returns can be walked by recursion and written again.
+
+    Raises:
+      ValueError: it is not JSON, has more than 64 levels, or a text has half of a surrogate pair.
+    """
+    text = content.decode("utf-8")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deeply")
+        held = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [inner for each in held for inner in each]
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def read_record(path: Path, fields: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Reads a JSON file that must hold an object with these fields; see `record_of`."""
+    return record_of(read_json(path), str(path), fields)
+
+
+def record_of(value: Any, where: str, fields: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Returns `value`, read from JSON, which must be an object with these fields.
+
+    Args:
+      where: begins messages, such as the file's path.
+      fields: the type of each, such as `int` or `str | None`. As in JSON, `true` is no number; a
+        whole number is a `float`, too.
+
+    Raises:
+      CorruptFile: it is no object, or a field is missing or of another type. No value is shown.
+    """
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{where}: must hold a JSON object, found {_JSON_NAMES[type(value)]}")
+    for name, kind in fields.items():
+        kinds = typing.get_args(kind) or (kind,)
+        expected = " or ".join(_JSON_NAMES[each] for each in kinds)
+        if name not in value:
+            raise CorruptFile(f"{where}: the field {name!r} is missing, expected {expected}")
+        found = type(value[name])
+        if found not in kinds and not (found is int and float in kinds):
+            raise CorruptFile(
+                f"{where}: the field {name!r} must be {expected}, found {_JSON_NAMES[found]}"
+            )
+    return value
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Reads arrays of numbers and texts that `npz` wrote.
+
+    What an array claims to be is compared with the bytes that are there before memory is taken.
+
+    Raises:
+      CorruptFile: the file cannot be read, or is none that `npz` writes.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            stored = all(each.compress_type == zipfile.ZIP_STORED for each in entries)
+            if not stored or sum(each.file_size for each in entries) > path.stat().st_size:
+                raise ValueError("arrays must be stored without compression")
+            arrays = {}
+            for entry in entries:
+                with archive.open(entry) as file:
+                    arrays[entry.filename.removesuffix(".npy")] = _array(file, entry.file_size)
+            if len(arrays) < len(entries):
+                raise ValueError("two arrays have one name")
+            return arrays
+    # Of damaged archives, zipfile raises a dozen classes.
+    except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise CorruptFile(f"{path}: cannot be read: {error.strerror}") from error
+        raise CorruptFile(f"{path}: is not an .npz file of numbers and texts") from error
+
+
+def _array(file: IO[bytes], size: int) -> np.ndarray:
+    """The array in a file of `size` bytes, spelt as `numpy.save` does it."""
+    start = file.read(10)
+    header = file.read(int.from_bytes(start[8:], "little"))
+    found = _HEADER.fullmatch(start[:8] + header)
+    if found is None:
+        raise ValueError("not the header of an array of numbers or texts")
+    dtype, shape = np.dtype(found[1].decode()), tuple(map(int, re.findall(rb"\d+", found[3])))
+    if math.prod(shape) * dtype.itemsize != size - len(start) - len(header):
+        raise ValueError("the array has another size than its header says")
+    values = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    at = 0
+    while piece := file.read(_PIECE):
+        values[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    in_rows = found[2] == b"False"
+    return values.view(dtype).reshape(shape, order="C" if in_rows else "F")
 
 
 def sha256_file(path: Path) -> str:

@@ -72,7 +72,7 @@ def fetch(download: Download, target: Path, *, progress: bool = True) -> dict[st
 def _download(download: Download, part: Path, file: Any, progress: bool) -> str:
     """Completes `part` and returns its SHA-256."""
     known = _version_file(part)
-    version = files.read_json(known) if known.exists() else {}
+    version = files.read_record(known, {"etag": str, "bytes": int}) if known.exists() else {}
     # Bytes of an unknown version are worth nothing.
     begin = part.stat().st_size if version else 0
     digest = _hashed(part) if begin else hashlib.sha256()

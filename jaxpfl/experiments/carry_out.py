@@ -12,12 +12,14 @@ same bits as an uninterrupted run.
 
 import dataclasses
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, SimulatedConfig
@@ -144,17 +146,37 @@ def report(out: str | Path) -> Path:
 
     Raises:
       InputError: `out` holds no run that has begun.
+      CorruptFile: a record of the run is damaged, or lacks what a run writes into it.
     """
     directory = Path(out)
     if not (directory / CONFIG).exists():
         # A run of `jaxpfl.run`, or a single run in a system's directory.
-        return write_run_page(directory)
+        with _as_written(directory):
+            return write_run_page(directory)
     result = directory / RESULT
     if not result.exists() and not (directory / _RUN).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     system = system_of(load(directory / CONFIG).system)
-    record = files.read_json(result) if result.exists() else {}
-    return write_page(directory, system.page(directory, record))
+    record = files.read_record(result) if result.exists() else {}
+    with _as_written(directory):
+        return write_page(directory, system.page(directory, record))
+
+
+@contextmanager
+def _as_written(directory: Path) -> Iterator[None]:
+    """Names the directory where a page cannot be made of what its records hold.
+
+    Each system has fields of its own, and its page takes them as they were written.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CorruptFile(
+            f"{directory}: no page can be made, because a record is not as the run wrote it "
+            f"({type(error).__name__})"
+        ) from error
 
 
 def synthesize(
@@ -251,6 +273,6 @@ def _carried_out(
     record = workspace.write_result(prepared.carry_out(workspace))
     write_page(directory, system.page(directory, record))
     simulation = directory / SIMULATION
-    record["simulation"] = files.read_json(simulation) if simulation.exists() else None
+    record["simulation"] = files.read_record(simulation) if simulation.exists() else None
     seconds = time.monotonic() - began
     return Outcome(directory, record, seconds, system.lines({**record, "out": str(directory)}))

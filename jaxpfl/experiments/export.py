@@ -91,8 +91,8 @@ def export(
 def _finished(directory: Path, system: str) -> dict[str, Any]:
     """The record of a finished run."""
     path = directory / RESULT
-    record = files.read_json(path) if path.exists() else {}
-    if not isinstance(record, dict) or record.get("system") != system:
+    record = files.read_record(path) if path.exists() else {}
+    if record.get("system") != system:
         raise InputError(
             f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
             f"`jaxpfl resume {directory}`"

@@ -118,7 +118,8 @@ def _add(event: dp_accounting.DpEvent, times: int, total: Counts) -> None:
         case dp_accounting.SelfComposedDpEvent():
             repeats = checks.non_negative_int("count of an event", event.count)
             if repeats:
-                _add(event.event, times * repeats, total)
+                times = checks.positive_int("count of an event", times * repeats)
+                _add(event.event, times, total)
             return
         case dp_accounting.ComposedDpEvent():
             for part in event.events:

@@ -35,7 +35,7 @@ from typing import Any, Self
 
 import dp_accounting
 
-from jaxpfl import checks
+from jaxpfl import checks, files
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.privacy import events
 from jaxpfl.privacy.accounting import Accountant
@@ -48,6 +48,9 @@ from jaxpfl.privacy.sources import Clients, SameClientsWarning, Secret, check_sk
 __all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning", "guarantee_of"]
 
 FORMAT = "jaxpfl ledger 2"
+_HEADER = {"key": str, "unit": str, "budget": dict | None, "population": str}
+_CHARGE = {"run": str, "label": str, "round": int, "identity": str, "event": dict}
+_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,7 +317,7 @@ class Ledger:
         for number, fields in enumerate(self._chain.lines, 1):
             try:
                 self._take(fields, first=number == 1)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            except _FAULTS as error:
                 self.close()
                 known = isinstance(error, InputError)
                 reason = str(error) if known else "it is not a line of a ledger"
@@ -322,8 +325,10 @@ class Ledger:
 
     def _take(self, fields: dict[str, Any], *, first: bool) -> None:
         if first:
-            if fields["format"] != FORMAT:
+            if fields.get("format") != FORMAT:
                 raise InputError(f"expected the format {FORMAT!r}")
+            files.record_of(fields, "its content", _HEADER)
+            checks.one_of("unit", fields["unit"], ("client", "example"))
             budget = fields["budget"]
             self.unit: Unit = fields["unit"]
             self.recorded_budget = None if budget is None else Budget(**budget)
@@ -332,12 +337,15 @@ class Ledger:
             both = (self.recorded_budget, self._given_budget)
             self._account = Account([budget for budget in both if budget is not None])
         if "sketch" in fields:
+            files.record_of(fields, "its content", {"population": str, "sketch": dict})
             self._sketches[fields["population"]] = check_sketch(fields["sketch"])
         elif "event" in fields:
+            files.record_of(fields, "its content", _CHARGE)
             event = events.from_json(fields["event"])
             run, label, round = fields["run"], fields["label"], fields["round"]
             self._count(Charge(run, label, round, event, fields["identity"]))
         else:
+            files.record_of(fields, "its content", {"identity": str, "release": str})
             self._recorded.setdefault(fields["identity"], []).append(fields["release"])
 
     def _count(self, charge: Charge) -> None:

@@ -425,21 +425,25 @@ class Plan:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Returns the plan that `to_dict` wrote."""
-        adaptive, simulates = fields["adaptive_clip"], fields.get("simulates")
-        clip = Clip(
-            fields["clip_norm"], fields["clipping"], AdaptiveClip(**adaptive) if adaptive else None
-        )
-        return cls(
-            rounds=fields["rounds"],
-            clip=clip,
-            noise=Noise(fields["noise_multiplier"], fields["noise"]) if fields["private"] else None,
-            participation=participation.of(
-                fields["sampling"], fields["population"], fields["clients_per_round"]
-            ),
-            delta=fields["delta"],
-            unit=fields["unit"],
-            accountant=fields["accountant"],
-            allow_large_delta=fields["allow_large_delta"],
-            simulates=LargerPopulation(**simulates) if simulates else None,
-        )
+        """Returns the plan that `to_dict` wrote; raises `InputError` for other fields."""
+        try:
+            adaptive, simulates = fields["adaptive_clip"], fields.get("simulates")
+            adaptive = AdaptiveClip(**adaptive) if adaptive else None
+            noise = (fields["noise_multiplier"], fields["noise"])
+            return cls(
+                rounds=fields["rounds"],
+                clip=Clip(fields["clip_norm"], fields["clipping"], adaptive),
+                noise=Noise(*noise) if fields["private"] else None,
+                participation=participation.of(
+                    fields["sampling"], fields["population"], fields["clients_per_round"]
+                ),
+                delta=fields["delta"],
+                unit=fields["unit"],
+                accountant=fields["accountant"],
+                allow_large_delta=fields["allow_large_delta"],
+                simulates=LargerPopulation(**simulates) if simulates else None,
+            )
+        except (LookupError, TypeError) as error:
+            raise InputError(
+                "a plan has the fields that Plan.to_dict writes, found others"
+            ) from error

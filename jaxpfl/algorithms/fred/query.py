@@ -32,7 +32,7 @@ from jaxpfl.algorithms.gaussian_moments import Moments, RunningMoments, project_
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.federated.moments import from_half, half_shape
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
@@ -83,7 +83,23 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], plan: FredPlan) -> Self:
-        """The moments that `arrays` returned; `plan` is the one they were released under."""
+        """The moments that `arrays` returned; `plan` is the one they were released under.
+
+        Raises:
+          InputError: an array is missing, or holds something else.
+        """
+        axes = {"count": 0, "mean": 1, "covariance": 2, "noise": 1}
+        for name, number in axes.items():
+            found = arrays.get(name)
+            if found is None or found.ndim != number or found.dtype.kind != "f":
+                raise InputError(
+                    f"released moments need an array {name!r} of floats, {number} axes"
+                )
+        if len(arrays["noise"]) != len(MomentNoise._fields):
+            raise InputError(
+                f"released moments need {len(MomentNoise._fields)} numbers of their noise, found "
+                f"{len(arrays['noise'])}"
+            )
         moments = Moments(float(arrays["count"]), arrays["mean"], arrays["covariance"])
         return cls(moments, MomentNoise(*(float(x) for x in arrays["noise"])), plan)
 
@@ -93,9 +109,16 @@ class PrivateMoments(NamedTuple):
 
     @classmethod
     def load(cls, path: str | Path, plan: FredPlan) -> Self:
-        """Reads the file that `save` wrote; `plan` is the one they were released under."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls.of_arrays(dict(file), plan)
+        """Reads the file that `save` wrote; `plan` is the one they were released under.
+
+        Raises:
+          CorruptFile: the file is missing or damaged, or holds no moments.
+        """
+        arrays = files.read_npz(Path(path))
+        try:
+            return cls.of_arrays(arrays, plan)
+        except InputError as error:
+            raise CorruptFile(f"{path}: {error}") from None
 
 
 class FredState(NamedTuple):

@@ -25,6 +25,8 @@ class CharacterModelConfig:
     def __post_init__(self) -> None:
         for name in ("sequence_length", "embedding", "hidden", "layers"):
             checks.positive_int(f"model.{name}", getattr(self, name))
+        if self.layers > 100:
+            raise InputError(f"model.layers must be at most 100, found {self.layers}")
 
 
 @dataclass(frozen=True)

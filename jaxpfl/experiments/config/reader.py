@@ -61,8 +61,13 @@ def read_mapping(path: str | Path) -> Any:
                 f"{path}: a config must have at most {_MAX_CONFIG_BYTES} bytes, found {size}"
             )
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except InputError:
+        raise
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: the config cannot be read: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:
+        # A path that a sweep names may be none.
+        reason = error.strerror if isinstance(error, OSError) else "no file has such a name"
         raise InputError(f"{path}: the config cannot be read: {reason}") from error
     return _parse_yaml(text, str(path))
 
@@ -110,6 +115,9 @@ def parse_overrides(kind: type, arguments: Sequence[str]) -> dict[str, Any]:
       InputError: an argument is not of this form, or `kind` has no such key.
     """
     valid = dict(_keys(kind))
+    for argument in arguments:
+        if not argument.isascii() and argument != argument.encode("utf-8", "replace").decode():
+            raise InputError(f"{_COMMAND_LINE}: {argument!r} is not valid UTF-8")
     found: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -165,9 +173,15 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            found = super().construct_object(node, deep)
+            if isinstance(found, int) and found.bit_length() > 1_023:
+                raise ValueError("a number that no float can hold")
+            if isinstance(found, str):
+                found.encode()
+            return found
         except (ValueError, LookupError, ArithmeticError, AttributeError, TypeError) as error:
-            # A date such as 2020-13-45, !!bool "x", a number of thousands of digits.
+            # A date such as 2020-13-45, !!bool "x", a number of hundreds of digits, half of a
+            # surrogate pair.
             kind = node.tag.rpartition(":")[2]
             raise yaml.constructor.ConstructorError(
                 problem=f"a value is written as YAML's {kind} and is none; put text in quotes",

@@ -73,7 +73,7 @@ class DataConfig:
             checks.positive_int("data.clients", self.clients)
         try:
             re.compile(self.remove or "")
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise InputError(
                 f"data.remove must be a regular expression, found {self.remove!r}: {error}"
             ) from None

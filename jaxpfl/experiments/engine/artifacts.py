@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +35,13 @@ _DELETED = ".deleted-"
 _MANIFEST = "manifest.json"
 RECORD = "record.json"
 _ARRAYS = "arrays.npz"
+_FIELDS = {
+    "what": str,
+    "run": str,
+    "version": str,
+    "private": bool,
+    "ledger_head": str | None,
+}
 
 
 class Artifact(NamedTuple):
@@ -113,12 +119,7 @@ class Artifacts:
         if not path.exists():
             return None
         check_manifest(path, verified(path), run=self.run, made_from=made_from, ledger=self.ledger)
-        record, place = files.read_json(path / RECORD), path / _ARRAYS
-        try:
-            with np.load(place, allow_pickle=False) as arrays:
-                return Artifact(record, {key: arrays[key] for key in arrays.files})
-        except (ValueError, zipfile.BadZipFile) as error:
-            raise CorruptFile(f"{place}: is not an .npz file of numbers and texts") from error
+        return Artifact(files.read_record(path / RECORD), files.read_npz(path / _ARRAYS))
 
     def save(self, name: str, artifact: Artifact, made_from: Any = None) -> None:
         """Stores an artifact atomically; replaces one of the same name.
@@ -250,13 +251,11 @@ def verified(path: Path) -> Manifest:
       CorruptFile: a file is missing, altered or not in the manifest, or the artifact was renamed.
     """
     place = path / _MANIFEST
-    content = files.read_json(place)
-    if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
-        raise CorruptFile(f"{place}: is not the manifest of an artifact")
+    content = files.read_record(place, {"files": dict})
     content.pop("sha256", None)
     if place.read_text(encoding="utf-8", errors="replace") != _rendered(content):
         raise CorruptFile(f"{place}: was altered: it does not match its own SHA-256")
-    expected, found = content.pop("files"), _listing(path)
+    expected, found = files.record_of(content, str(place), _FIELDS).pop("files"), _listing(path)
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):
             raise CorruptFile(

@@ -37,7 +37,7 @@ def with_models_beside(algorithm: Algorithm, evaluator: Evaluator, result: Resul
     if not rows:
         return result
     path = Path(result.out) / "result.json"
-    record = files.read_json(path)
+    record = files.read_record(path, {"private": bool})
     ours = result.metrics.get("evaluation") or {}
     rows.append({"model": OURS, "private": record["private"], **ours})
     record |= {"tested_on": evaluator.name, "table": rows}

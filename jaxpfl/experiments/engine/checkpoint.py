@@ -208,8 +208,9 @@ class Checkpoints:
         path = self._path(round)
         manifest = verified(path)
         check_manifest(path, manifest, run=self.run)
+        record = files.read_record(path / RECORD, {"leaves": dict})
         leaves = named_leaves(like)
-        require_same_leaves(files.read_json(path / RECORD)["leaves"], leaves, str(path))
+        require_same_leaves(record["leaves"], leaves, str(path))
         wanted = {name: self._wanted(leaf) for name, leaf in leaves.items() if leaf.size}
         try:
             restored = self._arrays.restore(path / "state", wanted)

@@ -28,16 +28,17 @@ def planned(folder: Path, config: Mapping[str, Any]) -> Plan:
       InputError: the run is not finished, or began with another config.
       CorruptFile: a record is missing or damaged.
     """
-    run, result = (files.read_json(folder / name) for name in ("run.json", "result.json"))
-    if run.get("config") != config:
+    run = files.read_record(folder / "run.json", {"config": dict, "plan": dict})
+    result = files.read_record(folder / "result.json", {"rounds": int})
+    if run["config"] != config:
         raise InputError(
             f"{folder / 'run.json'}: the run began with another config than config.yaml says: "
             "one of the two was altered"
         )
     plan = Plan.from_dict(run["plan"])
-    if result.get("rounds") != plan.rounds:
+    if result["rounds"] != plan.rounds:
         raise InputError(
-            f"{folder}: the run is not finished: {result.get('rounds')} of {plan.rounds} rounds "
+            f"{folder}: the run is not finished: {result['rounds']} of {plan.rounds} rounds "
             "are done; go on with `jaxpfl resume`"
         )
     return plan
@@ -65,7 +66,7 @@ def final_params(
       CorruptFile: the last checkpoint or the ledger is missing, cut off or was altered, or the
         statement is not the ledger's.
     """
-    run = files.read_json(folder / "run.json")
+    run = files.read_record(folder / "run.json", {"run": str, "private": bool})
     place = folder / "checkpoints"
 
     def refuse(message: str) -> None:

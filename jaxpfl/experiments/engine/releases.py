@@ -29,6 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 FOLDER = "artifacts"
 _LAST = "corpus"
+_BEGUN = {"run": str, "config": str}
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Releases:
         try:
             folder = directory / FOLDER
             note, secret_path = folder / "run.json", directory / "private" / "secret.json"
-            begun = files.read_json(note) if note.exists() else None
-            run = None if begun is None else str(begun.get("run"))
-            if begun is not None and begun.get("config") != _hash(described):
+            begun = files.read_record(note, _BEGUN) if note.exists() else None
+            run = None if begun is None else begun["run"]
+            if begun is not None and begun["config"] != _hash(described):
                 raise InputError(
                     f"{note}: the run began with another config; resume it with that one, or "
                     "choose another --out"
@@ -117,13 +118,13 @@ class Releases:
         if ledger is None:
             return cls.without_clients(directory, described)
         note = directory / FOLDER / "run.json"
-        begun = files.read_json(note)
-        if begun.get("config") != _hash(described):
+        begun = files.read_record(note, _BEGUN)
+        if begun["config"] != _hash(described):
             raise InputError(
                 f"{note}: the run began with another config than config.yaml says: one of the two "
                 "was altered"
             )
-        run = str(begun.get("run"))
+        run = begun["run"]
         return cls(Artifacts(directory / FOLDER, run=run, ledger=ledger), run, ledger)
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:

@@ -188,7 +188,8 @@ class Loop:
             )
         if restored is None:
             # Even before its first checkpoint, a run must keep the ledger that it began with.
-            ledger.verify(files.read_json(self.directory / "run.json")["ledger_head"])
+            begun = files.read_record(self.directory / "run.json", {"ledger_head": str})
+            ledger.verify(begun["ledger_head"])
             return state, 0
         # A ledger that was cut off would understate the cost.
         ledger.verify(restored.ledger_head)

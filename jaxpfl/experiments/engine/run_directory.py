@@ -65,10 +65,10 @@ class RunDirectory:
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
-                run=None if record is None else str(record["run"]),
+                run=None if record is None else record["run"],
             )
         if record is not None:
-            self.run_id, self.stamp = str(record["run"]), str(record["stamp"])
+            self.run_id, self.stamp = record["run"], record["stamp"]
         elif self.secret is not None:
             self.run_id, self.stamp = run_id(self.secret), stamp_of(algorithm, setting)
         else:
@@ -106,7 +106,7 @@ class RunDirectory:
     @property
     def evaluated_on(self) -> str | None:
         """Names the data of the evaluation, as `run.json` does; None without one."""
-        return files.read_json(self.path / "run.json")["evaluation"]
+        return files.read_record(self.path / "run.json", {"evaluation": str | None})["evaluation"]
 
     def end(
         self,
@@ -140,8 +140,4 @@ class RunDirectory:
 
     def _finished_rounds(self) -> int:
         path = self.path / "result.json"
-        record = files.read_json(path) if path.exists() else {"rounds": 0}
-        rounds = record.get("rounds") if isinstance(record, dict) else None
-        if type(rounds) is not int:
-            raise CorruptFile(f"{path}: is not the result of a run: it has no number of rounds")
-        return rounds
+        return files.read_record(path, {"rounds": int})["rounds"] if path.exists() else 0

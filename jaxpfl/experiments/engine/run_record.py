@@ -36,10 +36,12 @@ def begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any] 
 
     Raises:
       InputError: it is the record of another run; names the field that differs.
+      CorruptFile: it is no record of a run.
     """
     if not path.exists():
         return None
-    record, expected = files.read_json(path), described(algorithm, setting)
+    record = files.read_record(path, {"run": str, "stamp": str})
+    expected = described(algorithm, setting)
     for name in sorted(expected.keys() | ({"start"} & record.keys())):
         if record.get(name) != expected.get(name):
             raise InputError(

@@ -66,15 +66,13 @@ def run_id(secret: Secret) -> str:
 
 
 def _read(path: Path, reproducible: bool) -> Secret:
-    record = files.read_json(path)
-    if not isinstance(record, dict) or not isinstance(record.get("reproducible"), bool):
-        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
-    if record.get("reproducible") != reproducible:
+    record = files.read_record(path, {"reproducible": bool, "words": list})
+    if record["reproducible"] != reproducible:
         raise InputError(
-            f"{path}: the run began with reproducible_noise = {record.get('reproducible')}, found "
+            f"{path}: the run began with reproducible_noise = {record['reproducible']}, found "
             f"{reproducible}: resume it with its first value"
         )
-    try:
-        return Secret(np.array(record.get("words"), np.uint32).tobytes())
-    except (InputError, OverflowError, TypeError, ValueError):
-        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits") from None
+    words = record["words"]
+    if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
+        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
+    return Secret(np.array(words, np.uint32).tobytes())

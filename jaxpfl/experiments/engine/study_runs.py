@@ -78,11 +78,13 @@ def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
 
     The first one did not cover the study's later runs on the same ledger; `prior` as in `train`.
     """
-    run, path = files.read_json(folder / "run.json"), folder / "result.json"
+    expected = {"run": str, "plan": dict, "stamp": str, "note": str}
+    run, path = files.read_record(folder / "run.json", expected), folder / "result.json"
     plan = Plan.from_dict(run["plan"])
     runs = (run["run"], *prior)
     statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
-    record = files.read_json(path) | {"privacy": stamped(statement, run["stamp"], run["note"])}
+    record = files.read_record(path, {"epsilons": dict})
+    record |= {"privacy": stamped(statement, run["stamp"], run["note"])}
     if plan.private:
         spent = Ledger.read(ledger).spent(plan.delta, plan.accountant)
         record["epsilons"] = {**record["epsilons"], SHARED: spent}

@@ -20,7 +20,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = files.parse_json(line)
         except ValueError as error:
             raise CorruptFile(f"{path}: line {number} is not JSON") from error
         if not isinstance(record, dict):

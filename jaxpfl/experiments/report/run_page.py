@@ -60,9 +60,9 @@ class RunFiles:
         result = directory / "result.json"
         return cls(
             directory,
-            files.read_json(directory / "run.json"),
+            files.read_record(directory / "run.json", {"stamp": str, "config": dict}),
             read_lines(directory / "metrics.jsonl"),
-            files.read_json(result) if result.exists() else {},
+            files.read_record(result) if result.exists() else {},
         )
 
     @property

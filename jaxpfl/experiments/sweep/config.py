@@ -116,7 +116,8 @@ def load_sweep(
     if "metric" not in mapping:
         raise InputError(f"{where}: the key metric is required, but is missing")
     for key in ("base", "metric", "x", "line", "over"):
-        if mapping.get(key) is not None and not isinstance(mapping[key], str):
+        absent = key not in ("base", "metric") and mapping.get(key) is None
+        if not absent and not isinstance(mapping[key], str):
             raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")
     grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
     over = mapping.get("over") or SEED
@@ -126,7 +127,9 @@ def load_sweep(
             grid[name] = [value]
         base = with_value(base, name, value, f"command line: --{name}")
     if seeds is not None:
-        grid = _repeated(grid, cases, over, base, checks.positive_int("--seeds", seeds))
+        if checks.positive_int("--seeds", seeds) > MOST_POINTS:
+            raise InputError(f"--seeds must be at most {MOST_POINTS}, found {seeds}")
+        grid = _repeated(grid, cases, over, base, seeds)
     points = _points(base, grid, cases, where)
     fields = [CASE, *grid] if cases else list(grid)
     for name in ("x", "line"):

@@ -37,6 +37,16 @@ _FAILED = "failed.json"
 _PRIVATE = "private"
 _DURATIONS = "durations.json"
 _TRACEBACK = "failure.txt"
+_SWEEP = {
+    "title": str,
+    "metric": str,
+    "over": str,
+    "points": list,
+    "x": str | None,
+    "line": str | None,
+    "gap": list | None,
+}
+_TIMES = {"seconds": float, "begun": int, "ended": int}
 
 
 @dataclass(frozen=True)
@@ -128,9 +138,23 @@ def load_begun(directory: Path) -> Sweep:
     """
     found = _described(directory)
     points = tuple(_point(each, directory) for each in found["points"])
-    gap = found["gap"] and tuple(found["gap"])
+    gap = found["gap"]
+    fields = {None, *(points[0].values if points else ())}
+    if (
+        not points
+        or any(point.values.keys() != points[0].values.keys() for point in points)
+        or not {found["x"], found["line"]} <= fields
+        or not (gap is None or (len(gap) == 2 and all(isinstance(end, str) for end in gap)))
+    ):
+        raise CorruptFile(f"{directory / DESCRIBED}: its fields do not describe one sweep")
     return Sweep(
-        found["title"], found["metric"], found["over"], points, found["x"], found["line"], gap
+        found["title"],
+        found["metric"],
+        found["over"],
+        points,
+        found["x"],
+        found["line"],
+        gap and tuple(gap),
     )
 
 
@@ -154,12 +178,16 @@ def _described(directory: Path) -> dict[str, Any]:
     if not is_sweep(directory):
         found = f"there is no {DESCRIBED} in it" if directory.is_dir() else "no such directory"
         raise InputError(f"{directory}: holds no sweep: {found}")
-    return files.read_json(directory / DESCRIBED)
+    return files.read_record(directory / DESCRIBED, _SWEEP)
 
 
-def _point(described: dict[str, Any], directory: Path) -> Point:
-    where = f"{directory / DESCRIBED}: {described['name']}"
-    return Point(described["name"], described["values"], from_mapping(described["config"], where))
+def _point(described: Any, directory: Path) -> Point:
+    place = str(directory / DESCRIBED)
+    found = files.record_of(described, place, {"name": str, "values": dict, "config": dict})
+    name = found["name"]
+    if Path(name).name != name or name in ("", ".", "..") or "\0" in name:
+        raise CorruptFile(f"{place}: the name of a point must be a file name, found {name!r}")
+    return Point(name, found["values"], from_mapping(found["config"], f"{place}: {name}"))
 
 
 def sweep_lock(directory: Path) -> Any:
@@ -180,19 +208,19 @@ def state_of(folder: Path) -> PointState:
     result, finished, failed = folder / RESULT, folder / FINISHED, folder / _FAILED
     if finished.exists():
         try:
-            if files.sha256_file(result) != files.read_json(finished)["sha256"]:
+            if files.sha256_file(result) != files.read_record(finished, {"sha256": str})["sha256"]:
                 raise CorruptFile(
                     f"{result}: was altered after the point was finished: it does not match the "
                     f"SHA-256 in {FINISHED}; delete that file to resume the point"
                 )
             simulation = folder / SIMULATION
-            simulated = files.read_json(simulation) if simulation.exists() else None
-            record = files.read_json(result)
+            simulated = files.read_record(simulation) if simulation.exists() else None
+            record = files.read_record(result)
         except (OSError, InputError) as error:
             return PointState("failed", error=sentence_of(error))
         return PointState("finished", record, simulated, seconds=_seconds(folder))
     if failed.exists():
-        return PointState("failed", error=files.read_json(failed)["error"])
+        return PointState("failed", error=files.read_record(failed, {"error": str})["error"])
     return PointState("unfinished")
 
 
@@ -223,7 +251,7 @@ def attempted(folder: Path) -> Iterator[None]:
     (folder / _FAILED).unlink(missing_ok=True)
     path = files.private_directory(folder / _PRIVATE) / _DURATIONS
     before = {"seconds": 0.0, "begun": 0, "ended": 0}
-    before = files.read_json(path) if path.exists() else before
+    before = files.read_record(path, _TIMES) if path.exists() else before
     before["begun"] += 1
     files.write_json(path, before, mode=0o600)
     began = time.monotonic()
@@ -244,7 +272,7 @@ def attempted(folder: Path) -> Iterator[None]:
 
 def _seconds(folder: Path) -> float | None:
     path = folder / _PRIVATE / _DURATIONS
-    found = files.read_json(path) if path.exists() else {"begun": 1, "ended": 0}
+    found = files.read_record(path, _TIMES) if path.exists() else {"begun": 1, "ended": 0}
     return found["seconds"] if found["begun"] == found["ended"] else None
 
 

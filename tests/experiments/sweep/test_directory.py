@@ -248,6 +248,11 @@ def test_seeds_repeat_every_point_from_the_first_on(path, tmp_path, invented, ca
     ("change", "seeds", "message"),
     [
         ({}, 0, "--seeds must be at least 1"),
+        ({}, 10**12, "--seeds must be at most"),
+        ({"base": None}, None, "base must be text, found None"),
+        ({"base": 7}, None, "base must be text, found 7"),
+        ({"base": "a\0b"}, None, "the config cannot be read: no file has such a name"),
+        ({"metric": None}, None, "metric must be text, found None"),
         ({"over": "privacy.clip_norm"}, 2, "--seeds needs repetitions over 'run.seed'"),
         ({"cases": {"a": {"run.seed": 1}}}, 2, "--seeds needs cases without run.seed.*'a'"),
     ],

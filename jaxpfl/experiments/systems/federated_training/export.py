@@ -54,7 +54,7 @@ def made(
     return Made(
         models=_models(config, model, params, vocabulary, published),
         plan=plan,
-        stamp=files.read_json(directory / "run.json")["stamp"],
+        stamp=files.read_record(directory / "run.json", {"stamp": str})["stamp"],
         trained_on=_trained_on(config, record, vocabulary),
         scores={
             name: value

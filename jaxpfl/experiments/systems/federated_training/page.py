@@ -28,7 +28,7 @@ def page(directory: Path, record: Mapping[str, Any]) -> Page:
     scores = directory / ARTIFACTS / stages.SCORES / RECORD
     if fred is None and scores.exists():
         # The run is not finished: there are distances, but no models yet.
-        stored = files.read_json(scores)
+        stored = files.read_record(scores, {"scores": list})
         fred = {**stored, **ranking(stored["scores"], {"before": {}})}
     simulated = simulation.page(found)
     about: list[tuple[Any, ...]] = []

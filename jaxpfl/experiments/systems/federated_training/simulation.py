@@ -65,7 +65,7 @@ def page(found: RunFiles) -> Page | None:
         return None
     stamped = any(each.run["stamp"] for each in (found, *folders.values()))
     path = directory / SIMULATION
-    record = files.read_json(path) if path.exists() else {}
+    record = files.read_record(path) if path.exists() else {}
     tested_on = record.get("tested_on") or "clients declared public"
     sections = []
     if record.get("table"):

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -226,13 +227,13 @@ class _Progress:
 
     def _record(self, result: Result) -> dict[str, Any]:
         """The record with its tables, which show only what the statement covers."""
-        private = files.read_json(self.directory / "run.json")["private"]
+        private = _is_private(self.directory)
         evaluator, stages = self._test_evaluator, self.stages
         fred = None
         if stages is not None and stages.scores is not None:
             fred = {**(stages.fred or {}), **ranking(stages.scores, {"before": self._before()})}
         return {
-            **files.read_json(self.directory / RESULT),
+            **files.read_record(self.directory / RESULT),
             "tested_on": None if evaluator is None else evaluator.name,
             "table": [] if evaluator is None else self._table(result, evaluator, private),
             "fred": fred,
@@ -293,7 +294,7 @@ class _Progress:
                 {
                     "model": simulation.called(folder),
                     "folder": folder,
-                    "private": files.read_json(self.directory / folder / "run.json")["private"],
+                    "private": _is_private(self.directory / folder),
                     "privacy": each.privacy,
                     **scores.get(folder, {}),
                 }
@@ -342,3 +343,8 @@ def _without_privacy(config: Config) -> Config:
     )
     run = dataclasses.replace(config.run, also_without_privacy=False, reproducible_noise=False)
     return dataclasses.replace(config, fred=fred, privacy=privacy, run=run, simulated=None)
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether the run in a directory has a guarantee, as it says itself."""
+    return files.read_record(directory / "run.json", {"private": bool})["private"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl import files
 from jaxpfl.experiments.engine.tracking import read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
@@ -68,8 +69,7 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the pictures from the record and the public files of the study."""
     stamped = bool(record["stamp"])
     stored = directory / ARTIFACTS / IMAGES / "arrays.npz"
-    with np.load(stored, allow_pickle=False) as arrays:
-        images = dict(arrays)
+    images = files.read_npz(stored)
     drawn = [(described, images[name]) for name, described in _gans(record).items()]
     public = [
         [("public images", images["public"]), ("the same, inverted", images["public_inverted"])]

@@ -88,7 +88,7 @@ def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
     """The config and the record of a finished study."""
     if not (directory / RESULT).exists():
         raise InputError(f"{directory}: holds no finished run: it has no {RESULT}")
-    record = files.read_json(directory / RESULT)
+    record = files.read_record(directory / RESULT)
     path = directory / "config.yaml"
     config = from_mapping(read_mapping(path), str(path), SyntheticTextConfig)
     if not (directory / FOLDER / "corpus").exists():
