@@ -6,6 +6,7 @@ padding: a few kilobytes) has a hash of its own.
 """
 
 import hashlib
+import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxpfl.data.blocks import BLOCK, Blocks, block_hashes, root_of
 from jaxpfl.data.columns import Column
 from jaxpfl.data.mapped import Mapped, MappedText
 from jaxpfl.data.sequences import Sequences
-from jaxpfl.errors import CorruptFile
+from jaxpfl.errors import CorruptFile, InputError
 
 _PIECE = 2**22
 _HEX = 64
@@ -85,6 +86,8 @@ def map_columns(path: Path, manifest: Mapping[str, Any]) -> dict[str, Column]:
       CorruptFile: the manifest's buffers do not fit its columns or the file, or a block that holds
         an end of the sequences was altered.
     """
+    if not path.stat().st_size:
+        raise CorruptFile(f"{path} is empty")
     with path.open("rb") as file:
         content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     columns = {}
@@ -93,12 +96,21 @@ def map_columns(path: Path, manifest: Mapping[str, Any]) -> dict[str, Column]:
         blocks = []
         for what, each in zip(_names(type_), found, strict=False):
             first, size = each["first"], each["bytes"]
-            sums = _sums(each["blocks"])
-            if not 0 <= first <= first + size <= len(content) or len(sums) != -(-size // BLOCK):
+            try:
+                sums = _sums(each["blocks"])
+            except ValueError:
+                raise _unfit(path, name) from None
+            inside = 0 <= first <= first + size <= len(content) and not first % 8
+            if not inside or len(sums) != -(-size // BLOCK):
                 raise _unfit(path, name)
             held = content[first : first + size]
             blocks.append(Blocks(path, f"{what} of column {name!r}", held, first, sums))
-        column = _column(path, name, type_, blocks, manifest["examples"])
+        try:
+            column = _column(path, name, type_, blocks, manifest["examples"])
+        except CorruptFile:
+            raise
+        except InputError:
+            raise _unfit(path, name) from None
         if len(column) != manifest["examples"]:
             raise _unfit(path, name)
         columns[name] = column
@@ -128,7 +140,7 @@ def _column(
 def _mapped(
     path: Path, name: str, blocks: Blocks, dtype: str, example: tuple[int, ...] = ()
 ) -> Mapped:
-    each = np.dtype(dtype).itemsize * int(np.prod(example))
+    each = np.dtype(dtype).itemsize * math.prod(example)
     size = len(blocks.unverified)
     if size % each:
         raise _unfit(path, name)

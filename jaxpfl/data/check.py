@@ -10,7 +10,7 @@ from jaxpfl.data.blocks import BLOCK
 from jaxpfl.data.mapped import Mapped, MappedText
 from jaxpfl.data.population import Population
 from jaxpfl.data.sequences import Sequences
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import CorruptFile
 from jaxpfl.progress import Progress
 
 _PIECE = 64 * BLOCK
@@ -28,14 +28,7 @@ def check(folder: str | Path, *, progress: bool = True) -> Population:
       CorruptFile: something is missing, truncated, altered or makes no sense.
     """
     folder = Path(folder)
-    try:
-        population = Population.load(folder)
-    except CorruptFile:
-        raise
-    except InputError as error:
-        if not storage.is_stored(folder):
-            raise
-        raise CorruptFile(f"{folder}: {error}") from None
+    population = Population.load(folder)
     stored = storage.read(folder).columns
     parts = {name: _parts(column) for name, column in stored.items()}
     total = sum(part.nbytes for held in parts.values() for part in held)

@@ -5,6 +5,7 @@ that is larger than the memory can be split and sampled. What reads one whole ve
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -150,7 +151,7 @@ class Mapped:
 
     @property
     def _row_bytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.example))
+        return self.dtype.itemsize * math.prod(self.example)
 
     @cached_property
     def _stored(self) -> np.ndarray:
@@ -188,6 +189,8 @@ class MappedText:
         if not len(self):
             return pa.array([], pa.large_string())
         edges, content = self.edges[:], self.content.blocks
+        if not 0 <= edges[0] <= edges[-1] <= len(content.unverified):
+            raise content.unfit("they do not lie within it")
         content.verify(int(edges[0]), int(edges[-1]))
         buffers = pa.py_buffer(edges), pa.py_buffer(content.unverified)
         found = pa.LargeStringArray.from_buffers(len(self), *buffers)

@@ -27,7 +27,7 @@ from jaxpfl.data.columns import (
 )
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.held import held_columns
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK = 2**20
 
@@ -288,16 +288,17 @@ class Population:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Population":
-        """Maps a saved population into memory, without reading the examples.
-
-        A block of them is verified when it is first read (see `data.storage`).
+        """Maps a saved population into memory; examples are verified as they are read.
 
         Raises:
           InputError: the folder holds no population.
-          CorruptFile: a file is missing or truncated, or what was read was altered.
+          CorruptFile: a file is missing, truncated or altered, or the files make no population.
         """
         stored = storage.read(Path(folder))
-        population = cls(*stored[:-2])
+        try:
+            population = cls(*stored[:-2])
+        except InputError as error:
+            raise CorruptFile(f"{folder}: {error}") from None
         hashes = (("_source", stored.fingerprint), ("_content", stored.content))
         # The manifest states both, and its own SHA-256 covers them: no need to hash the data again.
         for name, sha256 in hashes:

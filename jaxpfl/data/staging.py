@@ -11,7 +11,9 @@ are: after a crash, whatever was written later is cut off, and staging goes on f
 
 import contextlib
 import fcntl
+import math
 import mmap
+import operator
 import os
 import shutil
 import time
@@ -27,11 +29,13 @@ from jaxpfl.data import storage
 from jaxpfl.data.columns import Column, describe, text_buffers
 from jaxpfl.data.content import Roots, hash_of, root
 from jaxpfl.data.sequences import Sequences
-from jaxpfl.errors import InputError
+from jaxpfl.errors import CorruptFile, InputError
 
 _PIECE = 2**22
 _SECONDS_BETWEEN_COMMITS = 5.0
 _JOURNAL = "journal.json"
+_FIELDS = {"request": dict, "examples": int, "columns": dict}
+_STAGED = {"type": dict, "what": str, "examples": int, "size": int, "bytes": list}
 
 
 @contextlib.contextmanager
@@ -102,7 +106,7 @@ class Staging:
         staging = cls(folder, request)
         journal = folder / _JOURNAL
         if journal.exists():
-            staging._restore(files.read_json(journal))
+            staging._restore(files.read_record(journal, _FIELDS), str(journal))
         else:
             files.empty_directory(folder.parent)
             folder.mkdir()
@@ -158,7 +162,7 @@ class Staging:
         """The `Population.content` of some columns, from the staged files."""
         return hash_of({name: self.columns[name].roots() for name in names}, offsets)
 
-    def _restore(self, journal: dict[str, Any]) -> None:
+    def _restore(self, journal: dict[str, Any], where: str) -> None:
         if journal["request"] != files.jsonable(self._request):
             raise OtherWorkError(
                 f"{self._folder.parent} holds the beginning of another conversion: of another "
@@ -167,7 +171,10 @@ class Staging:
             )
         self.examples = journal["examples"]
         for place, (name, staged) in enumerate(journal["columns"].items()):
-            self.columns[name] = StagedColumn.restored(self._folder / str(place), staged)
+            path = self._folder / str(place)
+            self.columns[name] = StagedColumn.restored(path, staged, f"{where}: column {name!r}")
+            if self.columns[name].examples != self.examples:
+                raise CorruptFile(f"{where}: column {name!r} has another number of examples")
 
 
 class StagedColumn:
@@ -191,14 +198,32 @@ class StagedColumn:
                 self._offsets.write(bytes(8))
 
     @classmethod
-    def restored(cls, path: Path, staged: dict[str, Any]) -> "StagedColumn":
-        """The column as it was when `synced` returned `staged`."""
+    def restored(cls, path: Path, staged: Any, where: str) -> "StagedColumn":
+        """The column as it was when `synced` returned `staged`.
+
+        Raises:
+          CorruptFile: the files are shorter, or not those of such a column; begins with `where`.
+        """
+        files.record_of(staged, where, _STAGED)
+        storage.check_type(staged["type"], where)
         column = cls(path, staged["type"], staged["what"])
         column.examples, column._size = staged["examples"], staged["size"]
+        held = [file.tell() for file in column._files()]
+        if staged["bytes"] != column._expected() or any(map(operator.lt, held, staged["bytes"])):
+            column.close()
+            raise CorruptFile(f"{where}: what was staged is shorter or of another size")
         for file, size in zip(column._files(), staged["bytes"], strict=True):
             file.truncate(size)
             file.seek(size)
         return column
+
+    def _expected(self) -> list[int]:
+        """The bytes of the files."""
+        shape = self.type["shape"]
+        item = 1 if self.type["dtype"] == "text" else np.dtype(self.type["dtype"]).itemsize
+        if self._offsets is None:
+            return [self.examples * math.prod(shape) * item]
+        return [8 * (self.examples + 1), self._size * item]
 
     def synced(self) -> dict[str, Any]:
         """Makes all that was appended durable, and returns what `restored` needs."""

@@ -20,6 +20,7 @@ All of it is private: it is made with mode 0700.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,25 @@ _FORMAT = "jaxpfl population 4"
 EXAMPLES, VOCABULARY = "examples.arrow", "vocabulary.json"
 _MAKERS = "Population.save or `jaxpfl convert`"
 _MANIFEST, _CLIENTS = "manifest.json", "clients.arrow"
+_CLIENTS_SCHEMA = pa.schema([("client_id", pa.large_string()), ("first", pa.int64())])
+_FIELDS = {
+    "name": str,
+    "unit": str,
+    "splitting": str,
+    "clients": int,
+    "examples": int,
+    "columns": dict,
+    "block_bytes": int,
+    "buffers": dict,
+    "fingerprint": str,
+    "content": str,
+    "files": dict,
+}
+_IDS = ("uint16", "uint32")
+_NUMBERS = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64"),
+)
 
 
 class Stored(NamedTuple):
@@ -155,32 +175,91 @@ def read(folder: Path) -> Stored:
             raise CorruptFile(f"{path} has {size} bytes, its manifest says {expected['bytes']}")
         if _sha256(path, manifest["buffers"]) != expected["sha256"]:
             raise CorruptFile(f"{path} was altered: its SHA-256 is not the manifest's")
-    clients = _map_table(folder / _CLIENTS)
-    firsts = clients["first"].combine_chunks().buffers()[1]
-    # Arrow's own way to numpy imports pandas, which takes longer than all the rest.
-    first_C = np.frombuffer(firsts or b"", np.int64)[: manifest["clients"]]
+    first_C, client_ids = _read_clients(folder / _CLIENTS, manifest)
     offsets = np.append(first_C, np.int64(manifest["examples"]))
     columns = buffers.map_columns(folder / EXAMPLES, manifest)
-    client_ids = clients["client_id"].combine_chunks()
     keys = ("name", "unit", "splitting", "fingerprint", "content")
     described = (manifest[key] for key in keys)
     return Stored(columns, offsets, client_ids, *described)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="ascii"))
-        stated = manifest.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CorruptFile(f"{path} is not a complete manifest: truncated or altered") from None
-    if stated != _own_sha256(manifest):
+    manifest = files.read_record(path, {"sha256": str})
+    if manifest.pop("sha256") != _own_sha256(manifest):
         raise CorruptFile(f"{path} was altered: its SHA-256 is not the one it states")
-    if manifest["format"] != _FORMAT:
+    if manifest.get("format") != _FORMAT:
         raise InputError(
-            f"{path} is of format {manifest['format']!r}, expected {_FORMAT!r}: convert its source "
-            "anew"
+            f"{path} is of format {manifest.get('format')!r}, expected {_FORMAT!r}: convert its "
+            "source anew"
         )
+    # Whoever made the file could compute the hash: nothing in it is taken as it comes.
+    files.record_of(manifest, str(path), _FIELDS)
+    listed, columns, held = manifest["files"], manifest["columns"], manifest["buffers"]
+    if not {EXAMPLES, _CLIENTS} <= listed.keys() <= {EXAMPLES, _CLIENTS, VOCABULARY}:
+        raise CorruptFile(f"{path}: lists other files than a population has")
+    for name, described_ in listed.items():
+        files.record_of(described_, f"{path}: {name}", {"bytes": int, "sha256": str})
+    sizes = [
+        manifest["clients"],
+        manifest["examples"],
+        *(each["bytes"] for each in listed.values()),
+    ]
+    countable = min(sizes) >= 0 and max(sizes) < 2**63
+    if not countable or manifest["block_bytes"] != BLOCK or held.keys() != columns.keys():
+        raise CorruptFile(f"{path}: its sizes, columns and buffers do not fit together")
+    for name, type_ in columns.items():
+        where = f"{path}: column {name!r}"
+        check_type(type_, where)
+        if not isinstance(held[name], list):
+            raise CorruptFile(f"{where}: must have a list of buffers")
+        for each in held[name]:
+            files.record_of(each, where, {"first": int, "bytes": int, "blocks": str})
+            if not 0 <= each["first"] <= each["first"] + each["bytes"] <= listed[EXAMPLES]["bytes"]:
+                raise CorruptFile(f"{where}: a buffer must lie within {EXAMPLES}")
     return manifest
+
+
+def check_type(type_: Any, where: str) -> None:
+    """Refuses what is not a type that `type_of` returns.
+
+    Args:
+      type_: read from JSON.
+      where: begins messages.
+
+    Raises:
+      CorruptFile: it is another one.
+    """
+    files.record_of(type_, where, {"dtype": str, "shape": list})
+    dtype, shape = type_["dtype"], type_["shape"]
+    if shape == [None]:
+        encoding = files.record_of(type_, where, {"encoding": dict})["encoding"]
+        known = dtype in _IDS and type(encoding.get("vocabulary_size", 0)) is int
+    else:
+        whole = all(type(size) is int and size > 0 for size in shape)
+        # No example is so large that its bytes cannot be counted.
+        known = (dtype in _NUMBERS and whole and len(shape) < 32 and math.prod(shape) < 2**40) or (
+            dtype == "text" and not shape
+        )
+    if not known:
+        raise CorruptFile(f"{where}: its type is none that a population has")
+
+
+def _read_clients(path: Path, manifest: Mapping[str, Any]) -> tuple[np.ndarray, pa.Array]:
+    """Each client's first example and id, as their file has them."""
+    try:
+        table = _map_table(path)
+        # Without it, an altered edge of an id is a read beyond the file, which ends the process.
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise CorruptFile(f"{path}: is not an Arrow file of clients") from error
+    if table.schema != _CLIENTS_SCHEMA or len(table) != manifest["clients"]:
+        raise CorruptFile(f"{path}: does not hold the clients that its manifest counts")
+    first, client_ids = table["first"].combine_chunks(), table["client_id"].combine_chunks()
+    if first.null_count or client_ids.null_count:
+        raise CorruptFile(f"{path}: a client has no id or no first example")
+    # Arrow's own way to numpy imports pandas, which takes longer than all the rest.
+    held = np.frombuffer(first.buffers()[1] or b"", np.int64)
+    return held[first.offset :][: len(first)], client_ids
 
 
 def _sha256(path: Path, found: dict[str, list[dict]]) -> str:
