@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers import plain_text
+from jaxpfl.data.readers import compressed, plain_text
 from jaxpfl.data.readers.plain_text import read_plain_text
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -200,7 +200,7 @@ def test_a_sparse_file_is_refused(written):
 def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch, form):
     path = written("x.tar.gz", tar(member("x" * 2_000 + ".txt", b"text"), form=form))
     assert read_plain_text(path).num_examples == 1
-    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 1_024)
+    monkeypatch.setattr(compressed, "MAX_AT_ONCE", 1_024)
     with pytest.raises(CorruptFile, match="not valid"):
         read_plain_text(path)
 

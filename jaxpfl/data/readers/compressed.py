@@ -1,8 +1,12 @@
-"""Files that may be gzipped, read in blocks; damage is an `InputError` with the file's name."""
+"""Files and archives that may be compressed, read in blocks; damage is an `InputError` with the
+file's name."""
 
+import bz2
 import contextlib
 import gzip
+import io
 import lzma
+import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +14,15 @@ from typing import BinaryIO, cast
 
 from jaxpfl.errors import CorruptFile, InputError
 
+MAX_AT_ONCE = 2**24
+
 
 def open_binary(path: Path) -> BinaryIO:
     """A file that may be compressed, opened for reading its unpacked bytes."""
     if path.name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.name.endswith(".bz2"):
+        return cast(BinaryIO, bz2.open(path, "rb"))
     if path.name.endswith(".xz"):
         return cast(BinaryIO, lzma.open(path, "rb"))
     return path.open("rb")
@@ -51,3 +59,26 @@ def lines_before_damage(path: Path) -> int:
         for _ in file:
             number += 1
     return number
+
+
+class Forward:
+    """A stream for tarfile, whose headers cannot make it read much at once or go astray."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.last = b""
+        """The block that was read last."""
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_AT_ONCE:
+            raise tarfile.ReadError("a header asks for too much")
+        self.last = self._stream.read(size)
+        return self.last
+
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        if not 0 <= position < 2**62:
+            raise tarfile.ReadError("a header leads out of the archive")
+        return self._stream.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()

@@ -12,21 +12,22 @@ Words are valid UTF-8 without white space at their ends, each of them once; coun
 from 0 to 2^63 - 1.
 """
 
-import json
-import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from lzma import LZMAError
 from pathlib import Path
+from typing import IO, BinaryIO, cast
 
+from jaxpfl.data.readers.compressed import Forward, open_binary
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.files import parse_json
 
 MAX_BYTES = 2**30
 
-_LINE = re.compile(r"(\S.*?)(?:\s*,\s*|\s+)([0-9]{1,19})")
 _ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz")
 _COMMON = 2**63
+_PIECE, _MOST_MEMBERS = 2**20, 1000
 
 
 def read_counts(path: str | Path) -> dict[str, int]:
@@ -59,19 +60,13 @@ def read_counts(path: str | Path) -> dict[str, int]:
 
 def _content(path: Path) -> bytes:
     try:
-        if not path.name.endswith(_ARCHIVES):
-            with path.open("rb") as file:
-                return _bounded(path, file.read(MAX_BYTES + 1))
-        with tarfile.open(path) as archive:
-            held = [entry for entry in archive if entry.isfile()]
-            if len(held) != 1:
-                raise InputError(f"{path}: must hold one file of counts, found {len(held)} files")
-            file = archive.extractfile(held[0])
-            assert file is not None
-            return _bounded(path, file.read(MAX_BYTES + 1))
+        with open_binary(path) as stream:
+            if not path.name.endswith(_ARCHIVES):
+                return _bounded(path, stream)
+            return _member(path, stream)
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file of counts") from None
-    except (tarfile.TarError, EOFError, LZMAError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, LZMAError, zlib.error, RecursionError) as error:
         reason = type(error).__name__
         raise CorruptFile(f"{path}: truncated, damaged or no archive ({reason})") from None
     except OSError as error:
@@ -81,10 +76,33 @@ def _content(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _bounded(path: Path, content: bytes) -> bytes:
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{path}: counts must have at most {MAX_BYTES} bytes, found more")
+def _member(path: Path, stream: BinaryIO) -> bytes:
+    """The content of the one file in an archive."""
+    content, number = b"", 0
+    with tarfile.open(fileobj=cast(IO[bytes], Forward(stream)), mode="r:") as archive:
+        for place, member in enumerate(iter(archive.next, None)):
+            # With a negative size, tarfile would read the same member again and again.
+            sound = 0 <= member.size <= MAX_BYTES and not member.issparse()
+            if place == _MOST_MEMBERS or not sound:
+                raise CorruptFile(f"{path}: damaged, or no archive of counts")
+            if member.isfile():
+                number += 1
+                file = archive.extractfile(member)
+                assert file is not None
+                content = content or _bounded(path, file)
+    if number != 1:
+        raise InputError(f"{path}: must hold one file of counts, found {number} files")
     return content
+
+
+def _bounded(path: Path, file: IO[bytes]) -> bytes:
+    pieces, left = [], MAX_BYTES
+    while piece := file.read(_PIECE):
+        pieces.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise InputError(f"{path}: counts must have at most {MAX_BYTES} bytes, found more")
+    return b"".join(pieces)
 
 
 def _json(text: str) -> dict[str, object] | None:
@@ -92,8 +110,8 @@ def _json(text: str) -> dict[str, object] | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode())
+    except ValueError:
         return None
 
 
@@ -110,12 +128,26 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, str, int]]:
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        found = _LINE.fullmatch(line.strip())
-        if found is None:
+        word, digits = _divided(line.strip())
+        if not word:
             if number == 1 and path.suffix == ".csv":
                 continue
             raise InputError(f"{where}: must be a word and its count, separated by white space")
-        count = int(found[2])
+        count = int(digits)
         if count >= _COMMON:
             raise InputError(f"{where}: the count must be below 2^63, found more")
-        yield where, found[1], count
+        yield where, word, count
+
+
+def _divided(line: str) -> tuple[str, str]:
+    """The word and the digits of a line; no word if it is not of this form.
+
+    Without a regular expression, which would take hours for a line of a million spaces.
+    """
+    before = line.rstrip("0123456789")
+    digits, word = line[len(before) :], before.rstrip()
+    divided = len(word) < len(before)
+    # A comma may also be the word.
+    if word.endswith(",") and (shorter := word[:-1].rstrip()):
+        word, divided = shorter, True
+    return (word if divided and 0 < len(digits) < 20 else ""), digits

@@ -14,25 +14,24 @@ Policy, the same on every platform:
 
 import contextlib
 import gzip
-import io
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 import numpy as np
 import pyarrow as pa
 
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.compressed import open_binary
+from jaxpfl.data.readers.compressed import MAX_AT_ONCE, Forward, open_binary
 from jaxpfl.data.readers.prose import pieces
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".txt", ".txt.gz", ".tar.gz", ".tar.xz")
-MAX_LINE_BYTES = 2**24
+MAX_LINE_BYTES = MAX_AT_ONCE
 MAX_FILE_BYTES = 2**30
 MAX_ARCHIVE_BYTES = 2**34
 MAX_MEMBERS = 100_000
@@ -40,7 +39,11 @@ MAX_MEMBERS = 100_000
 # Texts that are Python strings at any one time; the others are in Arrow buffers.
 _BLOCK = 65_536
 _TAR_BLOCK = 512
-_CORRUPT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
+# Long names that follow each other are read by recursion.
+_CORRUPT = (
+    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError),
+    RecursionError,
+)
 
 
 def read_plain_text(
@@ -125,7 +128,7 @@ def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
     names: set[str] = set()
     total = 0
     with open_binary(path) as compressed:
-        stream = _Forward(compressed)
+        stream = Forward(compressed)
         with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r:") as archive:
             for number, member in enumerate(iter(archive.next, None), 1):
                 where = f"{path}, member {number}"
@@ -157,39 +160,19 @@ def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
                 yield name, where, content
         # tarfile takes an altered header for the end of the archive. To read to the real end also
         # verifies the checksums.
-        if not stream.rest_is_zero():
+        if not _rest_is_zero(stream):
             raise CorruptFile(f"{path} is truncated or altered: it has no end mark of an archive")
 
 
-class _Forward:
-    """A decompressed stream for tarfile that limits how much a header can make it read at once."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._last = b""
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MAX_LINE_BYTES:
-            raise tarfile.ReadError("a header asks for too much")
-        self._last = self._stream.read(size)
-        return self._last
-
-    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
-        return self._stream.seek(position, whence)
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def rest_is_zero(self) -> bool:
-        """Whether the last block read, and all that follows, is the archive's end mark."""
-        if len(self._last) != _TAR_BLOCK or any(self._last):
+def _rest_is_zero(stream: Forward, left: int = MAX_ARCHIVE_BYTES) -> bool:
+    """Whether the last block read, and all that follows, is the archive's end mark."""
+    if len(stream.last) != _TAR_BLOCK or any(stream.last):
+        return False
+    while block := stream.read(2**16):
+        left -= len(block)
+        if left < 0 or any(block):
             return False
-        left = MAX_ARCHIVE_BYTES
-        while block := self._stream.read(2**16):
-            left -= len(block)
-            if left < 0 or any(block):
-                return False
-        return True
+    return True
 
 
 def _checked_name(where: str, name: str) -> str:
