@@ -131,16 +131,19 @@ def _read(path: Path, model: Decoder, params: Params, settings: AdapterSettings)
             shapes = [each["kernel_int8" if model.int8 else "kernel"].shape for each in kernels]
             layers, inputs, _ = shapes[0]
             ends = np.cumsum([shape[-1] for shape in shapes])
-            whole = {
-                "a": np.empty((layers, inputs, rank), np.float32),
-                "b": np.empty((layers, rank, int(ends[-1])), np.float32),
+            sizes = {"a": (layers, inputs, rank), "b": (layers, rank, int(ends[-1]))}
+            names = {
+                (leaf, layer): _name(model, module, layer, leaf)
+                for leaf in sizes
+                for layer in range(layers)
             }
-            for layer in range(layers):
-                for leaf, values in whole.items():
-                    name = _name(model, module, layer, leaf)
-                    unused.discard(name)
-                    tensors.check(name, values.shape[:0:-1])
-                    values[layer] = tensors.finite(name).T
+            # All of them before memory is taken for the rank that the settings claim.
+            for (leaf, _), name in names.items():
+                unused.discard(name)
+                tensors.check(name, sizes[leaf][:0:-1])
+            whole = {leaf: np.empty(size, np.float32) for leaf, size in sizes.items()}
+            for (leaf, layer), name in names.items():
+                whole[leaf][layer] = tensors.finite(name).T
             cut = dict(zip(own, np.split(whole["b"], ends[:-1], axis=-1), strict=True))
             shared = {name: {"a": whole["a"], "b": part} for name, part in cut.items()}
             blocks = _blocks(shared) if tripled else None

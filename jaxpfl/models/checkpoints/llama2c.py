@@ -37,9 +37,10 @@ def load(path: str | Path) -> tuple[Decoder, Params]:
     """
     path = expect_file(Path(path))
     with path.open("rb") as file:
-        header = np.frombuffer(file.read(_HEADER), "<i4")
-    if len(header) < len(_FIELDS):
-        raise CorruptFile(f"{path} must begin with {len(_FIELDS)} sizes, found {len(header)}")
+        begin = file.read(_HEADER)
+    if len(begin) < _HEADER:
+        raise CorruptFile(f"{path} must begin with {_HEADER} bytes of sizes, found {len(begin)}")
+    header = np.frombuffer(begin, "<i4")
     if header[0] == _LATER_MAGIC:
         raise InputError(f"{path}: only the first version of llama2.c's format is read")
     sizes = dict(zip(_FIELDS, header.tolist(), strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 
 
 def require(module: str, extra: str) -> Any:
@@ -52,23 +52,4 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """
     if optional and not path.is_file():
         return {}
-    values = files.read_json(expect_file(path))
-    if not isinstance(values, dict):
-        raise CorruptFile(f"{path} must hold a JSON object, found {type(values).__name__}")
-    return values
-
-
-def read_tokenizer(path: Path) -> Any:
-    """Reads a tokenizer.json with Hugging Face's library `tokenizers`.
-
-    Raises:
-      InputError: there is no such file, or the library is not installed.
-      CorruptFile: the library cannot read the file.
-    """
-    tokenizers = require("tokenizers", "text")
-    expect_file(path)
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    # The library has no exception class of its own.
-    except Exception as error:
-        raise CorruptFile(f"{path} is not a tokenizer file: {error}") from error
+    return files.read_record(expect_file(path))

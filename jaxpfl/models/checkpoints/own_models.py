@@ -33,6 +33,8 @@ _ARCHITECTURES: dict[str, Any] = {
 # Settings of the initial parameters, which trained ones do not need.
 _INITIAL = {"output_bias_prior"}
 _LIBRARY = "jaxpfl"
+# Far above those of any model of ours: a config.json must not make us build one without end.
+_MOST_LAYERS, _LARGEST = 100, 2**24
 
 
 def save(folder: str | Path, model: Model, params: Params) -> None:
@@ -85,13 +87,18 @@ def load(folder: str | Path) -> tuple[Any, Params]:
             "checkpoints.pretrained"
         )
     architecture = settings.pop("architecture", None)
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         known = ", ".join(map(repr, _ARCHITECTURES))
         raise InputError(f"{path}: architecture must be one of {known}, found {architecture!r}")
+    fixed = {key: _fixed(value) for key, value in settings.items()}
+    deep = (fixed.get("layers", 1), *jax.tree.leaves(fixed.get("stages", 1)))
+    for limit, numbers in ((_MOST_LAYERS, deep), (_LARGEST, jax.tree.leaves(fixed))):
+        if any(isinstance(number, int) and number > limit for number in numbers):
+            raise InputError(f"{path}: a size is above {limit}, which no model of ours has")
     try:
-        model = _ARCHITECTURES[architecture](**{key: _fixed(v) for key, v in settings.items()})
+        model = _ARCHITECTURES[architecture](**fixed)
         expected = jax.eval_shape(model.init, jax.random.key(0))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
     shapes = _named(expected)
     with open_tensors(folder) as tensors:

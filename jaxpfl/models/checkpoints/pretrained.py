@@ -53,7 +53,11 @@ _CLASSES = {
 # Rows of a tensor that are read at a time: few in transposed tensors, so that they fit in a cache.
 _ROWS, _ROWS_TRANSPOSED = 4_096, 64
 # Far above any published model's: a config.json must not make us build a network without end.
-_MOST_LAYERS = 1_000
+_MOST_LAYERS, _LARGEST = 1_000, 2**24
+_SIZES = (
+    *("vocab_size", "hidden_size", "inner_size", "positions", "heads", "kv_heads", "head_size"),
+    *("embedding_size", "segments", "pad", "groups"),
+)
 
 
 def load(
@@ -104,11 +108,19 @@ def read_config(path: str | Path) -> Encoder | Decoder:
             if not isinstance(causal, bool):
                 raise InputError(f"is_decoder must be true or false, found {causal!r}")
             model = Encoder(EncoderConfig.from_dict(values), causal=causal)
-        if model.config.layers > _MOST_LAYERS:
-            raise InputError(f"layers must be at most {_MOST_LAYERS}, found {model.config.layers}")
+        _check_sizes(model.config)
         return model
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _check_sizes(config: EncoderConfig | DecoderConfig) -> None:
+    sizes = {field: getattr(config, field, 0) for field in _SIZES}
+    sizes["heads times head_size"] = sizes["heads"] * sizes["head_size"]
+    for field, found in {"layers": config.layers, **sizes}.items():
+        most = _MOST_LAYERS if field == "layers" else _LARGEST
+        if found > most:
+            raise InputError(f"{field} must be at most {most}, found {found}")
 
 
 def save(
@@ -238,6 +250,7 @@ class _Reader:
 
     def _equal(self, name: str, other: str) -> bool:
         shape = self.tensors.shape(name)
+        self.tensors.check(name, shape)
         return shape == self.tensors.shape(other) and all(
             np.array_equal(self.tensors.read(name, rows), self.tensors.read(other, rows))
             for rows in _rows(shape[0], _ROWS)

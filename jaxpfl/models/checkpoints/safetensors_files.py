@@ -152,7 +152,8 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise CorruptFile(f"{index} must have a weight_map of tensor names to file names")
     for tensor, name in mapped.items():
         # The name comes from a file, so it must not lead outside the folder.
-        if not isinstance(name, str) or Path(name).name != name or name in (".", ".."):
+        plain = isinstance(name, str) and Path(name).name == name and name not in (".", "..")
+        if not plain or len(name) > 255 or "\0" in name:
             raise InputError(
                 f"{index}: weight_map[{tensor!r}] must be a plain file name, found {name!r}"
             )

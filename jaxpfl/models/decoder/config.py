@@ -302,10 +302,13 @@ def check_multiple(name: str, value: int, divisor_name: str, divisor: int) -> No
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
     """Theta and scaling, from the form of transformers 4 (two fields) or 5 (one)."""
+    for field in ("rope_parameters", "rope_scaling"):
+        if not isinstance(values.get(field), dict | None):
+            raise InputError(f"{field} must be an object, found {values[field]!r}")
     new = values.get("rope_parameters")
     scaling = new if new is not None else values.get("rope_scaling")
     theta = (new or {}).get("rope_theta", values.get("rope_theta"))
-    found: dict[str, Any] = {} if theta is None else {"rope_theta": float(theta)}
+    found: dict[str, Any] = {} if theta is None else {"rope_theta": positive("rope_theta", theta)}
     if scaling is None:
         return found
     kind = scaling.get("rope_type", scaling.get("type", "default"))
@@ -334,7 +337,8 @@ def _window(model_type: str, values: dict[str, Any], layers: Any) -> dict[str, A
         first = values.get("max_window_layers", 28) if model_type == "qwen2" else 0
     else:
         first = kinds.count(_FULL) if isinstance(kinds, list) and model_type == "qwen2" else 0
-        if kinds != [_FULL] * first + [_SLIDING] * (layers - first):
+        as_read = isinstance(kinds, list) and len(kinds) == layers
+        if not as_read or kinds != [_FULL] * first + [_SLIDING] * (layers - first):
             wanted = f"'{_SLIDING}' for all layers"
             if model_type == "qwen2":
                 wanted = f"'{_FULL}' for the first layers and '{_SLIDING}' for all others"

@@ -27,7 +27,8 @@ from jaxpfl.checks import one_of, positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.checkpoints.model_files import read_object, read_tokenizer, require
+from jaxpfl.models.checkpoints.model_files import read_object, require
+from jaxpfl.models.checkpoints.tokenizer_files import faults, read_tokenizer
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.tokenisers.base import clean
@@ -95,7 +96,8 @@ class SentenceEncoder:
         self._run = jax.jit(partial(_vectors, model, pooling=pooling, normalise=normalise))
         self._tokenizer = tokenizer
         tokenizer.no_padding()
-        tokenizer.enable_truncation(self.max_length)
+        with faults(f"the tokenizer of {name} cannot cut texts to {self.max_length} tokens"):
+            tokenizer.enable_truncation(self.max_length)
 
     @classmethod
     def load(cls, name: str | Path) -> Self:
@@ -125,8 +127,9 @@ class SentenceEncoder:
             length = others.get("model_max_length")
         if length is None:
             length = model.config.positions
-        elif isinstance(length, float) and 0 < length < math.inf:
-            length = int(length)  # A float such as 1e30 stands for "no limit".
+        elif type(length) in (int, float) and 0 < length < math.inf:
+            # A number such as 1e30 stands for "no limit".
+            length = min(int(length), model.config.positions)
         encoder = cls(
             model,
             params,
@@ -151,7 +154,8 @@ class SentenceEncoder:
         """Vectors float32 [n, d] of n texts, in their order."""
         texts = clean([text[:_CHARACTERS] for text in as_texts(examples)])
         vectors_NxD = np.empty((len(texts), self.dimension), np.float32)
-        encodings = self._tokenizer.encode_batch_fast(texts)
+        with faults(f"the tokenizer of {self.name} cannot encode a text", private=True):
+            encodings = self._tokenizer.encode_batch_fast(texts)
         ids = [encoding.ids for encoding in encodings]
         lengths_N = np.fromiter(map(len, ids), np.int32, len(ids))
         possible = _padded_lengths(self.max_length)
@@ -241,6 +245,6 @@ def _stages(folder: Path) -> tuple[Path, str, bool]:
 def _inside(folder: Path, place: str) -> Path:
     """A subfolder that modules.json names; refuses one outside the folder."""
     path = PurePosixPath(place)
-    if path.is_absolute() or ".." in path.parts:
-        raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder")
+    if path.is_absolute() or ".." in path.parts or "\0" in place or len(place) > 255:
+        raise InputError(f"{folder / 'modules.json'}: path {place!r} leaves the folder, or is none")
     return folder / path

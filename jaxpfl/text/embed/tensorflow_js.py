@@ -6,7 +6,6 @@ little-endian float32 in the order of the manifest. No file can name another fol
 """
 
 import hashlib
-import json
 import math
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.files import parse_json, record_of
 
 # Far above any network of this kind; a larger file is something else.
 _MAX_WEIGHT_BYTES = 2**28
@@ -38,11 +38,11 @@ def read_network(folder: str | Path) -> tuple[Layers, tuple[int, int, int], str]
     path = Path(folder) / "model.json"
     content = _read(path, _MAX_JSON_BYTES)
     try:
-        model = json.loads(content)
-    except (ValueError, RecursionError):
+        model = record_of(parse_json(content), str(path))
+    except CorruptFile:
+        raise
+    except ValueError:
         raise CorruptFile(f"{path} is not valid JSON") from None
-    if not isinstance(model, dict):
-        raise CorruptFile(f"{path} must hold a JSON object, found {type(model).__name__}")
     named, image_shape = _topology(path, model)
     weights, digest = _read_weights(path, model, hashlib.sha256(content))
     layers: Layers = tuple(
@@ -57,8 +57,9 @@ def _read(path: Path, limit: int) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(limit + 1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no name of a file"
+        raise InputError(f"{path} cannot be read: {reason}") from None
     if len(content) > limit:
         raise InputError(f"{path} is longer than the {limit} bytes that are read")
     return content
@@ -118,7 +119,7 @@ def _read_weights(
 ) -> tuple[dict[str, np.ndarray], str]:
     """The arrays by name, and the digest of all files."""
     weights: dict[str, np.ndarray] = {}
-    groups = []
+    groups, left = [], _MAX_WEIGHT_BYTES
     try:
         for group in model["weightsManifest"]:
             entries = [(str(w["name"]), list(w["shape"]), w["dtype"], w) for w in group["weights"]]
@@ -130,13 +131,18 @@ def _read_weights(
             # The name comes from a file, so it must not lead outside the folder.
             if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
                 raise InputError(f"{path}: a weight file must be a plain file name")
-        raw = b"".join(_read(path.parent / file, _MAX_WEIGHT_BYTES) for file in files)
+        pieces = []
+        for file in files:
+            # One file may be named many times.
+            pieces.append(_read(path.parent / file, left))
+            left -= len(pieces[-1])
+        raw = b"".join(pieces)
         digest.update(raw)
         offset = 0
         for name, shape, dtype, entry in entries:
             if dtype != "float32" or "quantization" in entry:
                 raise InputError(f"{path}: weight {name!r} must be float32, not quantised")
-            if not all(isinstance(size, int) and size > 0 for size in shape):
+            if len(shape) > 4 or not all(isinstance(size, int) and size > 0 for size in shape):
                 raise InputError(f"{path}: weight {name!r} has shape {shape}")
             count = math.prod(shape)
             if offset + 4 * count > len(raw):

@@ -23,7 +23,8 @@ from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_in
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
-from jaxpfl.models.checkpoints.model_files import read_object, read_tokenizer
+from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.models.checkpoints.tokenizer_files import framed, read_tokenizer
 from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -168,23 +169,19 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
 
 def _special_ids(folder: Path) -> tuple[int, int, int]:
     """The ids of the mask token and of the tokens before and after a text."""
-    tokenizer = read_tokenizer(folder / "tokenizer.json")
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    path = folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
     named = read_object(folder / "tokenizer_config.json", optional=True).get("mask_token")
     named = named.get("content") if isinstance(named, dict) else named
     masks = _MASKS if named is None else (named,)
     ids = [tokenizer.token_to_id(mask) for mask in masks if isinstance(mask, str)]
     mask = next((i for i in ids if i is not None), None)
     if mask is None:
-        raise InputError(
-            f"{folder / 'tokenizer.json'} has no mask token {' or '.join(map(repr, masks))}"
-        )
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", add_special_tokens=True).ids
-    if framed[1:-1] != plain:
-        raise InputError(f"{folder / 'tokenizer.json'} must put one token before a text, one after")
-    return mask, framed[0], framed[-1]
+        raise InputError(f"{path} has no mask token {' or '.join(map(repr, masks))}")
+    plain, whole = framed(tokenizer, path)
+    if len(whole) < 2 or whole[1:-1] != plain:
+        raise InputError(f"{path} must put one token before a text, one after")
+    return mask, whole[0], whole[-1]
 
 
 def _width(tokens: int) -> int:

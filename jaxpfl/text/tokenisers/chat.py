@@ -87,7 +87,7 @@ def read_template(folder: Path) -> ChatTemplate | None:
             raise CorruptFile(f"{place} is not UTF-8 text: {error.reason}") from error
     if isinstance(source, list):
         named = {
-            each.get("name"): each.get("template") for each in source if isinstance(each, dict)
+            str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)
         }
         if "default" not in named:
             raise InputError(

@@ -18,7 +18,8 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
-from jaxpfl.models.checkpoints.model_files import expect_file, read_object, read_tokenizer, require
+from jaxpfl.models.checkpoints.model_files import expect_file, read_object, require
+from jaxpfl.models.checkpoints.tokenizer_files import faults, framed, read_tokenizer
 from jaxpfl.text.tokenisers.base import Tokeniser, clean
 from jaxpfl.text.tokenisers.chat import FILE as CHAT_FILE
 from jaxpfl.text.tokenisers.chat import ChatTemplate
@@ -53,11 +54,12 @@ class FastTokeniser(Tokeniser):
         own = () if end_of_text is None else (end_of_text,)
         self.ends = tuple(dict.fromkeys((*own, *ends)))
         self.start = start
+        held = set(ids.values())
         for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
-            if token is not None and not 0 <= token < self.vocab_size:
+            if token is not None and token not in held:
                 raise InputError(
-                    f"the tokeniser {name} has ids 0 .. {self.vocab_size - 1}, "
-                    f"found {token} for its {what} token"
+                    f"the tokeniser {name} has {len(held)} ids up to {self.vocab_size - 1}, and "
+                    f"{token}, found for its {what} token, is none of them"
                 )
         self._ids = ids
         self._tokenizer = tokenizer
@@ -66,8 +68,7 @@ class FastTokeniser(Tokeniser):
         tokenizer.encode_special_tokens = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(clean(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        return self._encoded(self._tokenizer, clean(texts))
 
     def prompts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of every text as a prompt, int32; with `chat`, as the message of a user.
@@ -77,7 +78,11 @@ class FastTokeniser(Tokeniser):
         if self.chat is None:
             return super().prompts(texts)
         rendered = [self.chat.render(self._without_special(text)) for text in clean(texts)]
-        encodings = self._parsing.encode_batch_fast(rendered, add_special_tokens=False)
+        return self._encoded(self._parsing, rendered)
+
+    def _encoded(self, tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
+        with faults(f"the tokeniser {self.name} cannot encode a text", private=True):
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def without_chat(self) -> "FastTokeniser":
@@ -89,7 +94,7 @@ class FastTokeniser(Tokeniser):
     @cached_property
     def _special(self) -> list[str]:
         added = self._tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special]
+        return [token.content for token in added if token.special and token.content]
 
     @cached_property
     def _parsing(self) -> Any:
@@ -136,7 +141,8 @@ class FastTokeniser(Tokeniser):
     def decode(self, ids: Iterable[int]) -> str:
         if self._style == "word":
             real = [int(token) for token in ids if token != PAD]
-            return self._tokenizer.decode(real, skip_special_tokens=True)
+            with faults(f"the tokeniser {self.name} cannot decode ids", private=True):
+                return self._tokenizer.decode(real, skip_special_tokens=True)
         text = super().decode(ids)
         return text.removeprefix(" ") if self._style == "piece" else text
 
@@ -198,12 +204,14 @@ def gpt2(folder: str | Path) -> FastTokeniser:
     tokenizers = require("tokenizers", "text")
     vocabulary_path, merges_path = Path(folder) / "encoder.json", Path(folder) / "vocab.bpe"
     ids = read_object(vocabulary_path)
-    if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
+    whole = all(type(token) is int for token in ids.values())
+    if not whole or sorted(ids.values()) != list(range(len(ids))):
         raise CorruptFile(f"{vocabulary_path} must give each token its own id, 0 .. {len(ids) - 1}")
     if _GPT2_END not in ids:
         raise InputError(f"{vocabulary_path}: token {_GPT2_END!r} is missing")
-    model = tokenizers.models.BPE(ids, _merges(merges_path, ids))
-    tokenizer = tokenizers.Tokenizer(model)
+    merges = _merges(merges_path, ids)
+    with faults(f"{vocabulary_path} and {merges_path.name} are not a tokeniser's"):
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, merges))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([_GPT2_END])
@@ -240,7 +248,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
       CorruptFile: a file is broken.
     """
     folder = resolve(name)
-    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    path = folder / "tokenizer.json"
+    tokenizer = read_tokenizer(path)
     settings = read_object(folder / "tokenizer_config.json", optional=True)
 
     def named(role: str) -> int | None:
@@ -263,7 +272,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
         for token in ids:
             if token is None:
                 continue
-            if type(token) is not int or tokenizer.id_to_token(token) is None:
+            known = type(token) is int and 0 <= token < 2**32
+            if not known or tokenizer.id_to_token(token) is None:
                 raise InputError(
                     f"{folder / file}: eos_token_id must be an id of tokenizer.json, found "
                     f"{token!r}"
@@ -271,9 +281,8 @@ def hugging_face(name: str | Path) -> FastTokeniser:
             ends.append(token)
     start = named("bos_token")
     if not settings.get("add_bos_token"):
-        plain = tokenizer.encode("a", add_special_tokens=False).ids
-        framed = tokenizer.encode("a", add_special_tokens=True).ids
-        start = framed[0] if framed[1:] == plain else None
+        plain, whole = framed(tokenizer, path)
+        start = whole[0] if whole and whole[1:] == plain else None
     return FastTokeniser(
         tokenizer,
         name=Path(str(name)).name or folder.name,

@@ -36,6 +36,7 @@ UNUSED, BOS, EOS = 0, 1, 2
 SPECIALS = ("<unused>", "<bos>", "<eos>", "<oov>")
 
 _FORMAT = "jaxpfl vocabulary 2"
+_FIELDS = {"format": str, "source": str, "splitting": str, "tokens": list, "counts": list}
 
 
 @dataclass(frozen=True)
@@ -260,20 +261,19 @@ class Vocabulary:
           CorruptFile: the file is not a whole vocabulary of this format.
         """
         try:
-            record = json.loads(Path(path).read_text(encoding="ascii"))
-            tokens, counts, source = record["tokens"], record["counts"], record["source"]
-            splitting = record["splitting"]
+            record = files.read_record(Path(path), _FIELDS)
+            tokens, counts = record["tokens"], record["counts"]
             if not (
                 record["format"] == _FORMAT
-                and isinstance(source, str)
-                and splitting in SPLITTINGS
+                and record["splitting"] in SPLITTINGS
                 and all(isinstance(token, str) for token in tokens)
-                and all(type(count) is int and count >= 0 for count in counts)
+                and all(type(count) is int and 0 <= count < 2**63 for count in counts)
             ):
-                raise ValueError
-            return cls(SPECIALS + tuple(tokens), tuple(counts), source, splitting)
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT})") from error
+                raise InputError("its fields are not those of a vocabulary")
+            every = SPECIALS + tuple(tokens)
+            return cls(every, tuple(counts), record["source"], record["splitting"])
+        except InputError as error:
+            raise CorruptFile(f"{path} is not a vocabulary file ({_FORMAT}): {error}") from error
 
 
 def with_words(population: Population, split: Split = words) -> Population:

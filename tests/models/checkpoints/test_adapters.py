@@ -333,3 +333,14 @@ def test_a_model_in_the_wrong_state_is_refused(tmp_path):
     with pytest.raises(InputError, match="adapter q/a holds values that are not finite"):
         adapter_files.save(tmp_path, model, lora.join(adapters, rest))
     _equal(adapter_files.load(tmp_path, *base)[1], params)
+
+
+def test_a_rank_that_no_file_has_takes_no_memory(tmp_path):
+    """TRUST 39: what the settings claim is compared with the tensors first."""
+    base, adapted = _adapted("llama_untied")
+    adapter_files.save(tmp_path, *adapted)
+    path = tmp_path / adapter_files.CONFIG
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"r": 2**40}))
+    with pytest.raises(InputError, match="must have shape"):
+        adapter_files.load(tmp_path, *base)

@@ -173,9 +173,10 @@ def test_a_truncated_file_or_another_one_is_refused(tmp_path):
             match=rf"a\.bin must have {len(whole)} bytes .*heads 3, .* found {len(content)}",
         ):
             llama2c.load(path)
-    path.write_bytes(whole[:20])
-    with pytest.raises(CorruptFile, match="must begin with 7 sizes, found 5"):
-        llama2c.load(path)
+    for size in (0, 1, 20, 27):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CorruptFile, match=f"must begin with 28 bytes of sizes, found {size}"):
+            llama2c.load(path)
     path.write_bytes(b"24ka" + whole[4:])
     with pytest.raises(InputError, match="only the first version"):
         llama2c.load(path)

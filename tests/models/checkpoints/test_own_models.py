@@ -45,6 +45,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path):
     for changed, message in (
         ({"library": "other"}, "library must be 'jaxpfl'"),
         ({"architecture": "RNN"}, "architecture must be one of .* found 'RNN'"),
+        ({"architecture": ["CNN"]}, "architecture must be one of"),
+        ({"layers": 10**9}, "a size is above 100, which no model of ours has"),
+        ({"hidden": 10**30}, "a size is above 16777216, which no model of ours has"),
         ({"depth": 3}, "does not describe a CIFGLanguageModel: .*'depth'"),
         ({"hidden": -1}, "does not describe a CIFGLanguageModel: hidden must be"),
         ({"hidden": 6}, r"must have shape"),

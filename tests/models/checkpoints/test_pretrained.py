@@ -120,11 +120,34 @@ def test_pickled_weights_are_not_read(folder):
         pretrained.load(folder)
 
 
+def _decoder(**changed) -> str:
+    sizes = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 8}
+    return json.dumps({"model_type": "mistral", **sizes, **changed})
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
         ('{"model_type": "t5"}', InputError, "model_type must be one of .*, found 't5'"),
         ('{"model_type": "bert", "hidden_act": "swish"}', InputError, "activation must be one of"),
+        ('{"model_type": ["bert"]}', InputError, "model_type must be one of"),
+        ('{"model_type": "bert", "num_hidden_layers": "12"}', InputError, "layers must be a whole"),
+        ('{"model_type": "bert", "hidden_size": [768]}', InputError, "hidden_size must be a whole"),
+        ('{"model_type": "bert", "num_hidden_layers": 1000000000}', InputError, "at most 1000"),
+        (
+            '{"model_type": "bert", "vocab_size": 1000000000}',
+            InputError,
+            "vocab_size must be at most",
+        ),
+        (_decoder(rope_scaling="x"), InputError, "rope_scaling must be an object, found 'x'"),
+        (_decoder(rope_parameters=[1]), InputError, "rope_parameters must be an object"),
+        (_decoder(rope_theta="x"), InputError, "rope_theta must be a finite number"),
+        (_decoder(rope_theta=10**400), InputError, "rope_theta must be a finite number"),
+        (_decoder(rms_norm_eps=None, head_dim=2**23), InputError, "heads times head_size must be"),
+        (
+            _decoder(num_hidden_layers=10**9, layer_types=["sliding_attention"]),
+            *(InputError, "layer_types must be"),
+        ),
         ("[]", CorruptFile, "must hold a JSON object"),
         ("{", CorruptFile, "is not a JSON file"),
         ("[" * 100_000, CorruptFile, "is not a JSON file"),
