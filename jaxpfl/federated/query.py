@@ -1,8 +1,11 @@
 """What clients are asked: one client's computation, the packing of its examples, and its cost."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from jaxpfl import checks
@@ -127,3 +130,23 @@ class Query:
         wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
         share = max(wanted, -(-CLIENTS_PER_BUCKET // replicas))
         return replicas * (share if given is None else -(-share // given) * given)
+
+
+def require_room(query: Query, columns: Mapping[str, Any]) -> None:
+    """Refuses a query of whose clients' examples not even one bucket fits this machine's memory.
+
+    Args:
+      columns: that the client function reads; only shapes and dtypes are used.
+
+    Raises:
+      InputError: says how large the bucket would be, and what it consists of.
+    """
+    spec = query.cohort
+    # With every example, one byte says whether there is one, and eight, which one.
+    row = 9 + sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in columns.values())
+    slots = spec.capacity * spec.rungs[-1] * spec.batch_size
+    checks.fits_memory(
+        f"query {query.label!r}: a bucket of {spec.capacity:,} clients with {spec.rungs[-1]:,} "
+        f"steps of {spec.batch_size:,} examples",
+        slots * row // jax.process_count(),
+    )

@@ -1,6 +1,10 @@
-"""The buckets that a query gets where its cohort names none."""
+"""The buckets that a query gets where its cohort names none, and those that no memory holds."""
+
+import numpy as np
+import pytest
 
 import jaxpfl as jp
+from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, Query, client_mesh, query
 from tests.federated.cohorts import held_vector, plan
 
@@ -49,3 +53,26 @@ def test_blocks_of_examples_count_and_not_examples(monkeypatch):
         "asked", bounded, everyone, jp.CohortSpec(4, 8), execution=Execution(client_mesh(2))
     )
     assert asked.cohort.clients_per_bucket == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "bucket"),
+    [
+        ({"batch_size": 10**9}, "64 clients with 1 steps of 1,000,000,000 examples"),
+        ({"max_examples": 10**10}, "64 clients with 2,500,000,000 steps of 4 examples"),
+        ({"epochs": 10**15}, "64 clients with 2,000,000,000,000,000 steps of 4 examples"),
+        ({"clients_per_bucket": 10**12}, "1,000,000,000,000 clients with 2 steps of 4 examples"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value),
+)
+def test_a_bucket_that_no_machine_holds_is_refused_with_its_size(settings, bucket):
+    """TRUST 38, 39: before anything of it is allocated."""
+    spec = jp.CohortSpec(**{"batch_size": 4, "max_examples": 8, **settings})
+    asked = Query("asked", held_vector, plan(clients_per_round=10), spec)
+    with pytest.raises(InputError, match=f"'asked': a bucket of {bucket} would take .* GiB"):
+        query.require_room(asked, {"x": np.empty((0, 1_000), np.float32)})
+
+
+def test_a_bucket_that_fits_is_not_refused():
+    asked = Query("asked", held_vector, plan(clients_per_round=10), jp.CohortSpec(4, 8))
+    query.require_room(asked, {"x": np.empty((0, 1_000), np.float32)})
