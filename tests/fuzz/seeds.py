@@ -1,0 +1,340 @@
+"""Small valid files of every kind that is read, and the hashes that make damaged ones fit again.
+
+Each function writes its file, or all files of its kind, to an empty folder. What `sign_...` does,
+whoever made a file can do, too: a hash shows that it is as it was written, not that it is sound.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from jaxpfl import files
+from jaxpfl.data.blocks import block_hashes
+from jaxpfl.experiments.config import shipped
+from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.engine.run_secret import saved_secret
+from jaxpfl.experiments.sweep import directory as sweeps
+from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.models import TagPrediction
+from jaxpfl.models.checkpoints import own_models, pretrained
+from jaxpfl.privacy.chain import Chain
+from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
+from tests.data.populations import small
+from tests.data.tff_files import example, write_file
+from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
+from tests.text.embed.test_images import _network
+
+
+def population(folder: Path) -> None:
+    small().save(folder / "saved")
+
+
+def sign_manifest(folder: Path) -> None:
+    """With its own hash, and with those of the other files as they are."""
+    path = folder / "saved" / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+        manifest.pop("sha256", None)
+        text = json.dumps(manifest, sort_keys=True)
+        manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        path.write_text(json.dumps(manifest))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return
+
+
+def sign_clients(folder: Path) -> None:
+    path, place = folder / "saved" / "manifest.json", folder / "saved" / "clients.arrow"
+    manifest = json.loads(path.read_bytes())
+    manifest["files"]["clients.arrow"] = {
+        "bytes": place.stat().st_size,
+        "sha256": files.sha256_file(place),
+    }
+    path.write_text(json.dumps(manifest))
+    sign_manifest(folder)
+
+
+def sign_examples(folder: Path) -> None:
+    path, place = folder / "saved" / "manifest.json", folder / "saved" / "examples.arrow"
+    manifest, content = json.loads(path.read_bytes()), place.read_bytes()
+    outside, end = b"", 0
+    held = [each for buffers in manifest["buffers"].values() for each in buffers if each["bytes"]]
+    for each in sorted(held, key=lambda each: each["first"]):
+        first, behind = each["first"], each["first"] + each["bytes"]
+        outside += content[end:first]
+        end = max(end, behind)
+        each["blocks"] = "".join(part.hex() for part in block_hashes([content[first:behind]])[0])
+    outside += content[end:]
+    sha256 = hashlib.sha256(outside).hexdigest()
+    manifest["files"]["examples.arrow"] = {"bytes": len(content), "sha256": sha256}
+    path.write_text(json.dumps(manifest))
+    sign_manifest(folder)
+
+
+def _plan() -> Plan:
+    return Plan.from_dict(
+        {
+            "population": 100,
+            "clients_per_round": 10,
+            "sampling": "poisson",
+            "rounds": 2,
+            "clip_norm": 1.0,
+            "clipping": "flat",
+            "adaptive_clip": None,
+            "private": True,
+            "noise_multiplier": 1.0,
+            "noise": "independent",
+            "delta": 1e-3,
+            "unit": "client",
+            "accountant": None,
+            "allow_large_delta": None,
+        }
+    )
+
+
+def run(folder: Path) -> None:
+    record = {"run": "a 1", "private": True, "stamp": "", "note": "", "statement": "", "config": {}}
+    record |= {"plan": _plan().to_dict(), "ledger_head": "0" * 64, "evaluation": None}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "result.json").write_text(json.dumps({"rounds": 2, "epsilons": {}}))
+    (folder / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1, "loss": 0.5}\n')
+
+
+def secret(path: Path) -> None:
+    saved_secret(path, reproducible_seed=3, purpose="a")
+
+
+def ledger(folder: Path) -> None:
+    with Ledger(folder / "ledger.jsonl", small()) as ledger:
+        event = _plan().event(1)
+        ledger.charge(event, "a", run="r", round=1, identity="i")
+        ledger.record("i", "hash")
+        ledger.charge(event, "a", run="r", round=2, identity="j")
+
+
+def fields(folder: Path) -> None:
+    """The lines of a ledger without their hashes."""
+    ledger(folder)
+    lines = Chain.read(folder / "ledger.jsonl").lines
+    (folder / "fields.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+
+def sign_fields(folder: Path) -> None:
+    path = folder / "ledger.jsonl"
+    path.unlink(missing_ok=True)
+    chain = Chain(path)
+    try:
+        for line in (folder / "fields.jsonl").read_bytes().splitlines():
+            record = json.loads(line)
+            if isinstance(record, dict):
+                chain.append(record, sync=False)
+    except (ValueError, RecursionError, OSError):
+        pass
+    finally:
+        chain.close()
+
+
+def artifacts(folder: Path) -> Artifacts:
+    return Artifacts(folder / "artifacts", run="r")
+
+
+def artifact(folder: Path) -> None:
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "t": np.array(["x", "yz"])}
+    artifacts(folder).save("one", Artifact({"b": [1, 2]}, arrays))
+
+
+def sign_artifact(folder: Path) -> None:
+    place = folder / "artifacts" / "one"
+    try:
+        manifest = json.loads((place / "manifest.json").read_bytes())
+        manifest.pop("sha256", None)
+        for name in ("arrays.npz", "record.json"):
+            path = place / name
+            manifest["files"][name] = {
+                "bytes": path.stat().st_size,
+                "sha256": files.sha256_file(path),
+            }
+        text = json.dumps(manifest, sort_keys=True)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        (place / "manifest.json").write_text(files.json_text({**manifest, "sha256": sha256}))
+    except (ValueError, TypeError, AttributeError, RecursionError, LookupError):
+        return
+
+
+def moments(folder: Path) -> None:
+    arrays = {"count": np.float64(5), "mean": np.ones(2), "covariance": np.eye(2)}
+    (folder / "moments.npz").write_bytes(files.npz({**arrays, "noise": np.ones(6)}))
+
+
+def quickstart(path: Path) -> None:
+    path.write_bytes(shipped.find("quickstart").read_bytes())
+
+
+def sweep(folder: Path) -> None:
+    quickstart(folder / "base.yaml")
+    (folder / "sweep.yaml").write_text(
+        "base: base.yaml\nmetric: loss\ngrid:\n  training.rounds: [1, 2]\n  run.seed: [0, 1]\n"
+    )
+
+
+def begun_sweep(folder: Path) -> None:
+    sweep(folder)
+    sweeps.begin(load_sweep(folder / "sweep.yaml"), folder)
+    point = folder / "points" / "x"
+    point.mkdir(parents=True)
+    (point / "result.json").write_text("{}")
+    sweeps.finish(point)
+
+
+def gpt2(folder: Path) -> None:
+    letters = ["a", "b", "ab", "<|endoftext|>"]
+    (folder / "encoder.json").write_text(json.dumps({each: i for i, each in enumerate(letters)}))
+    (folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
+
+
+def word_pieces(folder: Path) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+    ids = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "##n": 4, "7": 5}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    steps = [normalizers.NFKC(), normalizers.Replace("``", '"'), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.enable_padding(length=8)
+    tokenizer.enable_truncation(8)
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]", "[SEP]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def sentence_pieces(folder: Path) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    pieces = [("<unk>", 0.0), ("\u2581", -1.0), ("a", -2.0), ("n", -2.5), ("\u2581a", -3.0)]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def chat(folder: Path) -> None:
+    write_tokeniser(folder, 280, start=True, chat=True)
+
+
+def vocabulary(path: Path) -> None:
+    Vocabulary.from_texts(["a b a", "c"], 6, source="x").save(path)
+
+
+def word_counts(path: Path) -> None:
+    path.write_text("the 5\na,3\n")
+
+
+def scored(path: Path) -> None:
+    pieces = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256)), b"a"]
+    records = b"".join(
+        np.float32(-1).tobytes() + np.int32(len(piece)).tobytes() + piece for piece in pieces
+    )
+    path.write_bytes(np.int32(8).tobytes() + records)
+
+
+def llama2c(path: Path) -> None:
+    sizes = np.array([4, 4, 1, 2, 2, 3, 2], np.int32)
+    numbers = 3 * 4 + 4 + 4 * 16 + 4 + 3 * 16 + 4 + 2 * 2
+    path.write_bytes(sizes.tobytes() + np.ones(numbers, np.float32).tobytes())
+
+
+def own(folder: Path) -> None:
+    model = TagPrediction(3, 2)
+    own_models.save(folder / "model", model, model.init(jax.random.key(0)))
+
+
+def adapters(folder: Path) -> None:
+    write_adapters(folder / "adapters", write_decoder(folder / "base", "llama"))
+
+
+def sharded(folder: Path) -> None:
+    model, params = pretrained.load(write_decoder(folder / "model", "gpt2"))
+    pretrained.save(folder / "model", model, params, shard_bytes=20_000)
+
+
+def pictures(folder: Path) -> None:
+    model, weights = _network()
+    (folder / "model.json").write_text(json.dumps(model))
+    content = b"".join(value.tobytes() for value in weights.values())
+    (folder / "one.bin").write_bytes(content[:100])
+    (folder / "two.bin").write_bytes(content[100:])
+
+
+def sentences(folder: Path) -> None:
+    write_encoder(folder, "bert", causal=False)
+    stages = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    described = [{"path": path, "type": f"a.{kind}"} for path, kind in stages]
+    (folder / "modules.json").write_text(json.dumps(described))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')
+
+
+ROWS = [
+    {"client": "a", "text": "one \u00e9", "label": 1, "score": 0.5},
+    {"client": "b", "text": "two", "label": 2, "score": -1.5},
+    {"client": "a", "text": "", "label": 3, "score": 2.0},
+]
+
+
+def lines(path: Path) -> None:
+    content = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def csv(path: Path) -> None:
+    rows = ["client,text,label,score", 'a,"one, \u00e9",1,0.5', "b,two,2,-1.5", "a,,3,2.0"]
+    path.write_bytes("\n".join(rows).encode())
+
+
+def text(path: Path) -> None:
+    path.write_bytes("one \u00e9\n\ntwo\n".encode())
+
+
+def arrow(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path)
+        return
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def archive(path: Path) -> None:
+    counts = "word_count" in path.name
+    members = {"words": b"the 5\na 3\n"} if counts else {"a.txt": b"one\n\ntwo", "b.txt": b"three"}
+    with tarfile.open(path, "w:bz2" if counts else "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def sqlite(path: Path) -> None:
+    written = path.with_name("plain.sqlite")
+    written.unlink(missing_ok=True)
+    messages = {
+        client: [example({"snippets": f"{client} {number}".encode()}) for number in range(2)]
+        for client in ("a", "b")
+    }
+    write_file(written, messages)
+    content = written.read_bytes()
+    path.write_bytes(lzma.compress(content) if path.suffix == ".lzma" else content)

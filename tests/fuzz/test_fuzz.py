@@ -1,0 +1,37 @@
+"""TRUST 39: whatever a file holds, it is read, or refused with the library's own error.
+
+Each reader gets some damaged files here; `python -m tests.fuzz` reads as many as there is time for.
+"""
+
+import resource
+
+import pytest
+
+from tests.fuzz.mutants import mutant
+from tests.fuzz.targets import TARGETS, made, run_input
+
+# A reader with a share of 1 takes a millisecond or two for an input.
+_INPUTS = 120
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_damaged_file_is_read_or_refused(name, tmp_path):
+    """TRUST 6, 39: never another exception, and no memory beyond what the file is worth."""
+    target = TARGETS[name]
+    seed = made(target, tmp_path)
+    target.sign(tmp_path)
+    target.read(tmp_path)  # the file itself is sound
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(1, max(4, round(_INPUTS * min(target.share, 2))) + 1):
+        try:
+            run_input(target, tmp_path, mutant(seed, name, number))
+        except Exception as error:
+            raise AssertionError(f"input {number} of {name!r} is not refused") from error
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kilobytes
+
+
+def test_a_mutant_is_a_function_of_its_number():
+    seed = b'{"a": [1, 2], "b": "c"}'
+    first = [mutant(seed, "x", number) for number in range(200)]
+    assert first == [mutant(seed, "x", number) for number in range(200)]
+    assert first[0] == seed and len(set(first)) > 150
