@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, narrow
+from jaxpfl.federated import hosts, memory, narrow
 from jaxpfl.federated.accumulators import Accumulator, Pair
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
@@ -232,6 +233,7 @@ class Door:
         self.mesh = query.execution.devices
         self._like = Shapes.of(contribution)
         self._layout = Layout.of(query.client_fn, self.mesh, self._like.tree())
+        self._compiled: set[tuple[int, ...]] = set()  # shapes of buckets
 
     def __call__(
         self,
@@ -260,7 +262,14 @@ class Door:
             slots = bucket.weight.shape[0] * replicas(self.mesh) // own
             engine = self._engine(self._chunk_of(slots))
             bucket = hosts.put_shares(bucket, self.mesh)
-            sums = accumulate(engine, broadcast, sums, bucket, clip_norm, keys.train)
+            given = engine, broadcast, sums, bucket, clip_norm, keys.train
+            shape = bucket.mask.shape
+            if shape not in self._compiled and not isinstance(bucket.mask, Tracer):
+                # Ahead, so that the compiler's memory is free before the clients' is taken.
+                accumulate.lower(*given).compile()
+                memory.give_back()
+                self._compiled.add(shape)
+            sums = accumulate(*given)
         hosts.meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
