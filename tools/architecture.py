@@ -52,6 +52,7 @@ EXPERIMENTS: dict[str, set[str]] = {
     "export": SHARED | {"systems", "registry", "carry_out"},
     "init_config": SHARED,
     "init": SHARED | {"systems", "registry", "init_config"},
+    "audit": SHARED | {"systems", "registry"},
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"

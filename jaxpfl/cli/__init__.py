@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
 from jaxpfl.cli import (
+    audit,
     bench,
     budget,
     calibrate,
@@ -40,6 +41,7 @@ exit codes:
   2    bad input: the message says where, what was found and what was expected
   3    the privacy budget is exhausted: the next release was not made
   4    a sweep ended, and points of it failed: each with its sentence; the others are done
+  5    an audit found that more is released than the ledger states
   130  interrupted by SIGINT; 143: by SIGTERM. A run was saved: `jaxpfl resume DIR`
 """
 
@@ -148,6 +150,13 @@ COMMANDS = {
         "--clients-per-round 1000",
         calibrate.add,
         calibrate.run,
+    ),
+    "audit": _Command(
+        "Attack the releases of a config with canaries, for a lower bound on their epsilon.",
+        "jaxpfl audit quickstart --runs 16",
+        audit.add,
+        audit.run,
+        takes_overrides=True,
     ),
     "fred": _Command(
         "Rank public corpora by a private Frechet distance to clients' data.",

@@ -8,6 +8,7 @@ door             clips, sums and adds noise; private to `release`
 mesh             the devices, and where arrays are on them
 identity         everything that a release depends on
 information_flow proves that a release tells nothing but its noisy sum
+canaries         made-up clients through the release, for audits
 accumulators     how contributions are added up
 client           what one client computes
 local_training   a client function: some steps of SGD

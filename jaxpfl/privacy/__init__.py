@@ -10,6 +10,8 @@ budget         what a ledger's releases cost together, and whether another one f
 sources        recognises a ledger's clients by keyed hashes
 accounting     from events to epsilon (PLD, RDP), and back to a noise multiplier
 confirmation   second accountants that share no code with the first
+auditing       lower bounds on epsilon, from an attack on what was released
+profile        a composition's delta at every epsilon, for audits
 simulated      noise as if more clients took part than there are: no guarantee
 published      epsilons as papers print them, and why they do not hold
 events         the kinds of release, and their form in a file

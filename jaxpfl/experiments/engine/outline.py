@@ -85,11 +85,17 @@ class OutlinedModel:
 
 @dataclass(frozen=True)
 class Release:
-    """What clients release, and its cost; `times` says how often, in words."""
+    """What clients release, and its cost.
+
+    Attributes:
+      times: how often, in words.
+      plans: each is asked once in every round, and together they cost the guarantee.
+    """
 
     guarantee: Guarantee
     times: str
     noise_multiplier: float
+    plans: tuple[Plan, ...]
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,7 @@ def rounds_of(plan: Plan) -> Release:
     if plan.simulates is not None:
         larger = plan.scaled_to(plan.simulates).statement()
         times = f"{times}; {plan.simulation}; the larger population would have {larger}"
-    return Release(plan.guarantee(), times, plan.noise_multiplier)
+    return Release(plan.guarantee(), times, plan.noise_multiplier, (plan,))
 
 
 class Published(NamedTuple):

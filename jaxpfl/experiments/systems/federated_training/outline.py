@@ -31,7 +31,10 @@ def outline(config: Config) -> Outline:
     notes: tuple[str, ...] = ()
     if chosen_by is not None and config.fred is not None:
         releases["FreD"] = engine.Release(
-            chosen_by.guarantee(), "count, mean and covariance", chosen_by.multipliers[1]
+            chosen_by.guarantee(),
+            "count, mean and covariance",
+            chosen_by.multipliers[1],
+            chosen_by.plans(clients.train),
         )
         dimension = engine.embedding_size(config.fred.embedder)
         if dimension is None:

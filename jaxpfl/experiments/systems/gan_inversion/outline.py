@@ -46,7 +46,10 @@ def outline(config: GanInversionConfig) -> Outline:
         }
     releases = {
         "each of two histograms of users' accuracy": Release(
-            histogram.plan().guarantee(), "once, of everyone", histogram.noise_multiplier
+            histogram.plan().guarantee(),
+            "once, of everyone",
+            histogram.noise_multiplier,
+            (histogram.plan(),),
         )
     }
     for share, plan in found.items():

@@ -1,0 +1,143 @@
+"""Audits everything that a config would release, on canaries in place of its clients.
+
+The plans are those of the config, as a dry run finds them (`engine.outline`): no client is read,
+nothing is fetched, charged to a ledger of the user's, or written. What is played, and what a bound
+means, is said in `federated.canaries` and `privacy.auditing`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any
+
+from jaxpfl import checks
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.engine.outline import Release
+from jaxpfl.experiments.registry import system_of
+from jaxpfl.experiments.systems.base import Outliner
+from jaxpfl.federated.canaries import Game
+from jaxpfl.privacy.accounting import rounded_up
+from jaxpfl.privacy.auditing import lower_bounds, strongest
+from jaxpfl.progress import track
+
+SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no ledger charged"
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditSettings:
+    """How much is played.
+
+    Attributes:
+      canaries: in each run, or the whole population where it is smaller.
+      runs: of each release; every run has `canaries` trials.
+      rounds: at most as many of a plan's rounds are played, and compared with what these cost.
+      confidence: of all bounds on one release together.
+      seed: of the game.
+    """
+
+    canaries: int = 1_000
+    runs: int = 8
+    rounds: int = 20
+    confidence: float = 0.99
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("canaries", "runs", "rounds"):
+            checks.positive_int(name, getattr(self, name))
+        checks.open_fraction("confidence", self.confidence)
+        checks.non_negative_int("seed", self.seed)
+
+
+def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dict[str, Any]:
+    """Audits every release of a config of any system; returns the bounds as plain data.
+
+    Returns:
+      "releases" by name: epsilon, as the ledger of the game states it, delta, the strongest bound,
+      its estimator, and the bounds of all; "exceeded": whether a bound exceeds its epsilon; "text".
+
+    Raises:
+      InputError: the config is not valid, its system has no outline, or nothing in it is private.
+    """
+    system = system_of(config.system)
+    if not isinstance(system, Outliner):
+        raise InputError(
+            f"an audit takes plans from a system's outline, and system {config.system!r} has none"
+        )
+    releases = system.outline(config).releases
+    private = [(name, each) for name, each in releases.items() if each.guarantee.private]
+    if not private:
+        raise InputError("the config releases nothing with noise: there is no epsilon to audit")
+    found = {
+        name: _audited(release, settings)
+        for name, release in track(private, "audit", progress=progress)
+    }
+    record = {
+        "simulation": SIMULATED,
+        "system": config.system,
+        "settings": dataclasses.asdict(settings),
+        "releases": found,
+        "not_private": [name for name, each in releases.items() if not each.guarantee.private],
+        "exceeded": any(each["exceeded"] for each in found.values()),
+    }
+    return {**record, "text": table(record)}
+
+
+def _audited(release: Release, settings: AuditSettings) -> dict[str, Any]:
+    plan = release.plans[0]
+    rounds = min(settings.rounds, plan.rounds)
+    game = Game(release.plans, min(settings.canaries, plan.population), rounds)
+    played = game.play(settings.runs, seed=settings.seed)
+    bounds = lower_bounds(played.trials, played.stated, confidence=settings.confidence)
+    best, epsilon = strongest(bounds), played.stated.epsilon()
+    return {
+        "rounds": rounds,
+        "planned_rounds": plan.rounds,
+        "epsilon": epsilon,
+        "delta": plan.delta,
+        "statement": played.stated.statement(),
+        "bound": best.epsilon,
+        "estimator": best.estimator,
+        "trials": len(played.trials.present_N),
+        "bounds": {each.estimator: each.epsilon for each in bounds},
+        "exceeded": best.epsilon > epsilon,
+    }
+
+
+def table(record: Mapping[str, Any]) -> str:
+    """The bounds of an audit as text for a terminal."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(box=SIMPLE, pad_edge=False)
+    made.add_column("release")
+    for title in ("rounds", "delta", "stated epsilon", "epsilon is at least", "trials"):
+        made.add_column(title, justify="right")
+    made.add_column("by")
+    for name, each in record["releases"].items():
+        made.add_row(
+            name,
+            f"{each['rounds']:,} of {each['planned_rounds']:,}",
+            f"{each['delta']:g}",
+            rounded_up(each["epsilon"]),
+            f"{each['bound']:.4g}" + (" EXCEEDS IT" if each["exceeded"] else ""),
+            f"{each['trials']:,}",
+            each["estimator"],
+        )
+    drawn = StringIO()
+    Console(file=drawn, width=120).print(made)
+    confidence = record["settings"]["confidence"]
+    lines = [record["simulation"], "", drawn.getvalue().strip("\n"), ""]
+    if record["exceeded"]:
+        lines.append(
+            "A bound exceeds the epsilon that the ledger states: more is released than is charged "
+            f"(or an accident of probability {1 - confidence:.2g} happened: repeat it with another "
+            "--seed)."
+        )
+    else:
+        lines.append(
+            f"No bound exceeds what the ledger states, at {confidence:.0%} confidence. That is not "
+            "a proof that nothing more is released."
+        )
+    lines += [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
+    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())

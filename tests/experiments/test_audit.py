@@ -1,0 +1,111 @@
+"""`jaxpfl audit`: every release of a config, on canaries; an exit code where a bound exceeds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxpfl import cli
+from jaxpfl.errors import InputError
+from jaxpfl.experiments import audit as audit_module
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.audit import AuditSettings, audit
+from jaxpfl.privacy import Guarantee
+from jaxpfl.privacy.auditing import Bound
+
+TINY = """\
+data: {source: "$NOT_SET/clients.jsonl?client=who", public: "docstrings:numpy", clients: 500,
+       split: {train: 0.8, valid: 0.1, test: 0.1}}
+model: {name: cifg_lm, vocab_size: 44, embedding: 8, hidden: 8, projection: 8, sequence_length: 8}
+privacy: {noise_multiplier: 1.0, delta: 1.0e-4, clip_norm: 0.5}
+training: {rounds: 3, clients_per_round: 100, batch_size: 4, max_examples: 8}
+evaluation: {every: 0}
+"""
+FRED = """\
+prefinetune: {epochs: 1}
+fred:
+  candidates: {numpy: "docstrings:numpy", rich: "docstrings:rich"}
+  embedder: hashed:8
+  epsilon: 1.0
+  delta: 1.0e-4
+"""
+FEW = AuditSettings(canaries=400, runs=2, rounds=2)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def test_the_command_prints_a_table_and_writes_the_record(tiny, tmp_path, capsys):
+    given = ["audit", str(tiny), "--canaries", "400", "--runs", "2", "--rounds", "2"]
+    assert cli.main([*given, "--run.devices", "2", "--out", "audit.json"]) == 0
+    printed = capsys.readouterr().out
+    assert "SIMULATED" in printed and "2 of 3" in printed
+    record = json.loads((tmp_path / "audit.json").read_text())
+    (found,) = record["releases"].values()
+    plan = registry.load(tiny)
+    assert 0 <= found["bound"] <= found["epsilon"]
+    assert found["trials"] == 800
+    assert set(found["bounds"]) == {"threshold", "profile", "one run"}
+    assert not record["exceeded"]
+    # Nothing else is left, and no ledger of the user's is there.
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.yaml", "audit.json"}
+    assert plan is not None
+
+
+def test_the_stated_epsilon_is_the_ledgers_of_the_rounds_that_were_played(tiny):
+    config = registry.load(tiny)
+    (found,) = audit(config, FEW, progress=False)["releases"].values()
+    (release,) = registry.system_of(config.system).outline(config).releases.values()
+    assert found["epsilon"] == pytest.approx(release.plans[0].epsilon(2), rel=1e-6)
+
+
+def test_a_bound_that_exceeds_its_epsilon_has_an_exit_code(tiny, capsys, monkeypatch):
+    def refuted(trials, stated, confidence):
+        return (Bound(2 * stated.epsilon(), "threshold", 400, confidence),)
+
+    monkeypatch.setattr(audit_module, "lower_bounds", refuted)
+    given = ["audit", str(tiny), "--canaries", "10", "--runs", "1", "--run.devices", "2"]
+    assert cli.main(given) == 5
+    assert "EXCEEDS IT" in capsys.readouterr().out
+
+
+def test_every_release_of_a_config_is_audited_by_the_plans_that_it_costs(tiny):
+    tiny.write_text(TINY.replace('"docstrings:numpy"', "null") + FRED)
+    config = registry.load(tiny)
+    for release in registry.system_of(config.system).outline(config).releases.values():
+        events = [plan.event() for plan in release.plans]
+        assert Guarantee.of_events(events, 1e-4).epsilon() == release.guarantee.epsilon()
+    record = audit(config, FEW, progress=False)
+    assert set(record["releases"]) == {"FreD", "rounds"}
+    assert not record["exceeded"]
+
+
+def test_a_config_without_privacy_is_refused(tiny):
+    overrides = ["--privacy.private", "false", "--privacy.noise_multiplier", "null"]
+    overrides += ["--privacy.delta", "null"]
+    with pytest.raises(InputError, match="no epsilon to audit"):
+        audit(registry.load(tiny, overrides), FEW, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--confidence", "1"), ("--canaries", "0"), ("--runs", "-1")]
+)
+def test_settings_out_of_range_are_bad_input(tiny, capsys, option, value):
+    assert cli.main(["audit", str(tiny), option, value]) == 2
+    assert option[2:] in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "name", ["quickstart", "gan_inversion", "popri_small", "oov_concatenation"]
+)
+def test_shipped_configs_are_not_flagged(name, monkeypatch):
+    from jaxpfl.experiments.config import shipped
+
+    config = registry.load(shipped.find(name))
+    assert not audit(config, AuditSettings(runs=2, rounds=4), progress=False)["exceeded"]

@@ -1,0 +1,157 @@
+"""Audits of the release: a correct one is never flagged, and one that was made worse is."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpfl.errors import InputError
+from jaxpfl.federated import Secret
+from jaxpfl.federated.canaries import Game, alternating, noise_root, scores_of
+from jaxpfl.privacy import AdaptiveClip, Plan
+from jaxpfl.privacy.auditing import lower_bounds, strongest
+from jaxpfl.privacy.correlated_noise import NoiseStream
+from tests.plans import flat_plan
+from tools.audit import MORE_RUNS, WORSE, audited
+
+
+def plan(**changes) -> Plan:
+    settings = dict(
+        population=1_000,
+        clients_per_round=500,
+        rounds=2,
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        delta=1e-4,
+    )
+    return flat_plan(**{**settings, **changes})
+
+
+def test_a_correct_release_is_not_flagged():
+    """TRUST 32"""
+    found = audited(seed=0, runs=1)
+    assert 0.4 * found.stated < found.bound <= found.stated
+
+
+@pytest.mark.parametrize("name", sorted(WORSE.keys() - MORE_RUNS.keys()))
+def test_a_worse_release_is_flagged(name):
+    """TRUST 32"""
+    assert audited(0, WORSE[name], runs=1).flagged
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MORE_RUNS)
+def test_what_tells_a_little_more_is_flagged_by_more_trials(name):
+    """TRUST 32"""
+    assert audited(0, WORSE[name], MORE_RUNS[name]).flagged
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(dict(sampling="fixed"), marks=pytest.mark.long),
+        dict(sampling="cyclic", rounds=4),
+        dict(sampling="cyclic", rounds=4, noise="tree"),
+        pytest.param(dict(sampling="cyclic", rounds=4, noise="banded"), marks=pytest.mark.long),
+        dict(unit="example"),
+        pytest.param(dict(adaptive_clip=AdaptiveClip()), marks=pytest.mark.long),
+        dict(clients_per_round=1_000, rounds=1),
+    ],
+    ids=["fixed", "cyclic", "tree", "banded", "example", "adaptive", "everyone"],
+)
+def test_every_kind_of_plan_can_be_audited(changes):
+    played = Game((plan(**changes),)).play(2)
+    found = strongest(lower_bounds(played.trials, played.stated))
+    assert 0 < found.epsilon <= played.stated.epsilon()
+    assert played.stated.epsilon() == pytest.approx(plan(**changes).guarantee().epsilon(), rel=1e-6)
+
+
+def test_several_releases_are_audited_as_one():
+    """As in FreD: the strongest observer adds up what each of them shows."""
+    parts = [plan(clients_per_round=1_000, rounds=1, noise_multiplier=z) for z in (1.0, 2.0)]
+    together, alone = (Game(tuple(each)).play(4) for each in (parts, parts[1:]))
+    bounds = [strongest(lower_bounds(each.trials, each.stated)) for each in (together, alone)]
+    assert bounds[1].epsilon < 0.7 * bounds[0].epsilon
+    assert bounds[0].epsilon <= together.stated.epsilon()
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed", "cyclic"])
+def test_the_likelihood_is_that_of_all_ways_to_take_part(sampling):
+    asked = plan(sampling=sampling, population=6, clients_per_round=2, rounds=4, delta=0.1)
+    seen = np.random.default_rng(0).normal(size=(4, 3))
+    q, cycle = 2 / 6, 3
+
+    def density(canary: int, moved: float) -> float:
+        if sampling == "cyclic":
+            ways = [
+                ([moved * (t % cycle == place) for t in range(4)], 1 / cycle)
+                for place in range(cycle)
+            ]
+        else:
+            ways = [
+                ([moved * b for b in took], math.prod(q if b else 1 - q for b in took))
+                for took in itertools.product([0, 1], repeat=4)
+            ]
+        return sum(p * np.prod(stats.norm.pdf(seen[:, canary] - mean)) for mean, p in ways)
+
+    out = -1.0 if sampling == "fixed" else 0.0
+    expected = [math.log(density(i, 1.0) / density(i, out)) for i in range(3)]
+    likelihood, total = scores_of((asked,), [seen], [None])
+    assert likelihood == pytest.approx(expected, rel=1e-9)
+    assert total == pytest.approx(seen.sum(axis=0))
+
+
+@pytest.mark.parametrize("noise", ["tree", "banded"])
+def test_the_likelihood_knows_correlated_noise(noise):
+    rounds, cycle = 5, 3
+    root = noise_root(noise, cycle, rounds)
+    stream = NoiseStream(noise, cycle, Secret.reproducible(0).key("noise", ""), 40_000)
+    drawn = np.stack([np.asarray(stream.noise(t)) for t in range(1, rounds + 1)])
+    covariance = root @ root.T
+    assert np.cov(drawn) == pytest.approx(covariance, abs=0.05 * covariance.max())
+    asked = plan(
+        sampling="cyclic", noise=noise, population=6, clients_per_round=2, rounds=rounds, delta=0.1
+    )
+    seen = np.random.default_rng(1).normal(size=(rounds, 2))
+    signs = np.array([alternating(t) for t in range(1, rounds + 1)])
+    normal = stats.multivariate_normal(np.zeros(rounds), covariance)
+    for canary in range(2):
+        raw = signs * seen[:, canary]
+        places = [signs * (np.arange(rounds) % cycle == place) for place in range(cycle)]
+        ratio = np.mean([normal.pdf(raw - each) for each in places]) / normal.pdf(raw)
+        assert scores_of((asked,), [seen], [None])[0, canary] == pytest.approx(
+            math.log(ratio), rel=1e-6
+        )
+        known = [normal.pdf(raw - each) / normal.pdf(raw) for each in places]
+        for place in range(cycle):
+            given = [np.full(2, place)]
+            found = scores_of((asked,), [seen], given)[0, canary]
+            assert found == pytest.approx(math.log(known[place]), rel=1e-6)
+
+
+def test_an_audit_can_be_repeated_and_other_seeds_differ():
+    game = Game((plan(),), canaries=50)
+    first, again, other = (game.play(1, seed=seed).trials for seed in (1, 1, 2))
+    assert np.array_equal(first.scores_SxN, again.scores_SxN)
+    assert not np.array_equal(first.scores_SxN, other.scores_SxN)
+    assert not np.array_equal(first.present_N, other.present_N)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: Game(()), "no plan"),
+        (lambda: Game((plan(),), canaries=1_001), "at most the population"),
+        (lambda: Game((plan(),), rounds=3), "1 .. 2"),
+        (lambda: Game((plan(), plan(rounds=3))), "share rounds"),
+        (
+            lambda: Game((Plan.without_privacy(rounds=1, participation=plan().participation),)),
+            "with noise",
+        ),
+    ],
+)
+def test_a_game_that_cannot_be_played_is_refused(made, words):
+    with pytest.raises(InputError, match=words):
+        made()
