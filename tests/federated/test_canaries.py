@@ -32,7 +32,7 @@ def plan(**changes) -> Plan:
 def test_a_correct_release_is_not_flagged():
     """TRUST 32"""
     found = audited(seed=0, runs=1)
-    assert 0.4 * found.stated < found.bound <= found.stated
+    assert 0 < found.bound <= found.stated
 
 
 @pytest.mark.parametrize("name", sorted(WORSE.keys() - MORE_RUNS.keys()))
