@@ -23,6 +23,7 @@ from dp_accounting import pld, rdp
 from scipy import special
 
 from jaxpfl import checks
+from jaxpfl.errors import InputError
 from jaxpfl.privacy import accounting, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
@@ -30,7 +31,11 @@ _POINTS = 20_000
 
 
 def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
-    """Returns the same releases with `factor` times their noise."""
+    """Returns the same releases with `factor` times their noise.
+
+    Raises:
+      InputError: a release has no Gaussian noise.
+    """
     factor = checks.positive("factor", factor)
     parts: list[dp_accounting.DpEvent] = [
         dp_accounting.SelfComposedDpEvent(_scaled(leaf, factor), count)
@@ -87,7 +92,10 @@ def _scaled(leaf: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
             return dp_accounting.SampledWithoutReplacementDpEvent(
                 leaf.source_dataset_size, leaf.sample_size, inner
             )
-    return leaf
+    raise InputError(
+        "an audit supports Gaussian noise on everyone or on sampled cohorts, found "
+        f"{type(leaf).__name__}"
+    )
 
 
 def _of_gaussian(mu: float, epsilons_E: np.ndarray) -> np.ndarray:
