@@ -202,6 +202,11 @@ def rounded_sum(pair: Pair, noise: jax.Array) -> jax.Array:
 class FixedPoint:
     """Exact integer sums: the same bits for every order, chunking and device layout.
 
+    That is of integers: a contribution is multiplied by its clip factor before it becomes one. With
+    all of XLA's optimisations, programs for other chunks, or for a split model, may round the
+    factor of a clipped contribution differently in its last bit, and then the integers differ, too
+    (docs/scale.md). Contributions below the clip norm have the factor 1.
+
     A clipped value v in [-S, S] is stored as trunc(v / S * 2^bits). It is rounded TOWARDS ZERO, so
     that a contribution's L2 norm never grows and the sensitivity stays S. The integer is split into
     a low half of 16 bits and a signed high part, each summed in int32.

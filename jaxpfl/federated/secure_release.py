@@ -5,6 +5,7 @@ a share of it, and the server learns the sum of the messages alone (`privacy.sec
 are computed as in every release, and the rest on the host, client by client.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked
 from jaxpfl.federated.client import ClientFn, Examples
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.mesh import client_mesh
+from jaxpfl.federated.query import Execution, Query
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
@@ -76,7 +78,8 @@ def secure_release(
       delta: of the stated guarantees, below 1 / clients.
       ledger: file that the release is charged to; made if absent.
       broadcast: public pytree of arrays that every client gets.
-      cohort: how a client's examples are capped and batched; by default batches of 32, at most 256.
+      cohort: how a client's examples are capped and batched, by default batches of 32, at most 256;
+        its buckets are not used, because clients are computed one at a time.
       label: names the release in the ledger.
       budget: hard limit of the whole ledger.
       dropped: this many random clients do not answer after they were asked, to try it out.
@@ -102,7 +105,11 @@ def secure_release(
         participation=Poisson(secure.clients, secure.clients),
         delta=delta,
     )
-    query = Query(label, client_fn, plan, cohort or CohortSpec(32, 256))
+    cohort = cohort or CohortSpec(32, 256)
+    # One client a bucket, in one shape: how a client's update is rounded must not depend on how
+    # many examples others have.
+    alone = dataclasses.replace(cohort, clients_per_bucket=1, ladder=(cohort.max_steps,))
+    query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     asked = Asked.of(query, broadcast, clients)
     coordinates = asked.door.coordinates
     event = secure.event(coordinates)
@@ -112,10 +119,10 @@ def secure_release(
         opened.charge(event, label, run=name[:12], round=1, identity=name)
         total_P = secure.add(_messages(asked, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
-    alone = Guarantee(event, delta, accountant="rdp")
+    cost = Guarantee(event, delta, accountant="rdp")
     return SecureRelease(
         _shaped(secure.value(total_P), query, broadcast, asked),
-        alone.statement(),
+        cost.statement(),
         secure.overflow_probability(coordinates),
         total.statement(),
     )

@@ -11,7 +11,7 @@ looser, and uses the orders of Opacus so that published figures can be compared.
 | Gaussian on everyone           | either            | exact | bound |
 | on Poisson cohorts             | add or remove one | bound | bound |
 | on cohorts of fixed size       | replace one       | none  | bound |
-| secure sums                    | either            | none  | bound |
+| secure sums                    | zero out one      | none  | bound |
 | without noise                  | either            | inf   | inf   |
 
 dp-accounting is called with multipliers relative to the shift under the adjacency in use (see
@@ -196,6 +196,8 @@ def _require_support(
             "a cohort of fixed size is accounted for under replace_one only, because adding a "
             "client removes another one from it"
         )
+    if isinstance(leaf, dp_accounting.ZCDpEvent) and adjacency != "add_or_remove_one":
+        raise InputError("a secure sum has no cost under replace_one: it is for a zeroed update")
     if accountant == "pld" and isinstance(leaf, _WITHOUT_PLD):
         which = "cohorts of fixed size" if fixed else "secure sums"
         raise InputError(f"PLD does not support {which}: use accountant 'rdp'")
@@ -206,9 +208,23 @@ def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     """The Renyi divergence of one release at RDP_ORDERS."""
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
         return _poisson_rdp(leaf.sampling_probability, _noise_multiplier(leaf))
+    if isinstance(leaf, dp_accounting.ZCDpEvent):
+        return np.array([_concentrated_rdp(leaf, order) for order in RDP_ORDERS])
     account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
     account.compose(leaf)
     return account.rdp
+
+
+def _concentrated_rdp(leaf: dp_accounting.ZCDpEvent, order: float) -> float:
+    """The Renyi divergence of a secure sum, whose bounds are proven at whole orders from 2 on.
+
+    Between them, (order - 1) times the divergence is convex (van Erven and Harremoes 2014,
+    Corollary 2), and 0 at order 1; and the divergence grows with the order.
+    """
+    below = max(1, math.floor(order))
+    share = order - below
+    bounds = [(whole - 1) * (leaf.xi + leaf.rho * whole) for whole in (below, below + 1)]
+    return ((1 - share) * bounds[0] + share * bounds[1]) / (order - 1)
 
 
 def _total_rdp(releases: _FrozenCounts) -> list[float]:

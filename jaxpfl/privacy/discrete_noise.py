@@ -20,7 +20,7 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 LARGEST_DEVIATION = 2**16
-"""Of one draw. Below it, all products fit into 64 bits, and Poisson tables into some megabytes."""
+"""Of one draw. Up to it, all products fit into 64 bits, and a Poisson table takes seconds."""
 
 
 class Words:
@@ -94,7 +94,7 @@ def skellam(words: Words, deviation: int, count: int) -> np.ndarray:
     Each Poisson draw inverts a table of its distribution with a uniform number of 128 bits. The
     table is rounded to 2^-128, so that the distribution of a draw is within 2^-100 of the Poisson
     distribution in total variation: a sum over a million coordinates and a million clients within
-    2^-60, which is far below any delta.
+    2^-60 = 9e-19, which a delta must be far above.
 
     Args:
       deviation: the standard deviation, a whole number in 1 .. 65,536.

@@ -5,13 +5,14 @@
 | noisy sum over all clients           | Gaussian                            | either        |
 | ... over a Poisson cohort            | PoissonSampled(Gaussian)            | add or remove |
 | ... over a cohort of fixed size      | SampledWithoutReplacement(Gaussian) | replace one   |
-| secure sum with integer noise        | ZCDp, see `privacy.secure_sum`      | either        |
+| secure sum with integer noise        | ZCDp, see `privacy.secure_sum`      | zero out one  |
 | anything without noise               | NonPrivate                          | either        |
 
-and their (self-)compositions. A Gaussian's multiplier is the standard deviation of its noise
-divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when a client
-is added or removed, 2 S when one is replaced. Only `Plan` and
-`SecureSum` make events, so that no caller has to choose between the two.
+and their (self-)compositions. "Zero out one" replaces a client's update by zero; it composes with
+add-or-remove-one, whose sums it moves as much. A Gaussian's multiplier is the standard deviation of
+its noise divided by the largest change that one client can make UNDER THE ADJACENCY IN USE: S when
+a client is added or removed, 2 S when one is replaced. Only `Plan` and `SecureSum` make events, so
+that no caller has to choose between the two.
 """
 
 from collections.abc import Mapping

@@ -158,6 +158,13 @@ class Guarantee:
             return True  # PLD does not support these releases
         return self._epsilon("pld") <= self._epsilon("rdp") * (1 + 1e-3)
 
+    def _adjacency_in_words(self) -> str:
+        releases = events.counts(self.event)
+        if any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases):
+            # In a secure sum, a client's noise share stays when its update goes.
+            return "zero out one"
+        return _IN_WORDS[self.adjacency]
+
     def statement(self) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         if not self.private:
@@ -169,6 +176,6 @@ class Guarantee:
         accountant = "exact Gaussian" if exact else self.accountant.upper()
         return (
             f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "
-            f"unit = {self.unit}, adjacency = {_IN_WORDS[self.adjacency]} {self.unit}, "
+            f"unit = {self.unit}, adjacency = {self._adjacency_in_words()} {self.unit}, "
             f"accountant = {accountant}"
         )

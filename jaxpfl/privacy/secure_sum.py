@@ -17,9 +17,11 @@ differential privacy, that is by Renyi divergences
 |                    | variance: see `_skellam`                                    | Kairouz, Liu  |
 |                    |                                                             | 2021          |
 
-of n shares of standard deviation s steps over P coordinates. Neighbours differ in one client's
-update, which is replaced by zero; its noise share stays, as does that of each other client that has
-not dropped out. If more clients drop out than was planned for, nothing is released.
+of n shares of standard deviation s steps over P coordinates, for whole orders a. Neighbours differ
+in one client's update, which is replaced by zero; its noise share stays, as does that of each other
+client that has not dropped out. If more clients drop out than was planned for, nothing is released.
+A client whose noise share the adversary knows, because it planted that client, protects nobody else
+and counts among the dropouts, too.
 
 Messages are whole numbers, so that the sum has the same bits in every order of the clients. A sum
 that leaves the range of 2^bits numbers wraps around, which costs no privacy, but is wrong;
@@ -53,7 +55,8 @@ class SecureSum:
       clip_norm: S, the L2 bound of an update.
       noise_multiplier: z. The shares of the clients that are left when `dropouts` have dropped out
         add up to noise of standard deviation z S; with fewer dropouts there is more.
-      dropouts: the most clients that may drop out, fewer than half of them.
+      dropouts: the most clients that may drop out, or whose noise shares the adversary may know,
+        together; fewer than half of all.
       shares: the distribution of a client's noise.
       bits: messages are numbers modulo 2^bits, 8 to 62.
       deviation: the standard deviation of a client's noise share in quantisation steps, which sets
@@ -73,10 +76,11 @@ class SecureSum:
     deviation: int = 1024
 
     def __post_init__(self) -> None:
+        # Stored as Python's numbers: numpy's narrow ones would round or overflow below.
         for name in ("clients", "bits", "deviation"):
-            checks.positive_int(name, getattr(self, name))
-        checks.positive("clip_norm", self.clip_norm)
-        checks.positive("noise_multiplier", self.noise_multiplier)
+            object.__setattr__(self, name, checks.positive_int(name, getattr(self, name)))
+        for name in ("clip_norm", "noise_multiplier"):
+            object.__setattr__(self, name, checks.positive(name, getattr(self, name)))
         checks.one_of("shares", self.shares, tuple(_DRAWS))
         if not 0 <= checks.non_negative_int("dropouts", self.dropouts) < self.clients / 2:
             raise InputError(
@@ -91,7 +95,7 @@ class SecureSum:
                 f"deviation must lie in 2 .. {LARGEST_DEVIATION} quantisation steps, found "
                 f"{self.deviation}"
             )
-        if not self.step > 0 or not self.clip_norm / self.step < 2**50:
+        if not 0 < self.step < math.inf or not self.clip_norm / self.step < 2**50:
             raise InputError(
                 f"clip_norm = {self.clip_norm:g} and noise_multiplier = {self.noise_multiplier:g} "
                 "give quantisation steps that double precision cannot represent"
@@ -131,6 +135,10 @@ class SecureSum:
 
     def add(self, messages: Iterable[np.ndarray]) -> np.ndarray:
         """Returns the sum of messages modulo 2^bits, uint64 [P]: all that a server learns.
+
+        Args:
+          messages: one of each client that did not drop out; that no client sends two is for the
+            protocol to see to.
 
         Raises:
           InputError: messages have different lengths; or there are more of them than clients, or
@@ -182,7 +190,7 @@ class SecureSum:
         if self.shares == "skellam":
             # E exp(s X) = exp(V (cosh s - 1)), at its best s.
             tilt = math.asinh(room / variance)
-            exponent = variance * (math.cosh(tilt) - 1) - tilt * room
+            exponent = 2 * variance * math.sinh(tilt / 2) ** 2 - tilt * room
         else:
             exponent = -(room**2) / (2 * variance)
         return min(1.0, 2 * coordinates * math.exp(max(exponent, -700.0)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,7 +23,8 @@ def release(folder, secure=SECURE, **changes):
     given = {"delta": 1e-3, "ledger": folder / "ledger.jsonl", "broadcast": np.zeros(5, np.float32)}
     clients, _ = population()
     cohort = jp.CohortSpec(1, 1, clients_per_bucket=4)
-    return jp.secure_release(held_vector, clients, secure, cohort=cohort, **{**given, **changes})
+    client_fn = changes.pop("client_fn", held_vector)
+    return jp.secure_release(client_fn, clients, secure, cohort=cohort, **{**given, **changes})
 
 
 def charges(folder):
@@ -40,6 +42,16 @@ def test_the_sum_of_all_clients_is_released_and_charged_once(tmp_path):
     assert charge.event == SECURE.event(5)
     assert found.overflow_probability < 1e-9
     assert "RDP" in found.privacy and "RDP" in found.ledger
+
+
+def test_the_noise_has_the_planned_size_and_each_client_its_own(tmp_path):
+    """Of seven shares, where five would add up to z S; one share for all would be too large."""
+
+    def nothing(broadcast, examples, key):
+        return 0 * jnp.sum(examples.batches["x"]) + jnp.zeros(20_000)
+
+    found = release(tmp_path, client_fn=nothing)
+    assert np.std(found.value) == pytest.approx(1e-3 * 2.0 * np.sqrt(7 / 5), rel=0.03)
 
 
 def test_each_call_is_another_release(tmp_path):

@@ -35,6 +35,8 @@ CLEAN = {
     "    self.ledger.charge(plan)\n"
     "    self.ledger.record(plan)\n"
     "    asked.sum()\n",
+    "federated/secure_release.py": "from jaxpfl.federated import asked\n"
+    "def secure_release(ledger):\n    ledger.charge(Cohort())\n",
     "algorithms/one.py": "from jaxpfl.federated.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
