@@ -89,7 +89,7 @@ def test_an_update_that_is_not_finite_counts_as_zero():
 def test_no_update_moves_the_sum_by_more_than_the_sensitivity(coordinates):
     """Updates whose every coordinate is rounded away from zero, and others that try.
 
-    With 380 coordinates, half a step in each is an update of nearly the clip norm, which rounding doubles.
+    With 380 coordinates, half a step in each is nearly the clip norm, which rounding doubles.
     """
     secure = dataclasses.replace(SECURE, deviation=4)
     step = secure.step
