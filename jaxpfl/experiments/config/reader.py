@@ -21,6 +21,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.sections import OptimizerConfig
 
 _MAX_CONFIG_BYTES = 1_000_000
+_DEEPEST = 64
 # YAML 1.1 reads `1e-5` as text, but a float field accepts it as a number.
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 # A name also names a folder in the run directory.
@@ -192,7 +193,13 @@ class _Loader(yaml.SafeLoader):
 def _parse_yaml(text: str, where: str) -> Any:
     """yaml.safe_load without duplicate keys and aliases, which can expand exponentially."""
     try:
+        depth = 0
         for token in yaml.scan(text):
+            # PyYAML takes hours for some hundred kilobytes of "[".
+            depth += isinstance(token, yaml.FlowSequenceStartToken | yaml.FlowMappingStartToken)
+            depth -= isinstance(token, yaml.FlowSequenceEndToken | yaml.FlowMappingEndToken)
+            if depth > _DEEPEST:
+                raise InputError(f"{where}: the YAML is nested too deeply")
             if isinstance(token, (yaml.AliasToken, yaml.AnchorToken)):
                 raise InputError(
                     f"{where}: line {token.start_mark.line + 1}: YAML aliases are refused"

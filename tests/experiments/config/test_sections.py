@@ -145,6 +145,7 @@ def test_private_evaluation_data_is_refused_until_declared_public(tmp_path):
         "data: {source: a}\ndata: {source: b}",
         "data: {source: a, source: b}",
         "[" * 1_500,
+        "{a: " * 250_000,
         "data: 2020-13-45",
         'data: !!bool "x"',
         'data: !!timestamp "x"',
