@@ -15,7 +15,7 @@ running sums (`merge`). `join_devices` adds up the devices, and `add_noise` the 
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,8 @@ class Compensated:
     The last bits of the result may depend on the layout of devices and chunks.
     """
 
+    ordered_norms: ClassVar[bool] = False
+
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         def zero(leaf):
             array = jnp.zeros((devices, *leaf.shape), jnp.float32)
@@ -202,10 +204,9 @@ def rounded_sum(pair: Pair, noise: jax.Array) -> jax.Array:
 class FixedPoint:
     """Exact integer sums: the same bits for every order, chunking and device layout.
 
-    That is of integers: a contribution is multiplied by its clip factor before it becomes one. With
-    all of XLA's optimisations, programs for other chunks, or for a split model, may round the
-    factor of a clipped contribution differently in its last bit, and then the integers differ, too
-    (docs/scale.md). Contributions below the clip norm have the factor 1.
+    A contribution is multiplied by its clip factor before it becomes integers. Its norm is
+    therefore added up in one order (`privacy.clipping.clip_factors`), which takes longer: XLA
+    chooses another order for each chunk and for a split model.
 
     A clipped value v in [-S, S] is stored as trunc(v / S * 2^bits). It is rounded TOWARDS ZERO, so
     that a contribution's L2 norm never grows and the sensitivity stays S. The integer is split into
@@ -217,6 +218,7 @@ class FixedPoint:
     """
 
     max_clients: int
+    ordered_norms: ClassVar[bool] = True
 
     def __post_init__(self):
         checks.positive_int("max_clients", self.max_clients)

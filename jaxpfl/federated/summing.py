@@ -156,7 +156,9 @@ def accumulate(
                     broadcast, examples, jax.random.fold_in(key, client)
                 )
                 # The norm of whole leaves: sums of parts would be rounded in another way.
-                known = clip_factors(layout.whole(contribution), engine.clipping, bound)
+                known = clip_factors(
+                    layout.whole(contribution), engine.clipping, bound, accumulator.ordered_norms
+                )
                 return contribution, *known
 
             if engine.chunk == 1:

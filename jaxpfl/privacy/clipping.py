@@ -121,9 +121,9 @@ class Clip:
             )
 
 
-@partial(jax.jit, static_argnames=("clipping",))
+@partial(jax.jit, static_argnames=("clipping", "ordered"))
 def clip_factors(
-    contribution: PyTree, clipping: Clipping, clip_norm: jax.Array
+    contribution: PyTree, clipping: Clipping, clip_norm: jax.Array, ordered: bool = False
 ) -> tuple[PyTree, jax.Array, jax.Array]:
     """Returns what one client's contribution must be multiplied by to be clipped.
 
@@ -131,6 +131,9 @@ def clip_factors(
       contribution: pytree of arrays of any real type.
       clipping: "flat" or "per_layer".
       clip_norm: S, float32 scalar; with infinity only contributions that are not finite change.
+      ordered: the norm is added up in one order, so that the same contribution has the same bits of
+        factor in every program. It takes some five times as long. Without it, XLA chooses an order
+        for each program.
 
     Returns:
       A float32 scalar in (0, 1] for each leaf; the norm before clipping (float32 scalar, PRIVATE);
@@ -139,7 +142,8 @@ def clip_factors(
       multiplying it, because NaN * 0 is NaN.
     """
     leaves, structure = jax.tree.flatten(contribution)
-    squares = [_square_sum(leaf) for leaf in leaves]
+    square_sum = _ordered_square_sum if ordered else _square_sum
+    squares = [square_sum(leaf) for leaf in leaves]
     norm = jnp.sqrt(_pairwise_sum(squares))
     # A NaN or an infinity anywhere makes the norm NaN or infinite. The constant is compared as
     # float32, so that the smallest clip norm itself is accepted.
@@ -156,6 +160,21 @@ def clip_factors(
 
 def _square_sum(leaf: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+
+
+def _ordered_square_sum(leaf: jax.Array) -> jax.Array:
+    """The same in one order: halves are added to each other, element by element.
+
+    The barriers keep XLA from joining a product and a sum to one operation with one rounding, and
+    from computing halves of halves again for each element.
+    """
+    square_N = jax.lax.optimization_barrier(jnp.square(leaf.astype(jnp.float32)).reshape(-1))
+    width = 1 << max(0, square_N.size - 1).bit_length()
+    part_W = jnp.pad(square_N, (0, width - square_N.size))
+    while width > 1:
+        width //= 2
+        part_W = jax.lax.optimization_barrier(part_W[:width] + part_W[width:])
+    return part_W[0]
 
 
 def _pairwise_sum(values: list[jax.Array]) -> jax.Array:

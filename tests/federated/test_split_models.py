@@ -1,6 +1,9 @@
 """One copy of a model on several devices: the sums, the bits and the places of one device."""
 
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -83,6 +86,30 @@ def test_fixed_point_sums_and_noise_have_the_bits_of_one_device():
     split, same_name = stored_sum(client_mesh(2, model=2), chosen=plan())
     np.testing.assert_array_equal(split, alone)
     np.testing.assert_array_equal(same_name, name)
+
+
+# As a user's process compiles, which the tests' own flags do not. It prints the sums' bits.
+OPTIMISED = """
+from tests.federated.test_split_models import client_mesh, plan, stored_sum
+for devices, model, chunk in ((1, 1, 1), (1, 1, 2), (2, 2, 1)):
+    value, name = stored_sum(client_mesh(devices, model=model), chosen=plan(), chunk=chunk)
+    print(value.tobytes().hex(), name.tolist())
+"""
+
+
+def test_with_all_optimisations_they_have_these_bits_too():
+    """XLA then adds up the squares of a norm in another order in each of these programs."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        "JAX_NUM_CPU_DEVICES": "2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    child = subprocess.run(
+        [sys.executable, "-c", OPTIMISED], env=environment, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    bits = child.stdout.splitlines()
+    assert len(bits) == 3 and len(set(bits)) == 1
 
 
 @pytest.mark.parametrize("made", [mlp_training, lora_training], ids=["mlp", "lora"])
