@@ -28,6 +28,8 @@ from jaxpfl.privacy import accounting, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
 _POINTS = 20_000
+_LARGEST_STEP = 500.0
+"""Of that grid, whose steps PLD exponentiates in double precision."""
 
 
 def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
@@ -71,6 +73,9 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     if not sampled:
         return _of_gaussian(mu, epsilons_E)
     step = min(_step(leaf, count) for leaf, count in sampled.items())
+    if step > _LARGEST_STEP:
+        # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
+        return np.ones(len(epsilons_E))
     parts = [_loss(leaf, step).self_compose(count) for leaf, count in sampled.items()]
     if mu:
         parts.append(_loss(dp_accounting.GaussianDpEvent(1 / mu), step))
