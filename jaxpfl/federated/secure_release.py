@@ -29,6 +29,7 @@ from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
+from jaxpfl.privacy.mechanisms import cut
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
@@ -120,8 +121,9 @@ def secure_release(
         total_P = secure.add(_messages(asked, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
+    like = identity.traced(query, broadcast, asked.held.columns).out_info
     return SecureRelease(
-        _shaped(secure.value(total_P), query, broadcast, asked),
+        cut(secure.value(total_P), like, np.reshape),
         cost.statement(),
         secure.overflow_probability(coordinates),
         total.statement(),
@@ -159,13 +161,3 @@ def _updates(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Ar
         return client_fn(broadcast, Examples(batches, mask, steps), jax.random.fold_in(key, client))
 
     return jax.vmap(one_client)(bucket.batches, bucket.mask, bucket.steps, bucket.client)
-
-
-def _shaped(vector_P: np.ndarray, query: Query, broadcast: PyTree, asked: Asked) -> PyTree:
-    """A vector in the shapes of one contribution."""
-    like = identity.traced(query, broadcast, asked.held.columns).out_info
-    leaves, structure = jax.tree.flatten(like)
-    edges = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = np.split(vector_P, edges)
-    shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(structure, shaped)
