@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.privacy.keys import require_noise_key
 
@@ -58,7 +59,7 @@ def coordinates(tree: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def cut(vector_P: jax.Array, tree: PyTree, reshape: Callable = jnp.reshape) -> PyTree:
+def cut(vector_P: jax.Array | np.ndarray, tree: PyTree, reshape: Callable = jnp.reshape) -> PyTree:
     """Returns the first coordinates of a vector in the shapes of a pytree, leaf after leaf.
 
     Args:
