@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jaxpfl import cores
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 # Where `record` appends instead, if this variable names a folder.
 ELSEWHERE = "JAXPFL_BENCHMARK_RESULTS"
@@ -98,11 +100,10 @@ def record(benchmark: str, rows: list[dict]) -> pathlib.Path:
 
 
 def _processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """The name, and what tells machines apart that hide it."""
+    told = cores.processor()
+    numbers = [f"{name} {told[name]}" for name in ("cpu family", "model") if name in told]
+    return ", ".join([told.get("model name", platform.machine()), *numbers])
 
 
 def table(rows: list[dict], columns: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Work of NumPy on all cores: one thread for each, with products of one thread inside.
+"""The processor, and work of NumPy on all its cores: one thread for each.
 
 BLAS and LAPACK split a product among the cores by themselves. For one large product that is best.
 Several small ones, or steps that are no products, are faster if every core has pieces of its own,
@@ -8,10 +8,12 @@ milliseconds after each product that they shared, on cores that XLA may need.
 
 import functools
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
@@ -23,6 +25,37 @@ R = TypeVar("R")
 # restore what the other one had set.
 _LIMITING = threading.RLock()
 _WORKER = threading.local()
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+# Of that file, on x86 and ARM: the kind of a processor, and the instructions it has.
+_KIND = (
+    *("model name", "cpu family", "model", "stepping"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+)
+_INSTRUCTIONS = ("flags", "Features")
+# Those that floating-point programs are compiled to. The others change with the system's kernel.
+_ARITHMETIC = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fp", "sse", "ssse", "sve", "sme")
+
+
+def processor() -> dict[str, str]:
+    """Returns the kind of the processor and its instructions, as far as the system tells them.
+
+    The name alone is not enough: rented machines hide it ("AMD EPYC"), and on processors of one
+    name that have other instructions, one program may round in another way.
+    """
+    try:
+        text = _CPUINFO.read_text(encoding="utf-8")
+    except OSError:
+        return {"model name": platform.processor() or platform.machine()}
+    first = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    told = {name.strip(): value.strip() for name, _, value in first}
+    found = {name: told[name] for name in _KIND if name in told}
+    for name in _INSTRUCTIONS:
+        listed = sorted(each for each in told.get(name, "").split() if each.startswith(_ARITHMETIC))
+        if listed:
+            found["arithmetic"] = " ".join(listed)
+    return found
 
 
 def number() -> int:

@@ -8,16 +8,15 @@ import hashlib
 import inspect
 import json
 import os
-import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import cores
 from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -39,12 +38,11 @@ _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 def environment() -> dict[str, Any]:
     """What the rounding of a computation may depend on, as plain values for JSON."""
-    affinity = getattr(os, "sched_getaffinity", None)
     return {
         "devices": [device.device_kind for device in jax.devices()],
-        "processor": _processor(),
+        "processor": cores.processor(),
         # Matrix products are split over this many threads.
-        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "cores": cores.number(),
         "versions": {name: version(name) for name in _PACKAGES},
         "options": {name: str(getattr(jax.config, name)) for name in _OPTIONS},
         "flags": {name: os.environ.get(name, "") for name in _VARIABLES},
@@ -53,15 +51,6 @@ def environment() -> dict[str, Any]:
 
 def _kind(device: Any) -> str:
     return device.device_kind
-
-
-def _processor() -> str:
-    """The CPU's name, as far as it is known."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def read_columns(query: Query, prepared: Population) -> dict[str, Column]:

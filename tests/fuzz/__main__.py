@@ -1,6 +1,6 @@
 """Fuzzes every reader of files: it reads an input and uses it, or raises the library's own error.
 
-    python -m tests.fuzz --inputs 10_000_000
+    python -m tests.fuzz --inputs 10_000_000 --workers 2
     python -m tests.fuzz --inputs 1000 --only "ledger" --first 5000
 
 Each reader is in a process of its own, so that one that dies is noticed, and the others go on. An
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def _work(name: str, first: int, behind: int, folder: Path, note: Path) -> None:
     # Before the first input, so that what the libraries themselves take is known.
     run_input(target, folder, seed)
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
     with note.open("r+b") as file, mmap.mmap(file.fileno(), 8) as shown:
         for number in range(first, behind):
             shown[:] = number.to_bytes(8, "little")
@@ -54,12 +56,14 @@ def _work(name: str, first: int, behind: int, folder: Path, note: Path) -> None:
             slowest = max(slowest, (time.monotonic() - began, number))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {"done": behind - first, "faults": faults, "slowest": slowest}
+    found["seconds"] = time.monotonic() - start
     _say(json.dumps({**found, "peak": peak, "more": peak - begin}))
 
 
 def _fuzz(name: str, first: int, behind: int) -> dict[str, Any]:
     """What the inputs of one reader do, in processes that may die."""
-    total: dict[str, Any] = {"done": 0, "faults": [], "slowest": (0.0, first), "peak": 0, "more": 0}
+    total: dict[str, Any] = {"done": 0, "faults": [], "seconds": 0.0, "peak": 0, "more": 0}
+    total["slowest"] = (0.0, first)
     fast = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as place:
         note = Path(place, "number")
@@ -98,6 +102,7 @@ def _run(command: list[str], note: Path, total: dict[str, Any]) -> str:
     found = json.loads(output)
     total["done"] += found["done"]
     total["faults"] += found["faults"]
+    total["seconds"] += found["seconds"]
     total["slowest"] = max(tuple(total["slowest"]), tuple(found["slowest"]))
     for key in ("peak", "more"):
         total[key] = max(total[key], found[key])
@@ -114,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=100_000, help="of all readers together")
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
+    parser.add_argument("--workers", type=int, default=1, help="readers side by side")
     parser.add_argument("--only", choices=sorted(TARGETS), help="one reader alone")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--note", type=Path, help=argparse.SUPPRESS)
@@ -127,19 +133,25 @@ def main() -> int:
     chosen = [arguments.only] if arguments.only else list(TARGETS)
     shares = sum(TARGETS[name].share for name in chosen)
     began, done, faults, peak, slowest = time.monotonic(), 0, 0, 0, (0.0, "")
-    _say(f"{'reader':28}{'inputs':>10}{'faults':>8}{'slowest':>10}{'peak':>9}{'more':>8}")
-    for name in chosen:
+    titles = f"{'reader':28}{'inputs':>10}{'faults':>8}{'a second':>10}{'slowest':>10}"
+    _say(f"{titles}{'peak':>9}{'more':>8}")
+
+    def fuzzed(name: str) -> dict[str, Any]:
         inputs = max(1, round(arguments.inputs * TARGETS[name].share / shares))
-        found = _fuzz(name, first, first + inputs)
-        seconds, number = found["slowest"]
-        _say(
-            f"{name:28}{found['done']:>10,}{len(found['faults']):>8}{seconds:>8.2f} s"
-            f"{found['peak'] >> 10:>6} MB{found['more'] >> 10:>5} MB   #{number}",
-        )
-        for number, what in found["faults"]:
-            _say(f"    #{number}: {what}")
-        done, faults = done + found["done"], faults + len(found["faults"])
-        peak, slowest = max(peak, found["peak"]), max(slowest, (seconds, name))
+        return _fuzz(name, first, first + inputs)
+
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        for name, found in zip(chosen, pool.map(fuzzed, chosen), strict=True):
+            seconds, number = found["slowest"]
+            _say(
+                f"{name:28}{found['done']:>10,}{len(found['faults']):>8}"
+                f"{found['done'] / max(found['seconds'], 1e-9):>10,.0f}{seconds:>8.2f} s"
+                f"{found['peak'] >> 10:>6} MB{found['more'] >> 10:>5} MB   #{number}",
+            )
+            for number, what in found["faults"]:
+                _say(f"    #{number}: {what}")
+            done, faults = done + found["done"], faults + len(found["faults"])
+            peak, slowest = max(peak, found["peak"]), max(slowest, (seconds, name))
     _say(
         f"{done:,} inputs in {time.monotonic() - began:,.0f} s: {faults} faults; at most "
         f"{peak >> 10} MB of memory, and {slowest[0]:.2f} s for one input ({slowest[1]})"
