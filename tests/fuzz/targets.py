@@ -41,7 +41,7 @@ class Target(NamedTuple):
       make: writes it, and the others that the reader needs, to an empty folder.
       read: reads the folder as a user's command would, and uses what was read.
       sign: corrects the hashes by which the damage would be noticed, as whoever made the file can.
-      share: how many inputs it gets beside the others: fewer where one takes long.
+      share: how many inputs it gets beside the others, so that all take about the same time.
     """
 
     file: str
@@ -141,18 +141,22 @@ def _data(name: str, make: Callable[[Path], object], options: str = "", share: f
 
 
 def _stored(name: str) -> Target:
-    return Target(f"artifacts/one/{name}", seeds.artifact, _find_artifact, seeds.sign_artifact, 2)
+    return Target(f"artifacts/one/{name}", seeds.artifact, _find_artifact, seeds.sign_artifact, 2.0)
 
 
-def _weights(name: str, make: Callable[[Path], object], share: float = 0.05) -> Target:
+def _weights(name: str, make: Callable[[Path], object], share: float) -> Target:
     return Target(name, make, lambda folder: pretrained.load((folder / name).parent), share=share)
 
 
 def _config(make: Callable[[Path], object]) -> Target:
-    return _one("config.json", make, pretrained.read_config, share=4)
+    return _one("config.json", make, pretrained.read_config, share=20)
 
 
-def _tokeniser(name: str, make: Callable[[Path], object], share: float = 1) -> Target:
+def _gpt2(name: str, share: float) -> Target:
+    return Target(name, seeds.gpt2, lambda folder: _use(gpt2(folder)), share=share)
+
+
+def _tokeniser(name: str, make: Callable[[Path], object], share: float) -> Target:
     return Target(name, make, lambda folder: _use(hugging_face(folder)), share=share)
 
 
@@ -160,58 +164,60 @@ _POPULATION = (seeds.population, _read_population)
 _SHAKESPEARE = "?dataset=shakespeare"
 
 TARGETS: dict[str, Target] = {
-    "JSON file": _alone("x.json", _as_json({"a": [1, {"b": "c"}]}), files.read_json, 8),
-    "npz": _one("moments.npz", seeds.moments, files.read_npz, share=4),
-    "FreD's moments": _one("moments.npz", seeds.moments, _read_moments, share=4),
-    "population manifest": Target("saved/manifest.json", *_POPULATION, seeds.sign_manifest),
-    "population clients": Target("saved/clients.arrow", *_POPULATION, seeds.sign_clients),
-    "population examples": Target("saved/examples.arrow", *_POPULATION, seeds.sign_examples),
-    "run.json": Target("run.json", seeds.run, _read_run, share=4),
-    "result.json": Target("result.json", seeds.run, _read_run, share=4),
-    "metrics.jsonl": _one("metrics.jsonl", seeds.run, read_lines, share=8),
-    "secret.json": _alone("secret.json", seeds.secret, _read_secret, 8),
-    "ledger": Target("ledger.jsonl", seeds.ledger, _read_ledger, share=2),
-    "ledger, sealed again": Target("fields.jsonl", seeds.fields, _read_ledger, seeds.sign_fields),
+    "JSON file": _alone("x.json", _as_json({"a": [1, {"b": "c"}]}), files.read_json, 120),
+    "npz": _one("moments.npz", seeds.moments, files.read_npz, share=100),
+    "FreD's moments": _one("moments.npz", seeds.moments, _read_moments, share=60),
+    "population manifest": Target("saved/manifest.json", *_POPULATION, seeds.sign_manifest, 20),
+    "population clients": Target("saved/clients.arrow", *_POPULATION, seeds.sign_clients, 4),
+    "population examples": Target("saved/examples.arrow", *_POPULATION, seeds.sign_examples, 8),
+    "run.json": Target("run.json", seeds.run, _read_run, share=20),
+    "result.json": Target("result.json", seeds.run, _read_run, share=12),
+    "metrics.jsonl": _one("metrics.jsonl", seeds.run, read_lines, share=24),
+    "secret.json": _alone("secret.json", seeds.secret, _read_secret, 24),
+    "ledger": Target("ledger.jsonl", seeds.ledger, _read_ledger, share=4),
+    "ledger, sealed again": Target(
+        "fields.jsonl", seeds.fields, _read_ledger, seeds.sign_fields, 2
+    ),
     "artifact arrays": _stored("arrays.npz"),
     "artifact record": _stored("record.json"),
     "artifact manifest": _stored("manifest.json"),
-    "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.2),
-    "sweep": _one("sweep.yaml", seeds.sweep, load_sweep, share=0.1),
-    "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun),
-    "point.json": Target("points/x/point.json", seeds.begun_sweep, _read_point, share=4),
-    "vocabulary": _alone("v.json", seeds.vocabulary, Vocabulary.load, 4),
-    "word counts": _alone("a.word_count", seeds.word_counts, read_counts, 8),
-    "word counts, archive": _alone("a.word_count.tar.bz2", seeds.archive, read_counts, 2),
-    "tokenizer, bytes": _tokeniser("tokenizer.json", write_tokeniser, 0.2),
-    "tokenizer, word pieces": _tokeniser("tokenizer.json", seeds.word_pieces),
-    "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces),
-    "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 0.5),
-    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=0.5),
-    "encoder.json": Target("encoder.json", seeds.gpt2, lambda folder: _use(gpt2(folder))),
-    "vocab.bpe": Target("vocab.bpe", seeds.gpt2, lambda folder: _use(gpt2(folder))),
-    "tok.bin": _alone("tok.bin", seeds.scored, lambda path: _use(scored(path)), 2),
-    "llama2.c": _alone("a.bin", seeds.llama2c, llama2c.load, 0.5),
+    "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.3),
+    "sweep": _one("sweep.yaml", seeds.sweep, load_sweep, share=0.3),
+    "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun, share=2),
+    "point.json": Target("points/x/point.json", seeds.begun_sweep, _read_point, share=12),
+    "vocabulary": _alone("v.json", seeds.vocabulary, Vocabulary.load, 14),
+    "word counts": _alone("a.word_count", seeds.word_counts, read_counts, 20),
+    "word counts, archive": _alone("a.word_count.tar.bz2", seeds.archive, read_counts, 8),
+    "tokenizer, bytes": _tokeniser("tokenizer.json", write_tokeniser, 10),
+    "tokenizer, word pieces": _tokeniser("tokenizer.json", seeds.word_pieces, 8),
+    "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
+    "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
+    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=6),
+    "encoder.json": _gpt2("encoder.json", 14),
+    "vocab.bpe": _gpt2("vocab.bpe", 8),
+    "tok.bin": _alone("tok.bin", seeds.scored, lambda path: _use(scored(path)), 28),
+    "llama2.c": _alone("a.bin", seeds.llama2c, llama2c.load, 20),
     "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
-    "model config": _weights("config.json", lambda folder: write_decoder(folder, "llama")),
-    "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama")),
-    "weights index": _weights("model/model.safetensors.index.json", seeds.sharded),
-    "own model": Target("model/config.json", seeds.own, _read_own, share=0.2),
-    "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS, share=0.02),
-    "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS, share=0.02),
-    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder.load, share=0.02),
-    "image network": Target("model.json", seeds.pictures, read_network, share=2),
-    "image weights": Target("two.bin", seeds.pictures, read_network, share=2),
-    "JSON lines": _data("a.jsonl", seeds.lines),
-    "JSON lines, packed": _data("a.jsonl.gz", seeds.lines),
-    "JSON": _data("a.json", _as_json(seeds.ROWS)),
-    "CSV": _data("a.csv", seeds.csv),
-    "Parquet": _data("a.parquet", seeds.arrow),
-    "Arrow": _data("a.arrow", seeds.arrow),
-    "text": _data("a.txt", seeds.text),
-    "texts, archive": _data("a.tar.gz", seeds.archive),
-    "SQLite": _data("a.sqlite", seeds.sqlite, _SHAKESPEARE, 0.5),
-    "SQLite, packed": _data("a.sqlite.lzma", seeds.sqlite, _SHAKESPEARE, 0.5),
+    "model config": _weights("config.json", lambda folder: write_decoder(folder, "llama"), 1),
+    "weights": _weights("model.safetensors", lambda folder: write_decoder(folder, "llama"), 0.3),
+    "weights index": _weights("model/model.safetensors.index.json", seeds.sharded, 1.5),
+    "own model": Target("model/config.json", seeds.own, _read_own, share=8),
+    "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS, share=0.1),
+    "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS, share=0.1),
+    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder.load, share=0.3),
+    "image network": Target("model.json", seeds.pictures, read_network, share=12),
+    "image weights": Target("two.bin", seeds.pictures, read_network, share=4),
+    "JSON lines": _data("a.jsonl", seeds.lines, share=4),
+    "JSON lines, packed": _data("a.jsonl.gz", seeds.lines, share=12),
+    "JSON": _data("a.json", _as_json(seeds.ROWS), share=6),
+    "CSV": _data("a.csv", seeds.csv, share=6),
+    "Parquet": _data("a.parquet", seeds.arrow, share=12),
+    "Arrow": _data("a.arrow", seeds.arrow, share=32),
+    "text": _data("a.txt", seeds.text, share=16),
+    "texts, archive": _data("a.tar.gz", seeds.archive, share=20),
+    "SQLite": _data("a.sqlite", seeds.sqlite, _SHAKESPEARE, 6),
+    "SQLite, packed": _data("a.sqlite.lzma", seeds.sqlite, _SHAKESPEARE, 3),
 }
 
 
