@@ -11,8 +11,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 
 PINS = pyproject.toml constraints.txt tools/environment.sh
 
-.PHONY: help demo docs notebooks test test-newest test-slow lint bench peers bench-gpu gpu-wheels compile-check popri-table \
-    popri-table-test parity defects tff-check constraints clean
+.PHONY: help demo docs notebooks test test-newest test-slow lint wheel sbom vulnerabilities bench peers bench-gpu \
+    gpu-wheels compile-check popri-table popri-table-test parity defects tff-check constraints clean
 .NOTPARALLEL:
 
 help:
@@ -23,6 +23,9 @@ help:
 	@echo "make docs         build the documentation site into build/site"
 	@echo "make notebooks    run the notebooks and store their outputs (or NAMES=quickstart); an hour"
 	@echo "make lint         ruff, pyright and the rules of the architecture"
+	@echo "make wheel        the wheel and the sdist of the last commit in dist/, built twice and compared"
+	@echo "make sbom         what the core consists of, as CycloneDX; writes build/sbom.cdx.json"
+	@echo "make vulnerabilities  known ones of the versions in constraints.txt (network; or DATABASE=osv)"
 	@echo "make bench        jaxpfl bench all --store: all benchmarks; appends to benchmarks/results"
 	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 10 GB)"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; four hours at most"
@@ -72,6 +75,31 @@ lint: .venv/installed-dev
 	.venv/bin/ruff format --check
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/python tools/architecture.py
+
+# Of the last commit alone; the backend is the one that constraints.txt pins.
+wheel: .venv/installed-dev
+	.venv/bin/python tools/wheel.py dist
+
+# Of an environment with the core alone, in the versions of constraints.txt.
+sbom: .venv-core/installed .venv-supply/installed
+	@mkdir -p build
+	.venv-supply/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/sbom.cdx.json .venv-core/bin/python
+
+# Of which database: pypi or osv.
+DATABASE = pypi
+vulnerabilities: .venv-supply/installed
+	@.venv-supply/bin/python tools/vulnerabilities.py $(DATABASE)
+
+.venv-core/installed: $(PINS)
+	@tools/environment.sh .venv-core "" "$(PYTHON)"
+	@touch $@
+
+.venv-supply/installed: tools/supply.txt
+	rm -rf .venv-supply
+	$(PYTHON) -m venv .venv-supply
+	.venv-supply/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 bench: .venv/installed-dev
 	.venv/bin/jaxpfl bench all --store
@@ -164,5 +192,5 @@ constraints:
 	    --no-emit-find-links --quiet --upgrade --output-file $@.txt
 
 clean:
-	rm -rf .venv .venv-newest .venv-compile .venv-parity .venv-peer-* .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-newest .venv-core .venv-supply .venv-compile .venv-parity .venv-peer-* .venv-tff .venv-uv .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

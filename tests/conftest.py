@@ -7,6 +7,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from tests import offline
+
+# Before anything that starts threads is imported.
+_NETWORK = offline.close()
+
 # Read by JAX when it is first imported: two devices, so that sharding is always exercised.
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -81,6 +86,10 @@ _LONGEST = (
     "models/encoder/test_network.py",
     "models/test_cifg_lstm.py",
 )
+
+
+def pytest_report_header() -> str:
+    return f"network: {_NETWORK}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
