@@ -13,8 +13,8 @@ TITLES = {
         "convolutions are written as products because XLA's are slow in loops."
     ),
     "example": (
-        "A step of DP-SGD on the same network, where each example's gradient is clipped. The "
-        "programs in JAX take one example after the other."
+        "A step of DP-SGD on the same network, where each example's gradient is clipped. Plain JAX "
+        "and jax_privacy take one example after the other."
     ),
 }
 

@@ -128,8 +128,8 @@ class Compensated:
     each by up to S (1 + k^2 b 2^-24), S (1 + 1e-3) for k = 4 and b = 1,024, plus the rounding of
     the client function's own float32 sum; a test with numpy's sums finds S (1 + 5e-5).
 
-    These figures are of one bucket. One more client, or example, shifts those behind it to other
-    slots and buckets, whose subtotals are then rounded otherwise, too. With contributions made for
+    These figures are of one bucket. One more client, or example, shifts others to other slots,
+    blocks and buckets, whose subtotals are then rounded otherwise, too. With contributions made for
     it, this adds up: 59,392 examples in blocks of 32 moved by 1.04 S, linear in their number.
 
     The last bits of the result may depend on the layout of devices and chunks.

@@ -113,7 +113,8 @@ class Asked:
         plan, door = self.query.plan, self.door
         held = self.held
         if plan.unit == "example":
-            held = _in_blocks(held, chosen, self.query.cohort.max_examples)
+            replicas = self.query.execution.replicas
+            held = _in_blocks(held, chosen, self.query.cohort.max_examples, replicas)
             chosen = np.arange(len(held))
         cohort = Cohort(
             held,
@@ -190,10 +191,15 @@ def _units(query: Query, population: Population) -> int:
     return len(population) if query.plan.unit == "client" else population.num_examples
 
 
-def _in_blocks(held: Population, chosen: np.ndarray, size: int) -> Population:
-    """The chosen examples in blocks of `size`: a sum over them does not depend on clients."""
+def _in_blocks(held: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
+    """The chosen examples in blocks of at most `size`: a sum over them does not depend on clients.
+
+    Blocks are equal but for one example, and each of the `replicas` gets as many, so that none
+    waits for another.
+    """
     columns, total = held.numeric(), len(chosen)
     if total < held.num_examples:
         columns = {name: take(column, chosen) for name, column in columns.items()}
-    edges = np.append(np.arange(0, total, size), total)
-    return Population(columns, edges, [str(number) for number in range(len(edges) - 1)])
+    number = -(-total // (size * replicas)) * replicas
+    edges = np.arange(number + 1) * total // max(number, 1)
+    return Population(columns, edges, [str(block) for block in range(number)])

@@ -66,7 +66,8 @@ class Query:
       plan: who takes part, in how many rounds, with which clip and noise.
       cohort: how a client's examples are capped and batched. Without a number of clients per bucket
         it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has
-        so many; it is a multiple of the devices (or of the copies of the model on them).
+        so many; it is a multiple of the devices (or of the copies of the model on them). Of blocks
+        of examples it gets no more than twice those of the plan.
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from the population to one with as many clients. The result
@@ -123,12 +124,15 @@ class Query:
         """The capacity of buckets that keep all devices busy."""
         replicas, given = self.execution.replicas, self.execution.chunk
         planned = self.plan.clients_per_round
+        least = CLIENTS_PER_BUCKET
         if self.plan.unit == "example":
             planned = -(-planned // self.cohort.max_examples)
+            # A block takes long enough, and what is packed for empty ones costs time, too.
+            least = min(least, 2 * planned)
         # Twice the plan's clients, because a sampled cohort may be larger, and a second bucket for
         # a few of them would take as long as the first.
         wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
-        share = max(wanted, -(-CLIENTS_PER_BUCKET // replicas))
+        share = max(wanted, -(-least // replicas))
         return replicas * (share if given is None else -(-share // given) * given)
 
 

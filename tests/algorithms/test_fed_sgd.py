@@ -67,6 +67,19 @@ def test_rounds_are_what_a_plain_loop_gives(cohort, devices, tmp_path):
     assert first == pytest.approx(np.linalg.norm(by_hand(1)) / 0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("cohort", "blocks", "waste"), [(None, 2, 1 / 28), (jp.CohortSpec(5, 10), 4, 1 - 27 / 40)]
+)
+def test_devices_get_equal_blocks_of_examples(cohort, blocks, waste, tmp_path):
+    """27 examples on two devices: by default, blocks of 14 and 13, and one slot is empty."""
+    records = []
+    execution = Execution(client_mesh(2))
+    chosen = algorithm(cohort=cohort, execution=execution)
+    asked(chosen, population(), tmp_path, rounds=1, observe=records.append)
+    assert records[0]["clients"] == blocks
+    assert records[0]["padding_waste"] == pytest.approx(waste)
+
+
 def test_examples_are_sampled_by_themselves_and_the_denominator_is_the_plans(tmp_path):
     """TRUST 13, 15, 24: sums over rounds of different, and empty, sizes, divided by the plan's n.
 

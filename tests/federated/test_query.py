@@ -39,20 +39,26 @@ def test_a_given_number_is_kept():
 
 
 def test_blocks_of_examples_count_and_not_examples(monkeypatch):
-    monkeypatch.setattr(query, "default_chunk", lambda mesh: 100)
-    everyone = jp.Plan(
-        clip=jp.Clip(1.0), participation=jp.Poisson(960, 960), rounds=1, noise=jp.Noise(1.0),
-        delta=1e-6, unit="example",
-    )  # fmt: skip
+    """Few of them get few slots: a block of padding would take memory and time, too."""
 
     def bounded(broadcast, examples, key):
         return held_vector(broadcast, examples, key)
 
     bounded.example_bound = 1.0
-    asked = Query(
-        "asked", bounded, everyone, jp.CohortSpec(4, 8), execution=Execution(client_mesh(2))
-    )
-    assert asked.cohort.clients_per_bucket == 200
+
+    def blocks(examples):
+        everyone = jp.Plan(
+            clip=jp.Clip(1.0), participation=jp.Poisson(examples, examples), rounds=1,
+            noise=jp.Noise(1.0), delta=1e-6, unit="example",
+        )  # fmt: skip
+        execution = Execution(client_mesh(2))
+        asked = Query("asked", bounded, everyone, jp.CohortSpec(4, 8), execution=execution)
+        return asked.cohort.clients_per_bucket
+
+    assert blocks(33) == 10
+    assert blocks(960) == 64
+    monkeypatch.setattr(query, "default_chunk", lambda mesh: 100)
+    assert blocks(960) == 200
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,13 @@ def convolve_3x3(image_BxHxWxC: Array, kernel_3x3xCxO: Array, *, pool: bool = Fa
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _tiled(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> Array:
     """The convolution of images whose height and width are even."""
-    return _forward(pool, image_BxHxWxC, kernel_3x3xCxO)[0]
+    return _outputs(pool, image_BxHxWxC, _transformed_kernel(kernel_3x3xCxO))[0]
 
 
-def _forward(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
-    kernel_16xCxO = _transformed_kernel(kernel_3x3xCxO)
+def _outputs(pool: bool, image_BxHxWxC: Array, kernel_16xCxO: Array) -> tuple[Array, Array | None]:
+    """The convolution and, for the pool, which places of each window have its highest value."""
     height, width = image_BxHxWxC.shape[1:3]
-    outputs = kernel_3x3xCxO.shape[-1]
+    outputs = kernel_16xCxO.shape[-1]
     tiles = (height // 2 - 1, width // 2 - 1)
 
     def one(image_HxWxC: Array) -> tuple[Array, Array | None]:
@@ -68,12 +68,17 @@ def _forward(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[A
         y_2x2xIxJxO = jnp.stack(places).reshape(2, 2, *tiles, outputs)
         return y_2x2xIxJxO.transpose(2, 0, 3, 1, 4).reshape(height - 2, width - 2, outputs), None
 
-    out_BxHxWxO, winners_BxTxO = lax.map(one, image_BxHxWxC)
-    return out_BxHxWxO, (image_BxHxWxC, kernel_16xCxO, winners_BxTxO)
+    return lax.map(one, image_BxHxWxC)
 
 
-def _backward(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
-    image_BxHxWxC, kernel_16xCxO, winners_BxTxO = saved
+def _slopes(
+    pool: bool,
+    image_BxHxWxC: Array,
+    kernel_16xCxO: Array,
+    winners_BxTxO: Array | None,
+    slope_BxHxWxO: Array,
+) -> tuple[Array, Array]:
+    """The gradients of the images and of the transformed kernel."""
     outputs = slope_BxHxWxO.shape[-1]
     tiles = (image_BxHxWxC.shape[1] // 2 - 1, image_BxHxWxC.shape[2] // 2 - 1)
 
@@ -98,28 +103,38 @@ def _backward(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Arra
     kernel_slope_16xCxO, image_slope = lax.scan(
         one, start, (image_BxHxWxC, slope_BxHxWxO, winners_BxTxO)
     )
-    shape = (3, 3, *kernel_16xCxO.shape[1:])
-    zeros = jnp.zeros(shape, kernel_16xCxO.dtype)
-    return image_slope, jax.vjp(_transformed_kernel, zeros)[1](kernel_slope_16xCxO)[0]
+    return image_slope, kernel_slope_16xCxO
 
 
-def _forward_in_turn(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
-    """The forward pass; vmapped, as for single images, it takes one after the other."""
-    return _in_turn(partial(_forward, pool))(image_BxHxWxC, kernel_3x3xCxO)
+def _forward(pool: bool, image_BxHxWxC: Array, kernel_3x3xCxO: Array) -> tuple[Array, Any]:
+    # Vmapped, as for single images, the images are taken in turn. The kernel, which they share, is
+    # transformed once, and its gradients are transformed side by side.
+    kernel_16xCxO = _transformed_kernel(kernel_3x3xCxO)
+    out_BxHxWxO, winners_BxTxO = _in_turn(partial(_outputs, pool))(image_BxHxWxC, kernel_16xCxO)
+    return out_BxHxWxO, (image_BxHxWxC, kernel_16xCxO, winners_BxTxO)
 
 
-def _backward_in_turn(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
-    return _in_turn(partial(_backward, pool))(saved, slope_BxHxWxO)
+def _backward(pool: bool, saved: Any, slope_BxHxWxO: Array) -> tuple[Array, Array]:
+    image_slope, kernel_slope_16xCxO = _in_turn(partial(_slopes, pool))(*saved, slope_BxHxWxO)
+    return image_slope, _transposed_kernel(kernel_slope_16xCxO)
 
 
 _in_turn = jax.custom_batching.sequential_vmap
-_tiled.defvjp(_forward_in_turn, _backward_in_turn)
+_tiled.defvjp(_forward, _backward)
 
 
 def _transformed_kernel(kernel_3x3xCxO: Array) -> Array:
     """G k G' for each pair of channels: [16, C, O]."""
-    transformed = jnp.einsum("ai,bj,ijco->abco", _G_4x3, _G_4x3, kernel_3x3xCxO)
-    return transformed.reshape(16, *kernel_3x3xCxO.shape[2:])
+    columns_4x3xCxO = _weighted(_G_4x3, [kernel_3x3xCxO[:, j] for j in range(3)])
+    kernel_4x4xCxO = _weighted(_G_4x3, [columns_4x3xCxO[:, i] for i in range(3)])
+    return kernel_4x4xCxO.reshape(16, *kernel_3x3xCxO.shape[2:])
+
+
+def _transposed_kernel(slope_16xCxO: Array) -> Array:
+    """The transpose of `_transformed_kernel`: G' s G for each pair of channels, [3, 3, C, O]."""
+    slope_4x4xCxO = slope_16xCxO.reshape(4, 4, *slope_16xCxO.shape[1:])
+    columns_3x4xCxO = _weighted(_G_4x3.T, [slope_4x4xCxO[:, j] for j in range(4)])
+    return _weighted(_G_4x3.T, [columns_3x4xCxO[:, i] for i in range(4)])
 
 
 def _input_tiles(image_HxWxC: Array) -> Array:
