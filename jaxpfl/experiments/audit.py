@@ -6,6 +6,7 @@ means, is said in `federated.canaries` and `privacy.auditing`.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
@@ -17,8 +18,14 @@ from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.systems.base import Outliner
 from jaxpfl.federated.canaries import Game
 from jaxpfl.privacy.accounting import rounded_up
-from jaxpfl.privacy.auditing import lower_bounds, strongest
+from jaxpfl.privacy.auditing import Trials, lower_bounds, strongest
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.participation import Poisson
+from jaxpfl.privacy.plan import Plan
 from jaxpfl.progress import track
+
+MOST_DIMENSIONS = 384
+"""Of embeddings, and so canaries of a run, where a system's own client functions are asked."""
 
 SIMULATED = "SIMULATED: canaries in place of clients; no client was read, and no ledger charged"
 
@@ -28,7 +35,8 @@ class AuditSettings:
     """How much is played.
 
     Attributes:
-      canaries: in each run, or the whole population where it is smaller.
+      canaries: in each run, or the whole population where it is smaller, or `MOST_DIMENSIONS`
+        where a system's own client functions are asked.
       runs: of each release; every run has `canaries` trials.
       rounds: at most as many of a plan's rounds are played, and compared with what these cost.
       confidence: of all bounds on one release together.
@@ -83,24 +91,55 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
 
 
 def _audited(release: Release, settings: AuditSettings) -> dict[str, Any]:
-    plan = release.plans[0]
-    rounds = min(settings.rounds, plan.rounds)
-    game = Game(release.plans, min(settings.canaries, plan.population), rounds)
+    game = game_of(release, settings)
     played = game.play(settings.runs, seed=settings.seed)
-    bounds = lower_bounds(played.trials, played.stated, confidence=settings.confidence)
-    best, epsilon = strongest(bounds), played.stated.epsilon()
     return {
-        "rounds": rounds,
-        "planned_rounds": plan.rounds,
+        "rounds": game.rounds,
+        "planned_rounds": game.plans[0].rounds,
+        **judged(played.trials, played.stated, settings.confidence),
+    }
+
+
+def game_of(release: Release, settings: AuditSettings) -> Game:
+    """What is played of a release."""
+    wanted = settings.canaries
+    if release.questions is not None:
+        wanted = min(wanted, MOST_DIMENSIONS)
+    plans = tuple(_smaller(plan, wanted) for plan in release.plans)
+    canaries, rounds = min(wanted, plans[0].population), min(settings.rounds, plans[0].rounds)
+    return Game(plans, canaries, rounds, release.questions)
+
+
+def judged(trials: Trials, stated: Guarantee, confidence: float) -> dict[str, Any]:
+    """What is stated and bounded, as plain data."""
+    bounds = lower_bounds(trials, stated, confidence=confidence)
+    best, epsilon = strongest(bounds), stated.epsilon()
+    return {
         "epsilon": epsilon,
-        "delta": plan.delta,
-        "statement": played.stated.statement(),
+        "delta": stated.delta,
+        "statement": stated.statement(),
         "bound": best.epsilon,
         "estimator": best.estimator,
-        "trials": len(played.trials.present_N),
+        "trials": len(trials.present_N),
         "bounds": {each.estimator: each.epsilon for each in bounds},
         "exceeded": best.epsilon > epsilon,
     }
+
+
+def _smaller(plan: Plan, canaries: int) -> Plan:
+    """The plan on fewer clients, if its cost, and each client's chance to take part, are the same.
+
+    They are for Poisson cohorts of a rate that is a fraction of small numbers.
+    """
+    number, taken = plan.population, plan.clients_per_round
+    if plan.sampling != "poisson" or plan.adaptive_clip is not None:
+        return plan
+    least = number // math.gcd(number, taken)
+    fewer = least * -(-canaries // least)
+    if fewer >= number:
+        return plan
+    participation = Poisson(fewer, taken * fewer // number)
+    return dataclasses.replace(plan, participation=participation, simulates=None)
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -72,6 +72,11 @@ def default_accountant(releases: Counts) -> Accountant:
     return "rdp" if any(isinstance(leaf, _WITHOUT_PLD) for leaf in releases) else "pld"
 
 
+def renyi_divergences(releases: Counts) -> np.ndarray:
+    """Returns the composition's Renyi divergences, float64, at `RDP_ORDERS`."""
+    return np.array(_total_rdp(tuple(releases.items())))
+
+
 def rounded_up(epsilon: float) -> str:
     """Returns epsilon in four digits, never less than was spent."""
     if not 0 < epsilon < math.inf:

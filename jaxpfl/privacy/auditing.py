@@ -5,20 +5,21 @@ that is released gives it a score, which should be larger where it is in. Differ
 limits how well any observer can do, so that whoever does better refutes the stated epsilon. Each
 bound holds with the stated confidence, whatever the scores are made of.
 
-    threshold   Of the trials' first half, the threshold is chosen that says most. Of the second
-                half, Clopper-Pearson bounds on both error rates, false positives a and false
-                negatives b, hold together with the confidence. (epsilon, delta)-privacy implies
-                1 - b <= e^epsilon a + delta, and the same with a and b exchanged (Kairouz, Oh,
-                Viswanath 2015, Theorem 2.1), so that epsilon >= log((1 - delta - b) / a).
-                Source: Jagielski, Ullman, Oprea 2020; the separate half: Nasr et al. 2021.
-    profile     The same error rates, against every pair (epsilon, delta) that the stated events
-                imply (`privacy.profile`). The least factor on all noise multipliers whose profile
-                they contradict has an epsilon at the stated delta, which is the bound. For
-                Gaussians on everyone it is that of mu = Phi^-1(1 - a) - Phi^-1(b), as in Nasr et
-                al. 2023, "Tight auditing of differentially private machine learning". The bound is
-                one on epsilon if the release is what was stated, but for the size of its noise.
-                That it exceeds the stated epsilon needs no such assumption: it means that the
-                stated profile was contradicted.
+An event, such as "the score is above the threshold", has the probability p with the canary and r
+without it, or the other way round. (epsilon, delta)-privacy implies p <= e^epsilon r + delta
+(Kairouz, Oh, Viswanath 2015, Theorem 2.1). A quarter of the trials chooses the event, which so does
+not depend on the others. These refute such inequalities by an exact test (`privacy.two_rates`).
+
+    threshold   The largest epsilon that is refuted at the stated delta. Source, with two bounds on
+                error rates in place of one test: Jagielski, Ullman, Oprea 2020; the separate part:
+                Nasr et al. 2021.
+    profile     One pair (epsilon, delta) of all that the stated events imply (`privacy.profile`) is
+                chosen with the event. The least factor on all noise multipliers at which it is
+                refuted has an epsilon at the stated delta, which is the bound. For Gaussians on
+                everyone this is the idea of Nasr et al. 2023, "Tight auditing of differentially
+                private machine learning". The bound is one on epsilon if the release is what was
+                stated, but for the size of its noise. That it exceeds the stated epsilon needs no
+                such assumption: it means that the stated profile was contradicted.
     one run     Many canaries in one run, with a coin each, and k guesses; for the others nothing is
                 guessed. It holds for any dependence among canaries. Source: Steinke, Nasr,
                 Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2.
@@ -38,8 +39,9 @@ from scipy import optimize, special, stats
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import profile
 from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.profile import Scaled, scaled
+from jaxpfl.privacy.two_rates import Counts, refuted, upper_rate
 
 # For as many of the canaries one run guesses: those with the most extreme scores.
 _GUESSED = 0.05
@@ -47,8 +49,12 @@ _GUESSED = 0.05
 # Of many different scores, the thresholds that are tried: quantiles, and all of the extreme ones.
 _QUANTILES, _EXTREMES = 512, 64
 
-_EPSILONS = np.concatenate([np.arange(0, 2, 0.02), np.arange(2, 20, 0.2)])
-_MOST_FACTOR = 64.0
+# Every fourth trial chooses what the others are asked. A choice goes by bounds on both rates, which
+# hold with this probability each, because the best of many counts are those that were most lucky.
+# Where nothing is sure enough, it is less careful.
+_CHOOSING, _CAREFUL = 4, (0.9999, 0.9, 0.5)
+
+_PRECISION = 2e-3
 
 
 class Trials(NamedTuple):
@@ -113,34 +119,51 @@ def strongest(bounds: tuple[Bound, ...]) -> Bound:
 
 def by_threshold(trials: Trials, delta: float, confidence: float) -> Bound:
     """Returns the bound of the estimator "threshold"."""
-    rates, judged = _error_rates(trials, confidence, lambda a, b: _epsilons(a, b, delta))
-    return Bound(float(_epsilons(*rates, delta)), "threshold", judged, confidence)
+    choosing, judging = _parts(trials)
+    for careful in _CAREFUL:
+        events = _events(choosing, careful)
+        epsilon_C = np.log(np.maximum(events.p_C - delta, 1e-300) / events.r_C)
+        place = int(np.argmax(epsilon_C))
+        if epsilon_C[place] > 0:
+            break
+    counts, weight = _counts(judging, events, place), math.exp(max(0.0, epsilon_C[place]))
+
+    def refutes(epsilon: float) -> bool:
+        growth = math.exp(epsilon)
+        return refuted(counts, weight=weight, growth=growth, delta=delta, confidence=confidence)
+
+    # No more is refuted where the choice was careful.
+    found = _largest(refutes, 0.0, math.log(weight) + 3)
+    return Bound(found or 0.0, "threshold", len(judging.present_N), confidence)
 
 
 def by_profile(trials: Trials, stated: Guarantee, confidence: float) -> Bound:
     """Returns the bound of the estimator "profile"."""
-    # What separates two Gaussians best separates most others well.
-    (false_positive, false_negative), judged = _error_rates(
-        trials, confidence, lambda a, b: special.ndtri(1 - a) - special.ndtri(b)
-    )
+    choosing, judging = _parts(trials)
+    known = Scaled(stated.event)
+    least, place, epsilon = known.factors_F[-1], 0, 0.0
+    for careful in _CAREFUL:
+        events = _events(choosing, careful)
+        for number, tried in enumerate(known.epsilons_E):
+            factor_C = known.factors(number, events.p_C - math.exp(tried) * events.r_C)
+            if factor_C.min() < least:
+                least, place, epsilon = factor_C.min(), int(np.argmin(factor_C)), float(tried)
+        if least < known.factors_F[-1]:
+            break
+    counts, growth = _counts(judging, events, place), math.exp(epsilon)
 
-    def refuted(factor: float) -> bool:
-        delta_E = profile.deltas(profile.scaled(stated.event, factor), _EPSILONS)
-        growth_E = np.exp(_EPSILONS)
-        one_E = 1 - false_negative - growth_E * false_positive
-        other_E = 1 - false_positive - growth_E * false_negative
-        return bool(np.any(np.maximum(one_E, other_E) > delta_E))
+    def refutes(reduction: float) -> bool:
+        """Whether there is less noise than the stated one times exp(-reduction)."""
+        delta = known.delta(math.exp(-reduction), epsilon)
+        return refuted(counts, weight=growth, growth=growth, delta=delta, confidence=confidence)
 
-    low, high = 1 / _MOST_FACTOR, _MOST_FACTOR
-    if not refuted(high):
-        return Bound(0.0, "profile", judged, confidence)
-    if refuted(low):
-        high = low
-    while high / low > 1.005:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if refuted(middle) else (middle, high)
-    scaled = dataclasses.replace(stated, event=profile.scaled(stated.event, high))
-    return Bound(scaled.epsilon(), "profile", judged, confidence)
+    farthest = math.log(known.factors_F[-1])
+    reduction = _largest(refutes, -farthest, farthest)
+    if reduction is None:
+        return Bound(0.0, "profile", len(judging.present_N), confidence)
+    event = scaled(stated.event, math.exp(-reduction))
+    found = dataclasses.replace(stated, event=event).epsilon()
+    return Bound(found, "profile", len(judging.present_N), confidence)
 
 
 def by_one_run(trials: Trials, delta: float, confidence: float) -> Bound:
@@ -185,16 +208,6 @@ def one_run_probability(
     return min(1.0, exactly + 2 * canaries * delta * worst)
 
 
-def upper_rate(errors: np.ndarray, trials: int, confidence: float) -> np.ndarray:
-    """Returns Clopper and Pearson's upper bounds on a rate, given numbers of errors.
-
-    The rate at which so few errors, or fewer, would have the probability 1 - confidence.
-    """
-    left = trials - np.asarray(errors)
-    found = special.betaincinv(np.asarray(errors) + 1.0, np.maximum(left, 1), confidence)
-    return np.where(left > 0, found, 1.0)
-
-
 def _check(trials: Trials) -> None:
     scores_SxN, present_N = trials
     if scores_SxN.ndim != 2 or scores_SxN.shape[1:] != present_N.shape or present_N.dtype != bool:
@@ -208,41 +221,81 @@ def _check(trials: Trials) -> None:
         raise InputError("the scores of an audit must be numbers, found NaN")
 
 
-def _error_rates(
-    trials: Trials, confidence: float, worth: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> tuple[tuple[float, float], int]:
-    """Upper bounds on false positives and false negatives, which hold together, and their trials.
+class _Events(NamedTuple):
+    """Events that might be judged, and bounds on their rates by the trials that choose.
 
-    Args:
-      worth: of pairs of such bounds; the threshold that is worth most on the first half is judged
-        by the second.
+    Attributes:
+      score_C: which score each is about.
+      cut_C: its threshold.
+      above_C: True: "above the threshold", which should happen with the canary; False: "not above
+        it", which should happen without.
+      p_C, r_C: a lower bound on the rate where the event should happen, and an upper bound where it
+        should not.
     """
-    each = 1 - (1 - confidence) / 2
-    best, chosen = -math.inf, (0, 0.0)
-    for number, score_N in enumerate(trials.scores_SxN):
-        cut_C = _cuts(score_N[0::2])
-        rates = _rates(score_N[0::2], trials.present_N[0::2], cut_C, each)
-        worth_C = worth(*rates)
-        place = int(np.argmax(worth_C))
-        if worth_C[place] > best:
-            best, chosen = float(worth_C[place]), (number, float(cut_C[place]))
-    number, cut = chosen
-    score_N, present_N = trials.scores_SxN[number, 1::2], trials.present_N[1::2]
-    positive, negative = _rates(score_N, present_N, np.array([cut]), each)
-    return (float(positive[0]), float(negative[0])), len(present_N)
+
+    score_C: np.ndarray
+    cut_C: np.ndarray
+    above_C: np.ndarray
+    p_C: np.ndarray
+    r_C: np.ndarray
 
 
-def _rates(
-    score_N: np.ndarray, present_N: np.ndarray, cut_C: np.ndarray, confidence: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Upper bounds on both error rates of the rule "in if the score is above the cut"."""
-    absent, present = np.sort(score_N[~present_N]), np.sort(score_N[present_N])
-    false_positive_C = len(absent) - np.searchsorted(absent, cut_C, side="right")
-    false_negative_C = np.searchsorted(present, cut_C, side="right")
-    return (
-        upper_rate(false_positive_C, len(absent), confidence),
-        upper_rate(false_negative_C, len(present), confidence),
+def _parts(trials: Trials) -> tuple[Trials, Trials]:
+    """The trials that choose, and those that judge."""
+    scores_SxN, present_N = trials
+    chooses_N = np.arange(len(present_N)) % _CHOOSING == 0
+    choosing, judging = (
+        Trials(scores_SxN[:, part_N], present_N[part_N]) for part_N in (chooses_N, ~chooses_N)
     )
+    return choosing, judging
+
+
+def _events(choosing: Trials, careful: float) -> _Events:
+    """What may be judged; the bounds on its rates hold with the probability `careful` each."""
+    scores_SxN, present_N = choosing
+    found = []
+    for number, score_N in enumerate(scores_SxN):
+        cut_C = _cuts(score_N)
+        above = {}
+        for present in (True, False):
+            part_N = np.sort(score_N[present_N == present])
+            above[present] = len(part_N) - part_N.searchsorted(cut_C, side="right"), len(part_N)
+        for which in (True, False):
+            # Above the threshold with the canary; or not above it, without.
+            (should_C, shoulds), (other_C, others) = above[which], above[not which]
+            if not which:
+                should_C, other_C = shoulds - should_C, others - other_C
+            found.append(
+                _Events(
+                    np.full(len(cut_C), number),
+                    cut_C,
+                    np.full(len(cut_C), which),
+                    1 - upper_rate(shoulds - should_C, shoulds, careful),
+                    upper_rate(other_C, others, careful),
+                )
+            )
+    return _Events(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _counts(judging: Trials, events: _Events, place: int) -> Counts:
+    """How often the event at this place happened."""
+    scores_SxN, present_N = judging
+    happened_N = scores_SxN[events.score_C[place]] > events.cut_C[place]
+    should_N = present_N
+    if not events.above_C[place]:
+        happened_N, should_N = ~happened_N, ~present_N
+    first_N, second_N = happened_N[should_N], happened_N[~should_N]
+    return Counts(int(first_N.sum()), len(first_N), int(second_N.sum()), len(second_N))
+
+
+def _largest(holds: Callable[[float], bool], low: float, high: float) -> float | None:
+    """About the largest number at which `holds`, and below it, too; None = not even at `low`."""
+    if not holds(low):
+        return None
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _cuts(score_N: np.ndarray) -> np.ndarray:
@@ -257,13 +310,3 @@ def _cuts(score_N: np.ndarray) -> np.ndarray:
     inner = np.linspace(0, len(cut_C) - 1, _QUANTILES).astype(int)
     ends = np.arange(_EXTREMES)
     return cut_C[np.unique(np.concatenate([ends, inner, len(cut_C) - 1 - ends]))]
-
-
-def _epsilons(
-    false_positive: np.ndarray | float, false_negative: np.ndarray | float, delta: float
-) -> np.ndarray:
-    """The least epsilon, 0 or more, with which such error rates are compatible."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        one = np.log(np.maximum(1 - delta - np.asarray(false_negative), 0) / false_positive)
-        other = np.log(np.maximum(1 - delta - np.asarray(false_positive), 0) / false_negative)
-    return np.maximum(np.maximum(one, other), 0.0)

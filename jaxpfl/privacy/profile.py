@@ -9,17 +9,19 @@ shows with far fewer observations at a large delta than at a small one.
 | Gaussians on everyone     | exact (Balle and Wang 2018, Theorem 8)                            |
 | with Poisson cohorts      | an upper bound, by privacy loss distributions on a coarse grid    |
 | cohorts of fixed size     | an upper bound, by Renyi divergences (Canonne et al. 2020)        |
+| with a secure sum         | the same                                                          |
 | any release without noise | 1                                                                 |
 
 The coarse grid makes the bounds weaker by some thousandths and never invalid. It is for audits,
 which ask for hundreds of profiles; what a run states is computed by `privacy.accounting`.
 """
 
+import functools
 import math
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
+from dp_accounting import pld
 from scipy import special
 
 from jaxpfl import checks
@@ -35,8 +37,10 @@ _LARGEST_STEP = 500.0
 def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
     """Returns the same releases with `factor` times their noise.
 
+    A secure sum's divergences are divided by the factor's square, as those of Gaussians are.
+
     Raises:
-      InputError: a release has no Gaussian noise.
+      InputError: a release has no noise.
     """
     factor = checks.positive("factor", factor)
     parts: list[dp_accounting.DpEvent] = [
@@ -55,7 +59,8 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     releases = events.counts(event)
     if any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf in releases):
         return np.ones(len(epsilons_E))
-    if events.adjacency(event) == "replace_one":
+    concentrated = any(isinstance(leaf, dp_accounting.ZCDpEvent) for leaf in releases)
+    if concentrated or events.adjacency(event) == "replace_one":
         return _by_renyi(releases, epsilons_E)
     sampled = {
         leaf: count
@@ -85,6 +90,44 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 
+class Scaled:
+    """The profiles of the same releases with more noise and with less, for a test of many of them.
+
+    Attributes:
+      factors_F: on the noise, increasing.
+      epsilons_E: increasing.
+      deltas_FxE: of the releases with that much noise.
+    """
+
+    factors_F: np.ndarray = np.concatenate(
+        [2.0 ** np.arange(-6, -1), np.geomspace(0.5, 4, 22), 2.0 ** np.arange(3, 7)]
+    )
+    epsilons_E: np.ndarray = np.concatenate([np.arange(0, 3, 0.05), np.arange(3, 20, 0.25)])
+
+    def __init__(self, event: dp_accounting.DpEvent) -> None:
+        self.event = event
+        self.deltas_FxE = _table(frozenset(events.counts(event).items()))
+
+    def delta(self, factor: float, epsilon: float) -> float:
+        """Returns the delta at one epsilon, of the releases with `factor` times their noise."""
+        return float(deltas(scaled(self.event, factor), np.array([epsilon]))[0])
+
+    def factors(self, place: int, wanted: np.ndarray) -> np.ndarray:
+        """Returns about which factors have these deltas at the epsilon of this place."""
+        # A table's rounding must not make it rise.
+        known_F = np.minimum.accumulate(self.deltas_FxE[:, place])
+        log_F = np.log(self.factors_F)
+        return np.exp(np.interp(-wanted, -known_F, log_F))
+
+
+@functools.lru_cache(maxsize=16)
+def _table(releases: frozenset[tuple[dp_accounting.DpEvent, int]]) -> np.ndarray:
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(leaf, count) for leaf, count in releases]
+    )
+    return np.stack([deltas(scaled(event, f), Scaled.epsilons_E) for f in Scaled.factors_F])
+
+
 def _scaled(leaf: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
     match leaf:
         case dp_accounting.GaussianDpEvent():
@@ -97,9 +140,11 @@ def _scaled(leaf: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent
             return dp_accounting.SampledWithoutReplacementDpEvent(
                 leaf.source_dataset_size, leaf.sample_size, inner
             )
+        case dp_accounting.ZCDpEvent():
+            return dp_accounting.ZCDpEvent(leaf.rho / factor**2, leaf.xi / factor**2)
     raise InputError(
-        "an audit supports Gaussian noise on everyone or on sampled cohorts, found "
-        f"{type(leaf).__name__}"
+        "an audit supports Gaussian noise on everyone or on sampled cohorts, and secure sums, "
+        f"found {type(leaf).__name__}"
     )
 
 
@@ -112,12 +157,8 @@ def _of_gaussian(mu: float, epsilons_E: np.ndarray) -> np.ndarray:
 
 
 def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:
-    account = rdp.RdpAccountant(
-        list(accounting.RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
-    for leaf, count in releases.items():
-        account.compose(leaf, count)
-    order_O, divergence_O = np.array(accounting.RDP_ORDERS), np.array(account.rdp)
+    order_O = np.array(accounting.RDP_ORDERS)
+    divergence_O = accounting.renyi_divergences(releases)
     constant_O = (order_O - 1) * np.log1p(-1 / order_O) - np.log(order_O)
     # Proposition 12.
     log_OxE = constant_O[:, None] + np.outer(order_O - 1, -epsilons_E)

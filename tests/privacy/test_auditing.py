@@ -10,7 +10,7 @@ from scipy import special, stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.privacy import Guarantee, accounting, auditing, profile
-from jaxpfl.privacy.auditing import Trials, lower_bounds, one_run_probability, strongest, upper_rate
+from jaxpfl.privacy.auditing import Trials, lower_bounds, one_run_probability, strongest
 from jaxpfl.privacy.confirmation import gaussian_epsilon
 
 DELTA = 1e-5
@@ -42,17 +42,6 @@ def shifted(mu: float, number: int, seed: int) -> Trials:
     return Trials((mu * seen - mu**2 / 2)[None], present)
 
 
-@pytest.mark.parametrize(("errors", "trials"), [(0, 10), (3, 10), (9, 10), (5, 4_000)])
-def test_an_upper_rate_is_that_at_which_so_few_errors_are_improbable(errors, trials):
-    rate = float(upper_rate(np.array(errors), trials, 0.99))
-    tail = sum(
-        math.comb(trials, k) * rate**k * (1 - rate) ** (trials - k) for k in range(errors + 1)
-    )
-    assert tail == pytest.approx(0.01, rel=1e-6)
-    assert upper_rate(np.array(trials), trials, 0.99) == 1
-    assert upper_rate(np.array(0), 0, 0.99) == 1
-
-
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_randomised_response_is_bounded_by_its_epsilon_and_nearly_reaches_it(epsilon):
     """By the two bounds that assume no shape: at 99 % confidence, some one in 100 may exceed it."""
@@ -60,16 +49,16 @@ def test_randomised_response_is_bounded_by_its_epsilon_and_nearly_reaches_it(eps
     for estimator in (auditing.by_threshold, auditing.by_one_run):
         found = [
             estimator(randomised_response(epsilon, few, seed), 0.0, 0.99).epsilon
-            for seed in range(100)
+            for seed in range(16)
         ]
-        assert sum(bound > epsilon for bound in found) <= 3
+        assert sum(bound > epsilon for bound in found) <= 2
         assert estimator(randomised_response(epsilon, many, 0), 0.0, 0.99).epsilon > 0.85 * epsilon
 
 
 def test_outputs_that_reveal_the_coin_with_probability_delta_are_allowed_for():
     found = [
         auditing.by_threshold(randomised_response(1.0, 20_000, seed, 0.05), 0.05, 0.99).epsilon
-        for seed in range(20)
+        for seed in range(6)
     ]
     assert max(found) <= 1.0
     # The same without the delta that it has.
@@ -79,12 +68,12 @@ def test_outputs_that_reveal_the_coin_with_probability_delta_are_allowed_for():
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
 def test_the_gaussian_mechanism_is_bounded_by_its_epsilon(mu):
     stated = gaussian(mu)
-    for seed in range(20):
+    for seed in range(8):
         found = strongest(lower_bounds(shifted(mu, 4_000, seed), stated))
         assert found.epsilon <= stated.epsilon()
     found = strongest(lower_bounds(shifted(mu, 400_000, 0), stated))
-    assert found.epsilon > 0.9 * stated.epsilon()
-    assert (found.estimator, found.trials, found.confidence) == ("profile", 200_000, 0.99)
+    assert found.epsilon > (0.85 if mu < 1 else 0.95) * stated.epsilon()
+    assert (found.estimator, found.trials, found.confidence) == ("profile", 300_000, 0.99)
 
 
 def test_two_thirds_of_the_noise_are_noticed():
@@ -95,25 +84,27 @@ def test_two_thirds_of_the_noise_are_noticed():
     assert found["threshold"].epsilon < stated.epsilon()
 
 
-def test_for_gaussians_the_profile_is_the_difference_of_two_quantiles():
-    """Nasr et al. 2023, from error rates that are counted here."""
-    trials, confidence = shifted(1.0, 20_000, 3), 0.99
-    half, rest = ((trials.scores_SxN[0, i::2], trials.present_N[i::2]) for i in (0, 1))
+def test_for_gaussians_the_profile_comes_near_the_best_test_of_two_rates():
+    """From rates at the best threshold, which is known, and their normal errors."""
+    mu, trials, confidence = 1.0, 200_000, 0.99
+    stated = gaussian(mu)
+    found = auditing.by_profile(shifted(mu, trials, 3), stated, confidence).epsilon
+    # "Above 1/2" has the rates p and 1 - p; three of eight of the trials judge each.
+    p = float(special.ndtr(mu / 2))
+    # The rates themselves are off by two standard deviations, seldom by more.
+    error = (stats.norm.ppf(confidence) + 2) * math.sqrt(2 * p * (1 - p) / (0.375 * trials))
+    least = 2 * special.ndtri((1 + 2 * p - 1 - error) / 2)
+    assert found > 0.95 * gaussian_epsilon(float(least), DELTA)
 
-    def mu(part, cut):
-        score, present = part
-        wrong = np.sum(score[~present] > cut), np.sum(score[present] <= cut)
-        a, b = (
-            stats.beta.ppf(1 - 0.005, k + 1, n - k)
-            for k, n in zip(wrong, (np.sum(~present), np.sum(present)), strict=True)
-        )
-        return stats.norm.ppf(1 - a) - stats.norm.ppf(b)
 
-    cuts = np.quantile(half[0], np.linspace(0.02, 0.98, 400))
-    best = cuts[np.argmax([mu(half, cut) for cut in cuts])]
-    expected = gaussian_epsilon(mu(rest, best), DELTA)
-    found = auditing.by_profile(trials, gaussian(1.0), confidence).epsilon
-    assert found == pytest.approx(expected, rel=0.06)
+@pytest.mark.parametrize("mu", [0.5, 2.0])
+def test_a_profile_bound_is_seldom_wrong(mu):
+    """At 90 % confidence, 4 in 40 may exceed the truth; 10 do in 4 of 1,000 such series."""
+    stated = gaussian(mu)
+    found = [
+        auditing.by_profile(shifted(mu, 1_000, seed), stated, 0.9).epsilon for seed in range(40)
+    ]
+    assert sum(bound > stated.epsilon() for bound in found) < 10
 
 
 def test_a_bound_on_subsampled_rounds_needs_their_own_profile():
@@ -191,6 +182,23 @@ def test_a_profile_has_the_deltas_of_the_accountants_epsilons(event):
     assert np.all(profile.deltas(twice, epsilon) < profile.deltas(event, epsilon))
     none = dp_accounting.NonPrivateDpEvent()
     assert profile.deltas(none, epsilon).tolist() == [1, 1]
+
+
+def test_the_profile_of_a_secure_sum_is_that_of_its_renyi_divergences():
+    """Not below that of a Gaussian that has them exactly, and with others at the sum of both."""
+    rho, epsilons = 0.5, np.array([0.5, 2.0, 4.0])
+    sums = dp_accounting.ZCDpEvent(rho, 0.0)
+    found = profile.deltas(sums, epsilons)
+    exact = profile.deltas(dp_accounting.GaussianDpEvent(1.0), epsilons)
+    assert np.all(exact < found) and np.all(found < 5 * exact)
+    both = dp_accounting.ComposedDpEvent([sums, dp_accounting.GaussianDpEvent(1.0)])
+    twice = profile.deltas(dp_accounting.ZCDpEvent(2 * rho, 0.0), epsilons)
+    # A secure sum's divergences are known at whole orders alone, and so a little larger.
+    assert profile.deltas(both, epsilons) == pytest.approx(twice, rel=0.15)
+    assert np.all(profile.deltas(both, epsilons) <= twice)
+    assert profile.scaled(sums, 2.0) == dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(dp_accounting.ZCDpEvent(rho / 4, 0.0), 1)]
+    )
 
 
 @pytest.mark.parametrize(

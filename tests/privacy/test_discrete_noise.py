@@ -1,10 +1,13 @@
 """Integer noise against the distributions' own formulas. Seeds are fixed, and so is the outcome."""
 
+from decimal import Decimal, localcontext
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
+from jaxpfl.privacy import discrete_noise
 from jaxpfl.privacy.discrete_noise import Words, discrete_gaussian, skellam
 
 DRAWS = 200_000
@@ -95,3 +98,117 @@ def test_other_deviations_are_refused(draw, deviation):
 def test_short_seeds_are_refused():
     with pytest.raises(InputError, match="16 bytes"):
         Words(b"short")
+
+
+class Told(Words):
+    """Gives the words that it was told, one array a call."""
+
+    def __init__(self, given: list[np.ndarray]) -> None:
+        super().__init__(bytes(16))
+        self.given = list(given)
+
+    def take(self, count: int) -> np.ndarray:
+        taken = self.given.pop(0)
+        assert taken.shape == (count,)
+        return taken
+
+
+def poisson_distribution(mean: Decimal) -> list[int]:
+    """P(X <= k) in units of 2^-128 for k = 0, 1, ..., by the plain series, to 40 more digits."""
+    with localcontext() as context:
+        context.prec = 80
+        term = total = (-mean).exp()
+        found, k = [], 0
+        while k < mean or term > Decimal(2) ** -140:
+            found.append(int(total * 2**128))
+            k += 1
+            term *= mean / k
+            total += term
+        return found
+
+
+@pytest.mark.parametrize("deviation", [1, 2, 7, 60])
+def test_skellam_noise_inverts_the_poisson_distribution_to_2_to_the_minus_100(deviation):
+    """With every uniform number that lies 2^-100 below or above a value of the distribution.
+
+    In both tails, too, where many of its values share their highest 64 bits.
+    """
+    below = poisson_distribution(Decimal(deviation**2) / 2)
+    near = 2**28
+    wide = [k for k in range(1, len(below)) if below[k] - below[k - 1] > 4 * near]
+    wide = [k for k in wide if below[k] + near < 2**128]
+    # A number below P(X <= k) gives k or less, and one above it k + 1 or more.
+    numbers = [below[k] - near for k in wide] + [below[k] + near for k in wide]
+    shares = len({number >> 64 for number in numbers})
+    assert deviation < 2 or shares < len(wide) - 3
+    high = np.array([number >> 64 for number in numbers], np.uint64)
+    low = np.array([number & (2**64 - 1) for number in numbers], np.uint64)
+    middle = next(k for k, cut in enumerate(below) if cut > 2**127)
+    half = [np.full(len(numbers), 2**63, np.uint64), np.zeros(len(numbers), np.uint64)]
+    found = skellam(Told([high, low, *half]), deviation, len(numbers)) + middle
+    np.testing.assert_array_equal(found[: len(wide)], wide)
+    np.testing.assert_array_equal(found[len(wide) :], np.array(wide) + 1)
+
+
+@pytest.mark.parametrize("deviation", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("draw", [discrete_gaussian, skellam])
+def test_a_million_draws_have_the_distributions_tails(draw, deviation):
+    """A chi-squared test of every value that is expected five times, and of both tails beyond."""
+    number = 1_000_000
+    drawn = draw(words(3), deviation, number)
+    reach = 12 * deviation
+    values = np.arange(-reach, reach + 1)
+    half = deviation**2 / 2
+    expected = gaussian_probabilities(deviation, values)
+    if draw is skellam:
+        expected = stats.skellam.pmf(values, half, half)
+    assert np.abs(drawn).max() <= reach
+    counts = np.bincount(drawn + reach, minlength=len(values))
+    inside = np.flatnonzero(expected * number >= 5)
+    first, last = inside[0], inside[-1]
+    assert values[last] >= 4 * deviation
+    cells = [(0, first), *((i, i + 1) for i in inside), (last + 1, len(values))]
+    observed = np.array([counts[a:b].sum() for a, b in cells])
+    share = np.array([expected[a:b].sum() for a, b in cells])
+    assert stats.chisquare(observed, share / share.sum() * number).pvalue > 1e-3
+    # Twice as much from 4 deviations on would be noticed, and half as much, too.
+    far = np.abs(values) >= 4 * deviation
+    assert stats.poisson.sf(counts[far].sum(), expected[far].sum() * number) > 1e-3
+    assert stats.poisson.cdf(counts[far].sum(), expected[far].sum() * number) > 1e-3
+
+
+class Undecided(Exception):
+    """The next number is not told; there are so many."""
+
+
+class Numbers(Words):
+    """Gives the numbers that it was told, one a call."""
+
+    def __init__(self, told: tuple[int, ...]) -> None:
+        super().__init__(bytes(16))
+        self.told = list(told)
+
+    def below(self, bound_N: np.ndarray) -> np.ndarray:
+        if not self.told:
+            raise Undecided(int(bound_N[0]))
+        return np.array([self.told.pop(0)])
+
+
+@pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 3), (2, 2), (3, 2), (9, 5)])
+def test_the_coins_of_a_discrete_gaussian_are_exponentials_of_fractions(numerator, denominator):
+    """By all sequences of random numbers but for those that are together improbable."""
+    fraction = np.array([numerator]), np.array([denominator])
+    open_, heads, left_out = [((), 1.0)], 0.0, 0.0
+    while open_:
+        told, probability = open_.pop()
+        if probability < 1e-7:
+            left_out += probability
+            continue
+        try:
+            (head,) = discrete_noise._exponential_coins(Numbers(told), *fraction)
+            heads += probability * bool(head)
+        except Undecided as next_:
+            (bound,) = next_.args
+            open_ += [((*told, number), probability / bound) for number in range(bound)]
+    assert left_out < 0.02
+    assert heads <= np.exp(-numerator / denominator) + 1e-12 <= heads + left_out + 2e-12

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import Guarantee, events
+from jaxpfl.privacy import Guarantee, events, secure_sum
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.secure_sum import SecureSum
 
@@ -151,6 +151,41 @@ def test_no_exact_divergence_is_above_the_accounted_one(shares, deviation):
             # The bound is not vacuous: for the shift itself, it is close.
             own = event.rho * order * (shift / secure.sensitivity(1)) ** 2
             assert own < 1.3 * exact
+
+
+@pytest.mark.parametrize("deviation", [0.5, 0.6, 0.75])
+@pytest.mark.parametrize("shares", [2, 3, 8])
+def test_sums_of_shares_that_are_too_narrow_stay_below_the_bound_that_knows_it(deviation, shares):
+    """The theorem holds from deviation 1/2 on, where a sum of shares is no discrete Gaussian: then
+    tau counts, which the deviations that a `SecureSum` accepts make vanish."""
+    support = np.arange(-60, 61)
+    one = np.exp(-(support**2) / (2 * deviation**2))
+    total = one / one.sum()
+    for _ in range(shares - 1):
+        total = np.convolve(total, one / one.sum(), mode="same")
+    beyond = 0.0
+    for sensitivity in (1, 2):
+        bounds = secure_sum._discrete_gaussian(sensitivity, shares * deviation**2, shares, 1)
+        for order in (2, 4, 8):
+            exact = exact_divergence(total, sensitivity, order)
+            assert all(exact <= xi + rho * order for rho, xi in bounds)
+            without_tau = order * sensitivity**2 / (2 * shares * deviation**2)
+            beyond = max(beyond, exact / without_tau)
+    # Not so without tau.
+    assert deviation > 0.5 or beyond > 1.03
+
+
+@pytest.mark.parametrize("clients", [2, 3, 200])
+def test_tau_is_its_series(clients):
+    """At the narrowest shares, and with so many coordinates that it shows."""
+    coordinates = 10**15
+    secure = dataclasses.replace(SECURE, clients=clients, deviation=2)
+    series = math.fsum(math.exp(-8 * math.pi**2 * k / (k + 1)) for k in range(1, clients))
+    tau = 10 * series
+    shift = secure.sensitivity(coordinates) / (2 * math.sqrt(clients))
+    event = secure.event(coordinates)
+    either = [(shift**2 / 2, tau * coordinates), ((shift + tau * 10**7.5) ** 2 / 2, 0.0)]
+    assert min(xi + 10 * rho for rho, xi in either) == pytest.approx(event.xi + 10 * event.rho)
 
 
 @pytest.mark.parametrize("shares", SHARES)

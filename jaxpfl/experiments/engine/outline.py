@@ -32,6 +32,7 @@ from jaxpfl.experiments.config.sections import (
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
+from jaxpfl.federated.canaries import MakeQuestions
 from jaxpfl.federated.rehearsal import Rehearsed, column, size_of
 from jaxpfl.models import count_parameters
 from jaxpfl.models.checkpoints import hub, pretrained
@@ -90,12 +91,15 @@ class Release:
     Attributes:
       times: how often, in words.
       plans: each is asked once in every round, and together they cost the guarantee.
+      questions: how an audit asks the client functions themselves; None = canaries train a model of
+        their own.
     """
 
     guarantee: Guarantee
     times: str
     noise_multiplier: float
     plans: tuple[Plan, ...]
+    questions: MakeQuestions | None = None
 
 
 @dataclass(frozen=True)
@@ -179,14 +183,14 @@ def cached_plan(
 _calibrated = lru_cache(maxsize=256)(build_plan)
 
 
-def rounds_of(plan: Plan) -> Release:
-    """The rounds of a plan as a release."""
+def rounds_of(plan: Plan, questions: MakeQuestions | None = None) -> Release:
+    """The rounds of a plan as a release; `questions` as there."""
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
     times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
     if plan.simulates is not None:
         larger = plan.scaled_to(plan.simulates).statement()
         times = f"{times}; {plan.simulation}; the larger population would have {larger}"
-    return Release(plan.guarantee(), times, plan.noise_multiplier, (plan,))
+    return Release(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
 
 
 class Published(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.algorithms.canaries import MomentCanaries
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
@@ -35,6 +36,7 @@ def outline(config: Config) -> Outline:
             "count, mean and covariance",
             chosen_by.multipliers[1],
             chosen_by.plans(clients.train),
+            partial(MomentCanaries, chosen_by) if chosen_by.mode == "exact" else None,
         )
         dimension = engine.embedding_size(config.fred.embedder)
         if dimension is None:

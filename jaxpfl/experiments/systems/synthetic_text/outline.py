@@ -1,11 +1,13 @@
 """The outline of a study of synthetic text: what a dry run checks, see `engine.outline`."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpfl.algorithms.candidate_scores import Scorer
+from jaxpfl.algorithms.canaries import ScoreCanaries
+from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine import outline as engine
@@ -63,7 +65,10 @@ def outline(config: SyntheticTextConfig) -> Outline:
         models["adapters"] = _check_tuning(config, at_hand["generator"])
     if config.method in WRITING and "generator" in at_hand:
         notes += _cache_note(config, at_hand["generator"])
-    releases = {"rounds": engine.rounds_of(plan)} if sends else {}
+    questions = None
+    if config.method in SCORING and plan.adjacency == "add_or_remove_one":
+        questions = partial(ScoreCanaries, _kind(config), config.evolution.max_texts)
+    releases = {"rounds": engine.rounds_of(plan, questions)} if sends else {}
     return Outline(clients, sources, models, rounds, releases, {}, tuple(notes))
 
 
@@ -115,13 +120,16 @@ def _fed_avg(config: SyntheticTextConfig, plan: Plan, found: Published) -> Rehea
         )
 
 
+def _kind(config: SyntheticTextConfig) -> ScoreKind:
+    return "nn_histogram" if config.method in EVOLVING else config.popri.score
+
+
 def _scores(config: SyntheticTextConfig, plan: Plan, dimension: int) -> Rehearsed:
     """A round of scores or of votes; its server computes with numpy."""
-    votes = config.method in EVOLVING
-    kind = "nn_histogram" if votes else config.popri.score
+    kind = _kind(config)
     scorer = Scorer(plan, kind=kind, max_texts=config.evolution.max_texts)
     candidates = config.popri.prompts * config.popri.responses
-    if votes:
+    if config.method in EVOLVING:
         candidates = config.evolution.population
     by_text = kind == "nn_histogram"
     rows_of_broadcast = candidates if by_text else dimension

@@ -1,0 +1,118 @@
+"""Canaries for the client functions of FreD and of candidates' scores (`federated.canaries`).
+
+The worst neighbours that their client functions have: a client with one thing that nobody else has,
+and one with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its
+embedding, so that there are as many dimensions as canaries.
+
+| question          | what canary i moves, and by how much                           | read off   |
+|-------------------|----------------------------------------------------------------|------------|
+| FreD's sum        | coordinate i, by the clip norm: it holds ten times that        | the sum    |
+| its second moment | entry (i, i), about the origin, by the squared clip norm       | the matrix |
+| its count         | one number for all clients, which shows no canary alone        | -          |
+| scores            | those of candidates i and -i, which are in one prompt          | the scores |
+| votes             | those for candidate i, with as many texts as a client may have | the votes  |
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
+from jaxpfl.algorithms.fred import FredPlan, fred
+from jaxpfl.data.population import Population
+from jaxpfl.federated.canaries import LENGTH, Shown
+from jaxpfl.federated.moments import from_half
+from jaxpfl.federated.release import Release, Released
+from jaxpfl.privacy.plan import Plan
+
+
+class MomentCanaries:
+    """FreD's questions: a clip norm's worth of moments, or none.
+
+    Args:
+      fred_plan: in the mode "exact".
+      plans: its plans, for a population of their own.
+      canaries: of the game.
+    """
+
+    def __init__(self, fred_plan: FredPlan, plans: tuple[Plan, ...], canaries: int) -> None:
+        units = plans[0].population
+        if fred_plan.population is not None:
+            fred_plan = dataclasses.replace(fred_plan, population=units)
+        self.plan, self.plans, self.canaries = fred_plan, plans, canaries
+        self.queries = fred(fred_plan, units=units, dimension=canaries).queries
+
+    def clients(self, present_M: np.ndarray) -> Population:
+        by_sum = self.plan.unit == "client" and self.plan.per_client == "sum"
+        held = LENGTH * self.plan.clip_norm
+        examples = self.plan.max_examples if by_sum else 1
+        return _holding(held * present_M, self.plans[0].population, examples)
+
+    def ask(
+        self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
+    ) -> Shown:
+        del round, clip  # one round, with a constant clip norm
+        query = self.queries[number]
+        value = np.asarray(release(query, jnp.zeros(self.canaries, jnp.float32)).value, np.float64)
+        if query.label == "count":
+            return Shown(None)
+        if query.label == "second":
+            value = np.diagonal(from_half(value, self.canaries))
+        return Shown(value / query.plan.clip_norm)
+
+
+class ScoreCanaries:
+    """The question of a `Scorer`: a clip norm's worth of scores or votes, or none.
+
+    Args:
+      kind, max_texts: of the scorer.
+      plans: one, whose cohorts are Poisson.
+      canaries: of the game.
+    """
+
+    def __init__(
+        self, kind: ScoreKind, max_texts: int, plans: tuple[Plan, ...], canaries: int
+    ) -> None:
+        (plan,) = plans
+        self.scorer = Scorer(plan, kind=kind, max_texts=max_texts)
+        self.votes = kind == "nn_histogram"
+        directions = np.eye(canaries, dtype=np.float32)[:, None]
+        # Where the length of scores is what it is, enough candidates to reach the clip norm.
+        self.pairs = math.ceil(plan.clip_norm**2 / 2) if kind == "cosine" else 1
+        both = np.concatenate([directions] * self.pairs + [-directions] * self.pairs, axis=1)
+        self.candidates_KxJxD = directions if self.votes else both
+
+    def clients(self, present_M: np.ndarray) -> Population:
+        texts = self.scorer.max_texts if self.votes else 1
+        return _holding(present_M, self.scorer.plan.population, texts)
+
+    def ask(
+        self, number: int, release: Callable[..., Released], round: int, clip: jax.Array | None
+    ) -> Shown:
+        del number, clip  # one plan, with a constant clip norm
+        asked = cast(Release, release)
+        scores_KxJ = self.scorer.release(asked, self.candidates_KxJxD, round).astype(np.float64)
+        if not self.votes:
+            # Of coordinates y, a candidate's score is y_i / sqrt(2 pairs), and its opposite's is -.
+            scores_KxJ = scores_KxJ[:, [0]] - scores_KxJ[:, [-1]]
+            scores_KxJ = scores_KxJ * math.sqrt(self.pairs / 2)
+        return Shown(scores_KxJ[:, 0] / self.scorer.plan.clip_norm)
+
+
+def _holding(length_M: np.ndarray, population: int, examples: int) -> Population:
+    """Clients with equal embeddings: canary i with its length times the unit vector i."""
+    canaries = len(length_M)
+    held_NxD = np.zeros((population, canaries), np.float32)
+    np.fill_diagonal(held_NxD, length_M)
+    names = [str(number) for number in range(population)]
+    return Population(
+        {"embedding": np.repeat(held_NxD, examples, axis=0)},
+        examples * np.arange(population + 1),
+        names,  # pyright: ignore[reportArgumentType]
+        name="canaries",
+    )

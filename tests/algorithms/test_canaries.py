@@ -1,0 +1,106 @@
+"""Canaries for the client functions of FreD and of scores: what they move, and that it is found."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries
+from jaxpfl.algorithms.fred import FredPlan
+from jaxpfl.federated.canaries import Game, Questions
+from jaxpfl.privacy import Plan
+from jaxpfl.privacy.auditing import lower_bounds, strongest
+from tests.plans import flat_plan
+from tools.audit import WORSE
+
+CANARIES = 6
+
+
+def plan(clip_norm: float = 1.0, **changes) -> Plan:
+    settings = dict(
+        population=8,
+        clients_per_round=8,
+        rounds=2,
+        clip_norm=clip_norm,
+        noise_multiplier=1e-3,
+        delta=1e-3,
+    )
+    return flat_plan(**{**settings, **changes})
+
+
+def shown(game: Game) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of what one run shows of each canary, and who was in."""
+    observed: list[np.ndarray] = []
+
+    class Noting:
+        def __init__(self, inner: Questions) -> None:
+            self.inner = inner
+
+        def clients(self, present_M):
+            self.present_M = present_M
+            return self.inner.clients(present_M)
+
+        def ask(self, *given):
+            found = self.inner.ask(*given)
+            if found.seen_M is not None:
+                observed.append(found.seen_M)
+            return found
+
+    assert game.questions is not None
+    noting = Noting(game.questions(game.plans, game.canaries))
+    dataclasses.replace(game, questions=lambda plans, canaries: noting).play(1)
+    return np.stack(observed), noting.present_M
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip_norm"),
+    [
+        ("per_prompt", 1.0),
+        pytest.param("zscore", 0.5, marks=pytest.mark.long),
+        ("cosine", 2.0),
+        ("nn_histogram", 3.0),
+    ],
+)
+def test_the_coordinate_of_a_score_or_vote_shows_who_is_in(kind, clip_norm):
+    """By a whole clip norm, which is the most that a client may move."""
+
+    def questions(plans, canaries):
+        return ScoreCanaries(kind, 3, plans, canaries)
+
+    seen_TxM, present_M = shown(Game((plan(clip_norm),), CANARIES, questions=questions))
+    assert seen_TxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(), pytest.param(dict(per_client="sum", max_examples=3), marks=pytest.mark.long)],
+    ids=["mean", "sum"],
+)
+def test_the_moments_show_who_is_in(changes):
+    fred_plan = FredPlan((1e-3, 1e-3, 1e-3), 1e-3, clip_norm=0.5, **changes)
+    game = Game(
+        fred_plan.plans(8),
+        CANARIES,
+        questions=lambda plans, canaries: MomentCanaries(fred_plan, plans, canaries),
+    )
+    seen_QxM, present_M = shown(game)
+    # The sum and the second moment, and not the count.
+    assert seen_QxM == pytest.approx(np.broadcast_to(1.0 * present_M, (2, CANARIES)), abs=0.02)
+
+
+def test_fred_is_bounded_by_what_it_states_and_above_it_with_less_noise():
+    fred_plan = FredPlan((1.0, 1.0, 1.0), 1e-3, clip_norm=0.5)
+    plans = fred_plan.plans(256)
+
+    def found(asking_of=None):
+        game = Game(
+            plans, 256, questions=lambda plans, count: MomentCanaries(fred_plan, plans, count)
+        )
+        played = game.play(4, asking_of=asking_of)
+        return strongest(lower_bounds(played.trials, played.stated)).epsilon, played.stated
+
+    bound, stated = found()
+    assert 0.2 * stated.epsilon() < bound <= stated.epsilon()
+    assert stated.epsilon() == pytest.approx(fred_plan.epsilon(), rel=1e-6)
+    bound, stated = found(WORSE["a tenth of the noise"])
+    assert bound > stated.epsilon()
