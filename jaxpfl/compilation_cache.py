@@ -8,7 +8,10 @@ compiles its own programs. The cache holds programs, never their inputs.
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 # A program that compiles faster than this is not worth reading from the disk.
 _LEAST_SECONDS = 0.1
@@ -34,19 +37,62 @@ def enable() -> None:
     JAX_ENABLE_COMPILATION_CACHE=false disables the cache. A folder that cannot be written disables
     it, too. Child processes inherit the setting.
     """
-    # A cache file that another process has not finished writing is ignored.
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+    _ignore_unfinished_files()
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
+    path = _made()
+    if path is not None:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_SECONDS))
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Within it, the same in a process that has imported JAX; JAX's settings are restored after it.
+
+    A folder that JAX has already, from its settings or from `enable`, stays in use.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    config: Any = jax.config
+    unset = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir is None
+    path = _made() if unset else None
+    if path is None:
+        yield
+        return
+    _ignore_unfinished_files()
+    settings = {
+        "jax_compilation_cache_dir": str(path),
+        "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,
+    }
+    before = {name: getattr(config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            config.update(name, value)
+        # JAX would go on to use the folder that it has opened.
+        compilation_cache.reset_cache()
+
+
+def _ignore_unfinished_files() -> None:
+    """A cache file that another process has not finished writing is compiled again."""
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
+
+
+def _made() -> Path | None:
+    """The folder, made if absent and relieved of the oldest programs; None if it cannot be used."""
     try:
         path = folder()
         # Only the owner may write there, because this process executes what it finds.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _drop_oldest(path)
     except (OSError, RuntimeError):
-        return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", str(_LEAST_SECONDS))
+        return None
+    return path
 
 
 def _drop_oldest(path: Path) -> None:

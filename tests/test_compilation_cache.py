@@ -5,8 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+import jaxpfl as jp
 from jaxpfl import compilation_cache
 
 COMPILE = """
@@ -84,3 +89,62 @@ def test_the_programs_compiled_longest_ago_go_first(monkeypatch, tmp_path):
         os.utime(file, (10**9 - age, 10**9 - age))
     compilation_cache.enable()
     assert {file.name for file in compilation_cache.folder().iterdir()} == {"new", "older"}
+
+
+@pytest.fixture
+def without_a_cache(monkeypatch, tmp_path):
+    """A process that has imported JAX, and in which nobody named a folder for programs."""
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compilation_cache, "_LEAST_SECONDS", 0.0)
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax_cache.reset_cache()
+    yield tmp_path / "jaxpfl" / "compiled"
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax_cache.reset_cache()
+
+
+def test_a_run_from_python_keeps_its_programs_and_leaves_jaxs_settings_alone(
+    without_a_cache, tmp_path
+):
+    def constant(broadcast, examples, key):
+        return jnp.full(3, 0.123456, jnp.float32)  # no other test compiles it
+
+    clients = jp.data.from_clients({f"client {i}": {"x": np.zeros((1, 1))} for i in range(4)})
+    plan = jp.Plan(
+        rounds=1, clip=jp.Clip(1.0), noise=jp.Noise(1.0), participation=jp.Poisson(4, 4), delta=0.1
+    )
+    asked = jp.Query("constant", constant, plan, jp.CohortSpec(1, 1))
+
+    def step(state, release, round):
+        return {"sum": release(asked).value}, {}
+
+    algorithm = jp.algorithms.Algorithm(
+        "constant", lambda key: {"sum": jnp.zeros(3)}, step, (asked,)
+    )
+    settings = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = [getattr(jax.config, name) for name in settings]
+    jp.run(algorithm, clients, ledger=tmp_path / "ledger.jsonl", out=tmp_path / "run")
+    kept = {file.name for file in without_a_cache.iterdir()}
+    assert any("accumulate" in name for name in kept)
+    assert [getattr(jax.config, name) for name in settings] == before
+    jax.jit(lambda x: x * 0.654321)(jnp.ones(3, jnp.float32))
+    assert {file.name for file in without_a_cache.iterdir()} == kept
+
+
+def test_a_folder_that_jax_has_stays_in_use(without_a_cache, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    with compilation_cache.enabled():
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
+    assert not without_a_cache.exists()
+
+
+def test_a_cache_that_was_switched_off_stays_off(without_a_cache):
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        with compilation_cache.enabled():
+            assert jax.config.jax_compilation_cache_dir is None
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+    assert not without_a_cache.exists()

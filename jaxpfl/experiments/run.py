@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from jaxpfl import checks, files
+from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -66,7 +66,7 @@ def run(
     if budget is not None:
         checks.instance("budget", budget, Budget, "jaxpfl.Budget(epsilon, delta)")
     _require_tokens(algorithm, clients)
-    with shared_run.group() as group:
+    with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, algorithm, clients)
         if group is not None and others is not None and group.index:
             message = shared_run.follow(others)

@@ -58,7 +58,7 @@ class Asked:
 
     Attributes:
       held: the columns that the client function reads. PRIVATE.
-      lowered: the client function as JAX lowers it.
+      program: the SHA-256 of what trains and sums clients, as JAX lowers it.
       content: the SHA-256 of `held`. PRIVATE.
     """
 
@@ -66,7 +66,7 @@ class Asked:
     door: Door
     held: Population
     fingerprint: str
-    lowered: str
+    program: str
     content: str
     noise: NoiseStream | None = None
 
@@ -87,16 +87,16 @@ class Asked:
                 "number"
             )
         columns = identity.read_columns(query, prepared)
-        lowered = identity.lowered(query, broadcast, columns)
+        door = Door(query, identity.traced(query, broadcast, columns).out_info)
+        program = identity.digest(door.largest_sum(broadcast, columns).lower())
         content = origin_hash(columns, prepared.offsets)
         held = Population(columns, prepared.offsets, prepared.client_ids)
-        door = Door(query, lowered.out_info)
-        return cls(query, door, held, population.fingerprint, lowered.as_text(), content)
+        return cls(query, door, held, population.fingerprint, program, content)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
         return identity.described(
-            self.query, self.lowered, self.content, self.fingerprint, environment
+            self.query, self.program, self.content, self.fingerprint, environment
         )
 
     def drawn(self, work: Work) -> np.ndarray:

@@ -88,7 +88,7 @@ def _release(
     sums_DxW: Pair,
     below_D: jax.Array,
     clip_norm: jax.Array,
-    value_std: jax.Array,
+    noise_multiplier: jax.Array,
     below_std: jax.Array,
     keys: "Keys",
     shared_P: jax.Array | None,
@@ -103,7 +103,7 @@ def _release(
       shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
     """
     total_W = accumulator.join_devices(sums_DxW)
-    below = jnp.sum(below_D)
+    below, value_std = jnp.sum(below_D), noise_multiplier * clip_norm
     # With the scales, because the same noise at two scales would reveal the noise.
     scales = (below, clip_norm, value_std, below_std)
     key = bound_to_bits(keys.noise, keys.checksum, (total_W, scales), mesh)
@@ -282,7 +282,7 @@ class Door:
             Pair(_exchange(self.mesh, halves.pop()), low),
             below,
             clip_norm,
-            np.float32(plan.value_noise_std(1.0)) * clip_norm,
+            np.float32(plan.value_noise_std(1.0)),
             np.float32(plan.indicator_noise_std),
             keys,
             shared_noise_P,
@@ -322,12 +322,8 @@ class Door:
           and noise; "gather": the result, whole on every device.
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
-        dealt, everywhere = (
-            partial(_placed, NamedSharding(self.mesh, spec))
-            for spec in (PartitionSpec(CLIENTS), PartitionSpec())
-        )
-        engine = self._engine(self._chunk_of(self.query.cohort.capacity))
-        sums, bucket = self._layout.placed(self._sums()), dealt(self.largest_bucket(columns))
+        everywhere = partial(_placed, NamedSharding(self.mesh, PartitionSpec()))
+        sums = self._layout.placed(self._sums())
         scalar, key = everywhere(_shape()), everywhere(_key())
         exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
         by_share = NamedSharding(self.mesh, PartitionSpec(None, self.mesh.axis_names))
@@ -339,14 +335,31 @@ class Door:
         )
         by_share = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
         value = _placed(by_share, release.out_info[0])
-        places = shardings(self.query.client_fn, self.mesh, broadcast)
-        placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
         return {
-            "accumulate": accumulate.trace(engine, placed, sums, bucket, scalar, key),
+            "accumulate": self.largest_sum(broadcast, columns),
             "exchange": exchange,
             "release": release,
             "gather": _cut.trace(self.mesh, value, self._like),
         }
+
+    def largest_sum(
+        self, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+    ) -> jax.stages.Traced:
+        """Traces what adds a bucket of the largest shape to the sums, as `programs` does.
+
+        Raises:
+          InputError: as `__call__`.
+        """
+        dealt, everywhere = (
+            partial(_placed, NamedSharding(self.mesh, spec))
+            for spec in (PartitionSpec(CLIENTS), PartitionSpec())
+        )
+        engine = self._engine(self._chunk_of(self.query.cohort.capacity))
+        sums, bucket = self._layout.placed(self._sums()), dealt(self.largest_bucket(columns))
+        places = shardings(self.query.client_fn, self.mesh, broadcast)
+        placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
+        scalar, key = everywhere(_shape()), everywhere(_key())
+        return accumulate.trace(engine, placed, sums, bucket, scalar, key)
 
     def largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
         """The shapes of a bucket of the largest shape."""

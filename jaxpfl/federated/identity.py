@@ -118,17 +118,16 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     return found
 
 
-def lowered(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
-    """`traced`, lowered: neither compiled nor run."""
-    return traced(query, broadcast, columns).lower()
+def digest(lowered: Any) -> str:
+    """The SHA-256 (hex) of a program as JAX lowers it, for `described`."""
+    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
-def described(
-    query: Query, lowered_text: str, content: str, fingerprint: str, environment: Any
-) -> str:
+def described(query: Query, program: str, content: str, fingerprint: str, environment: Any) -> str:
     """Everything that a query's releases depend on, except run and round, as text.
 
     Args:
+      program: the `digest` of what trains and sums clients.
       environment: of the processes that compute them, as `environment` describes it.
     """
     execution = query.execution
@@ -137,7 +136,7 @@ def described(
             "population": fingerprint,
             "content": content,
             "plan": query.plan.to_dict(),
-            "client_fn": hashlib.sha256(lowered_text.encode()).hexdigest(),
+            "program": program,
             "cohort": str(query.cohort),
             "chunk": execution.chunk,
             "accumulator": str(execution.accumulator),

@@ -406,3 +406,23 @@ def test_a_secret_shows_nothing_of_itself():
     assert "0, 1, 2" not in repr(secret) and secret.words.hex() not in repr(secret)
     with pytest.raises(InputError):
         Secret(b"short")
+
+
+def test_what_clients_compute_is_lowered_once_for_the_identity_and_the_sum(ledger_path):
+    """Lowering takes as long as a small round does."""
+    lowered = []
+
+    def counted(event, duration_secs, **found):
+        if event.endswith("jaxpr_to_mlir_module_duration"):
+            lowered.append(str(found.get("fun_name")))
+
+    def told_apart(broadcast, examples, key):
+        return jnp.float32(0.25) * held_vector(broadcast, examples, key)
+
+    jax.monitoring.register_event_duration_secs_listener(counted)
+    try:
+        ask(ledger_path, query(told_apart))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(counted)
+    assert sum("accumulate" in name for name in lowered) == 1
+    assert not any("told_apart" in name for name in lowered)
