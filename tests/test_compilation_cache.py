@@ -94,13 +94,17 @@ def test_the_programs_compiled_longest_ago_go_first(monkeypatch, tmp_path):
 @pytest.fixture
 def without_a_cache(monkeypatch, tmp_path):
     """A process that has imported JAX, and in which nobody named a folder for programs."""
-    before = jax.config.jax_compilation_cache_dir
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = {name: getattr(jax.config, name) for name in names}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(compilation_cache, "_LEAST_SECONDS", 0.0)
     jax.config.update("jax_compilation_cache_dir", None)
+    # So that JAX would keep every program, if it still had the folder after the run.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax_cache.reset_cache()
     yield tmp_path / "jaxpfl" / "compiled"
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
     jax_cache.reset_cache()
 
 
