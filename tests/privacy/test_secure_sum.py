@@ -175,17 +175,19 @@ def test_sums_of_shares_that_are_too_narrow_stay_below_the_bound_that_knows_it(d
     assert deviation > 0.5 or beyond > 1.03
 
 
-@pytest.mark.parametrize("clients", [2, 3, 200])
-def test_tau_is_its_series(clients):
-    """At the narrowest shares, and with so many coordinates that it shows."""
-    coordinates = 10**15
-    secure = dataclasses.replace(SECURE, clients=clients, deviation=2)
-    series = math.fsum(math.exp(-8 * math.pi**2 * k / (k + 1)) for k in range(1, clients))
-    tau = 10 * series
-    shift = secure.sensitivity(coordinates) / (2 * math.sqrt(clients))
-    event = secure.event(coordinates)
-    either = [(shift**2 / 2, tau * coordinates), ((shift + tau * 10**7.5) ** 2 / 2, 0.0)]
-    assert min(xi + 10 * rho for rho, xi in either) == pytest.approx(event.xi + 10 * event.rho)
+@pytest.mark.parametrize("deviation", [0.5, 2.0])
+@pytest.mark.parametrize("shares", [1, 2, 3, 200])
+def test_tau_is_its_series(shares, deviation):
+    """Kairouz, Liu, Steinke 2021, Theorem 1; at deviation 2, the narrowest, it has 16 zeros."""
+    coordinates, sensitivity = 7, 3.0
+    terms = (math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in range(1, shares))
+    tau = 10 * math.fsum(terms)
+    shift = sensitivity / (deviation * math.sqrt(shares))
+    found = secure_sum._discrete_gaussian(sensitivity, shares * deviation**2, shares, coordinates)
+    expected = [(shift**2 / 2, coordinates * tau), ((shift + math.sqrt(7) * tau) ** 2 / 2, 0.0)]
+    for each, wanted in zip(found, expected, strict=True):
+        assert each == pytest.approx(wanted, rel=1e-12, abs=0)
+    assert tau == 0 if shares == 1 else deviation < 2 or tau < 1e-14
 
 
 @pytest.mark.parametrize("shares", SHARES)

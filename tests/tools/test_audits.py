@@ -1,0 +1,32 @@
+"""docs/auditing.md has the tables of the stored audits, and none of these found a fault."""
+
+import pytest
+
+import tools.audit
+from tools import audits
+
+
+def test_the_page_has_the_tables_of_the_stored_rows():
+    page = audits.PAGE.read_text(encoding="utf-8")
+    assert audits.written(page, audits.stored()) == page, "run python -m tools.audits --write"
+
+
+@pytest.mark.long
+def test_every_private_release_was_audited_and_none_exceeds_what_it_states():
+    stored = {(row["system"], row["release"]): row for row in audits.stored() if "system" in row}
+    for audit in audits.audits():
+        row = stored[audit.system, audit.release]
+        assert 0 <= row["bound"] <= row["epsilon"], audit
+        assert row["rounds"] == audit.facts["rounds"]
+
+
+def test_no_stored_bound_exceeds_what_is_stated():
+    for row in audits.stored():
+        assert row["audit"] == "worse" or row["bound"] <= row["epsilon"]
+
+
+def test_each_worse_release_was_flagged_in_nine_of_ten_audits():
+    stored = {row["release"]: row for row in audits.stored() if row["audit"] == "worse"}
+    assert stored["correct"]["flagged"] == 0
+    for name in tools.audit.WORSE:
+        assert stored[name]["flagged"] >= 0.9 * stored[name]["seeds"] > 0

@@ -1,0 +1,247 @@
+"""Audits every config that comes with jaxpfl, and secure sums, and writes the table of the docs.
+
+    python -m tools.audits                       # all of them, half an hour
+    python -m tools.audits quickstart popri      # those whose name contains a word
+    python -m tools.audits --write               # docs/auditing.md's tables from the stored rows
+
+Each release is played for as long as `--seconds` of processor time allow, whatever is seen, with
+all of its clients as canaries, or 16,384 of them. Configs of sweeps and of the papers are not
+played: they ask what the others ask. Rows are appended to benchmarks/results/audits.jsonl, where
+`python tools/audit.py --store` appends its own.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxpfl as jp
+from benchmarks import harness
+from jaxpfl.experiments import registry
+from jaxpfl.experiments.audit import AuditSettings, game_of, judged
+from jaxpfl.experiments.config import shipped
+from jaxpfl.experiments.engine.outline import Release
+from jaxpfl.federated.canaries import LENGTH, Played, of_one_example
+from jaxpfl.privacy.auditing import Trials
+from jaxpfl.privacy.ledger import guarantee_of
+
+RESULTS = "audits"
+PAGE = Path(__file__).parents[1] / "docs" / "auditing.md"
+MARKS = {
+    "system": ("<!-- systems: written by tools/audits.py --write -->", "<!-- end of systems -->"),
+    "worse": ("<!-- worse: written by tools/audits.py --write -->", "<!-- end of worse -->"),
+}
+
+SETTINGS = AuditSettings(canaries=16_384, rounds=2_000)
+# With 342,477 clients, a round takes long. So many have the same chances to a thousandth.
+FEWER = {
+    "stackoverflow_oov_concatenation": ["--data.clients", "16384"]
+    + ["--words.training.clients_per_round", "239"]
+    + ["--characters.training.clients_per_round", "239"]
+}
+# What the sweeps ask of a config beside its own method.
+ALSO = {
+    "popri_small": {
+        "DP-FedAvg": ["--method", "fed_avg"],
+        "DP-FTRL": ["--method", "fed_avg", "--privacy.sampling", "cyclic"]
+        + ["--privacy.noise", "tree"],
+        "private evolution": ["--method", "private_evolution"],
+        "PE+SFT": ["--method", "pe_sft"],
+    }
+}
+DELTA = 1e-4
+"""Of secure sums."""
+
+Play = Callable[[int], Played]
+
+
+class Audit(NamedTuple):
+    """What is audited.
+
+    Attributes:
+      play: plays one run, given its seed.
+      facts: what is stored beside the bounds.
+    """
+
+    system: str
+    release: str
+    play: Play
+    facts: dict[str, Any]
+
+
+def audits() -> Iterator[Audit]:
+    """All releases that there are, in the order of the configs."""
+    for name in shipped.names():
+        if "/" in name or shipped.about(name).command != "run":
+            continue
+        for label, overrides in {"": [], **ALSO.get(name, {})}.items():
+            config = registry.load(shipped.find(name), [*FEWER.get(name, []), *overrides])
+            system = f"{name}, {label}" if label else name
+            outline: Any = registry.system_of(config.system)
+            for release, each in outline.outline(config).releases.items():
+                if each.guarantee.private:
+                    yield _of_release(system, release, each)
+    for shares in ("discrete_gaussian", "skellam"):
+        yield Audit("jp.secure_release", shares, _secure(shares), {"rounds": 1, "planned": 1})
+
+
+def _of_release(system: str, name: str, release: Release) -> Audit:
+    game = game_of(release, SETTINGS)
+    facts = {
+        "rounds": game.rounds,
+        "planned": game.plans[0].rounds,
+        "canaries": game.canaries,
+        "own_client_function": release.questions is not None,
+    }
+    return Audit(system, name, lambda seed: game.play(1, seed=seed), facts)
+
+
+def _secure(shares: Any, clients: int = 256) -> Play:
+    """One secure sum of clients who are all canaries. Its noise does not follow from the seed."""
+    secure = jp.SecureSum(clients, clip_norm=1.0, noise_multiplier=1.0, shares=shares)
+
+    def play(seed: int) -> Played:
+        present_M = np.random.default_rng(seed).random(clients) < 0.5
+        directions = np.arange(clients, dtype=np.int32)
+        lengths = np.where(present_M, LENGTH, 0.0).astype(np.float32)
+        population = of_one_example({"direction": directions, "length": lengths})
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ledger.jsonl"
+            found = jp.secure_release(
+                _own_coordinate,
+                population,
+                secure,
+                delta=DELTA,
+                ledger=path,
+                broadcast=jnp.zeros(clients, jnp.float32),
+                cohort=jp.CohortSpec(1, 1),
+            )
+            stated = guarantee_of(jp.Ledger.read(path).charges, DELTA, "client")
+        return Played(Trials((2 * found.value - 1)[None] / 2, present_M), stated)
+
+    return play
+
+
+def _own_coordinate(zero_P, examples, key):
+    del key  # nothing is drawn
+    length = jnp.sum(jnp.where(examples.mask, examples.batches["length"], jnp.float32(0)))
+    return zero_P.at[examples.batches["direction"][0, 0]].set(length)
+
+
+def audited(audit: Audit, seconds: float) -> dict[str, Any]:
+    """Plays runs for about so many seconds of processor time, and bounds their epsilon."""
+    began, first, runs = time.process_time(), 0.0, []
+    for seed in itertools.count():
+        runs.append(audit.play(seed))
+        spent = time.process_time() - began
+        # The first one compiles.
+        first = first or spent
+        each = (spent - first) / max(1, seed)
+        if seed and spent + each > seconds:
+            break
+    scores, present = zip(*(run.trials for run in runs), strict=True)
+    trials = Trials(np.concatenate(scores, axis=1), np.concatenate(present))
+    found = judged(trials, runs[0].stated, SETTINGS.confidence)
+    return {
+        "audit": "system",
+        "system": audit.system,
+        "release": audit.release,
+        **audit.facts,
+        "runs": len(runs),
+        "seeds": f"0 .. {len(runs) - 1}",
+        **{name: value for name, value in found.items() if name != "statement"},
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+
+
+def stored() -> list[dict[str, Any]]:
+    """The last row of each release, by system."""
+    path = harness.RESULTS / f"{RESULTS}.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    last = {(row["audit"], row.get("system"), row["release"]): row for row in rows}
+    return sorted(last.values(), key=lambda row: row.get("system", ""))
+
+
+def systems_table(rows: list[dict[str, Any]]) -> str:
+    """The rows of systems as a table in Markdown."""
+    titles = ("config", "release", "rounds", "stated epsilon", "at least", "share", "by", "trials")
+    lines = [_line(titles), _line(("---",) * len(titles))]
+    for row in rows:
+        own = " (own clients)" if row.get("own_client_function") else ""
+        cells = (
+            row["system"],
+            row["release"] + own,
+            f"{row['rounds']:,} of {row['planned']:,}",
+            f"{row['epsilon']:.4g}",
+            f"{row['bound']:.3g}",
+            f"{row['bound'] / row['epsilon']:.0%}",
+            row["estimator"],
+            f"{row['trials']:,}",
+        )
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def worse_table(rows: list[dict[str, Any]]) -> str:
+    """The rows of tools/audit.py as a table in Markdown."""
+    titles = ("release", "trials", "stated epsilon", "bounds, least to largest", "flagged", "by")
+    lines = [_line(titles), _line(("---",) * len(titles))]
+    for row in rows:
+        cells = (
+            row["release"],
+            f"{row['trials']:,}",
+            f"{row['epsilon']:.3f}",
+            f"{row['least']:.2f} .. {row['largest']:.2f}",
+            f"{row['flagged']} of {row['seeds']}",
+            row["estimators"],
+        )
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def written(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with the tables of these rows in their places."""
+    for kind, table in (("system", systems_table), ("worse", worse_table)):
+        begin, end = MARKS[kind]
+        before, rest = page.split(begin)
+        after = rest[rest.index(end) :]
+        made = table([row for row in rows if row["audit"] == kind])
+        page = f"{before}{begin}\n\n{made}\n\n{after}"
+    return page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Audits every config that comes with jaxpfl.")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of processor time for each (default: 20)"
+    )
+    parser.add_argument("--write", action="store_true", help="only write the tables of the docs")
+    parser.add_argument("words", nargs="*", help="of the names of configs (default: all)")
+    arguments = parser.parse_args()
+    if arguments.write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), stored()), encoding="utf-8")
+        return 0
+    exceeded = False
+    for audit in audits():
+        if not arguments.words or any(word in audit.system for word in arguments.words):
+            row = audited(audit, arguments.seconds)
+            exceeded |= row["exceeded"]
+            harness.record(RESULTS, [row])
+            print(systems_table([row]).splitlines()[-1], f"{row['cpu_s']:.0f} s", flush=True)
+    return int(exceeded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
