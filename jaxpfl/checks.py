@@ -96,9 +96,14 @@ def instance(name: str, value: Any, kind: type[_T], hint: str) -> _T:
     return value
 
 
+def machine_memory() -> int:
+    """The memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def fits_memory(what: str, size: int) -> None:
     """Refuses `what`, of `size` bytes, if this machine does not have so much memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = machine_memory()
     if size > memory:
         raise InputError(
             f"{what} would take {size >> 30:,} GiB, but this machine has {memory >> 30:,} GiB of "

@@ -1,6 +1,7 @@
 """What an algorithm is to everything that runs one."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated.optimizers import require_optimizer
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Release, Releaser
+from jaxpfl.models.base import initialised
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
@@ -87,7 +89,7 @@ def require_parts(model: object, plan: object, **optimisers: object) -> None:
 
 
 def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
-    """Returns `(key) -> parameters`: a copy of `start`, or, where that is None, `model.init(key)`.
+    """Returns `(key) -> parameters`: a copy of `start`, or, where that is None, new ones.
 
     It is a copy because a step donates the state's buffers, while `start` remains the caller's.
 
@@ -95,7 +97,7 @@ def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:
       InputError: `start` is not a tree of the model's parameters.
     """
     if start is None:
-        return model.init
+        return partial(initialised, model)
     expected = _leaf_types(jax.eval_shape(model.init, jax.random.key(0)))
     found = _leaf_types(start)
     for name in sorted(found.keys() | expected.keys()):

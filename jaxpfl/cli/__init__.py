@@ -33,6 +33,7 @@ from jaxpfl.cli import (
     synthesize,
 )
 from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.experiments.engine.signals import terminable
 
 _EXIT_CODES = """\
 exit codes:
@@ -42,7 +43,7 @@ exit codes:
   3    the privacy budget is exhausted: the next release was not made
   4    a sweep ended, and points of it failed: each with its sentence; the others are done
   5    an audit found that more is released than the ledger states
-  130  interrupted by SIGINT; 143: by SIGTERM. A run was saved: `jaxpfl resume DIR`
+  130  interrupted by SIGINT; 143: by SIGTERM. A run that had begun can be resumed
 """
 
 
@@ -248,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"{prog}: unexpected argument {rest[0]!r}; see `{prog} --help`")
         compilation_cache.enable()
         parsed.command_line = shlex.join(["jaxpfl", *given])
-        with _tracked(parsed):
+        with terminable(), _tracked(parsed):
             result = parsed.command.run(parsed, rest)
     except (InputError, BudgetExhausted) as error:
         return _fail(error, str(error), error.exit_code, as_json)

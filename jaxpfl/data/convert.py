@@ -5,12 +5,8 @@ memory. Files of TensorFlow Federated are converted while they are read, in memo
 grow with their size.
 """
 
-import contextlib
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +39,12 @@ def convert(
       InputError: the folder exists already, the source is not valid, or something else was begun
         in the folder's place.
       CorruptFile: the source is truncated or damaged.
-      Terminated: SIGTERM was received.
     """
     out = Path(out)
     if out.exists():
         raise InputError(f"{out}: the folder to write must be new, but it exists already")
     began = time.monotonic()
-    with _terminable(), Progress("converting", progress=progress, step="example") as bar:
+    with Progress("converting", progress=progress, step="example") as bar:
         clients, examples = write(out, streamed(source), encoder, bar)
     return {
         "out": str(out),
@@ -58,26 +53,3 @@ def convert(
         "bytes": sum(entry.stat().st_size for entry in os.scandir(out)),
         "seconds": round(time.monotonic() - began, 3),
     }
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM was received."""
-
-    number = signal.SIGTERM
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Raises an exception at SIGTERM, so that temporary files are removed."""
-
-    def end(*_: object) -> None:
-        raise Terminated("ended by SIGTERM")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

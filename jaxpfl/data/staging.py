@@ -105,12 +105,12 @@ class Staging:
         """
         staging = cls(folder, request)
         journal = folder / _JOURNAL
-        if journal.exists():
-            staging._restore(files.read_record(journal, _FIELDS), str(journal))
-        else:
-            files.empty_directory(folder.parent)
-            folder.mkdir()
         try:
+            if journal.exists():
+                staging._restore(files.read_record(journal, _FIELDS), str(journal))
+            else:
+                files.empty_directory(folder.parent)
+                folder.mkdir()
             yield staging
         finally:
             for column in staging.columns.values():
@@ -170,6 +170,8 @@ class Staging:
                 "command that began it, remove that folder, or choose another one to write"
             )
         self.examples = journal["examples"]
+        if not journal["columns"] and self.examples:
+            raise CorruptFile(f"{where}: there are examples, but no columns that hold them")
         for place, (name, staged) in enumerate(journal["columns"].items()):
             path = self._folder / str(place)
             self.columns[name] = StagedColumn.restored(path, staged, f"{where}: column {name!r}")
@@ -208,13 +210,17 @@ class StagedColumn:
         storage.check_type(staged["type"], where)
         column = cls(path, staged["type"], staged["what"])
         column.examples, column._size = staged["examples"], staged["size"]
-        held = [file.tell() for file in column._files()]
-        if staged["bytes"] != column._expected() or any(map(operator.lt, held, staged["bytes"])):
+        held, sizes = [file.tell() for file in column._files()], column._expected()
+        countable = min(column.examples, column._size) >= 0 and staged["bytes"] == sizes
+        if not countable or any(map(operator.lt, held, sizes)):
             column.close()
             raise CorruptFile(f"{where}: what was staged is shorter or of another size")
-        for file, size in zip(column._files(), staged["bytes"], strict=True):
+        for file, size in zip(column._files(), sizes, strict=True):
             file.truncate(size)
             file.seek(size)
+        if column._offsets is not None and not _in_order(Path(column._offsets.name), column._size):
+            column.close()
+            raise CorruptFile(f"{where}: what was staged does not end where its offsets say")
         return column
 
     def _expected(self) -> list[int]:
@@ -282,6 +288,22 @@ class StagedColumn:
 
     def _files(self) -> list[BinaryIO]:
         return [*([self._offsets] if self._offsets else []), self._values]
+
+
+def _in_order(path: Path, size: int) -> bool:
+    """Whether a file of offsets begins with 0, never decreases, and ends with `size`.
+
+    Arrow takes values from wherever offsets say, also from beyond what is there.
+    """
+    last = 0
+    for number, piece in enumerate(_pieces(path)):
+        edges = np.frombuffer(piece, np.int64)
+        if not number and edges[0] != 0:
+            return False
+        if edges[0] < last or np.any(edges[1:] < edges[:-1]):
+            return False
+        last = int(edges[-1])
+    return last == size
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

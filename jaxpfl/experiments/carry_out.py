@@ -26,6 +26,7 @@ from jaxpfl.experiments.config.sections import PrivacyConfig, SimulatedConfig
 from jaxpfl.experiments.engine import shared_run
 from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
+from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -111,8 +112,10 @@ def run(
                     Ledger.read(ledger)
             stamp = stamp_of(config)
             files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
-            record_attempt(directory, command)
-            return _told(group, _carried_out(config, prepared, directory, progress, memory, others))
+            with resumable(directory):
+                record_attempt(directory, command)
+                outcome = _carried_out(config, prepared, directory, progress, memory, others)
+                return _told(group, outcome)
 
 
 def resume(
@@ -134,7 +137,7 @@ def resume(
         config = load_run(directory)
         if group is not None and group.index:
             return _followed(group, config, directory)
-        with files.exclusive(directory):
+        with files.exclusive(directory), resumable(directory):
             prepared = system_of(config.system).prepare(config)
             others = _others(group, prepared)
             record_attempt(directory, command)
@@ -151,30 +154,39 @@ def report(out: str | Path) -> Path:
     directory = Path(out)
     if not (directory / CONFIG).exists():
         # A run of `jaxpfl.run`, or a single run in a system's directory.
-        with _as_written(directory):
+        with as_written(directory, "no page can be made"):
             return write_run_page(directory)
     result = directory / RESULT
     if not result.exists() and not (directory / _RUN).exists():
         raise InputError(f"{directory}: holds no finished run: there is no {RESULT}")
     system = system_of(load(directory / CONFIG).system)
     record = files.read_record(result) if result.exists() else {}
-    with _as_written(directory):
+    with as_written(directory, "no page can be made"):
         return write_page(directory, system.page(directory, record))
 
 
 @contextmanager
-def _as_written(directory: Path) -> Iterator[None]:
-    """Names the directory where a page cannot be made of what its records hold.
+def as_written(directory: Path, failure: str) -> Iterator[None]:
+    """Names the directory where something cannot be done with what its records hold.
 
-    Each system has fields of its own, and its page takes them as they were written.
+    Each system has fields of its own, and takes them as they were written.
+
+    Args:
+      failure: what cannot be done, for the message.
+
+    Raises:
+      CorruptFile: a field is missing, or is of another type.
+      InputError: the error that was raised, which did not name the directory.
     """
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        if str(directory) in str(error):
+            raise
+        raise InputError(f"{directory}: {failure}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptFile(
-            f"{directory}: no page can be made, because a record is not as the run wrote it "
+            f"{directory}: {failure}, because a record is not as the run wrote it "
             f"({type(error).__name__})"
         ) from error
 
@@ -192,7 +204,8 @@ def synthesize(
         raise InputError(
             f"{directory}: is a run of the system {system.name!r}, which makes no synthetic texts"
         )
-    return system.synthesize(directory, Path(file), texts=texts, progress=progress)
+    with as_written(directory, "no texts can be written"):
+        return system.synthesize(directory, Path(file), texts=texts, progress=progress)
 
 
 def stamp_of(config: Any) -> str:

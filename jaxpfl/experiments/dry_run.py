@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from jaxpfl import checks
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
@@ -89,8 +90,23 @@ def _record(outline: Outline) -> dict[str, Any]:
         "rounds": {name: _rounds(each) for name, each in outline.rounds.items()},
         "privacy": {name: _release(each) for name, each in outline.releases.items()},
         "together": {name: _guarantee(each) for name, each in outline.together.items()},
-        "notes": list(outline.notes),
+        "notes": [*outline.notes, *_too_large(outline)],
     }
+
+
+def _too_large(outline: Outline) -> Iterator[str]:
+    """What a run on this machine would refuse; it may be for another one."""
+    memory = checks.machine_memory()
+    sizes = [(f"model {name}", model.size or 0) for name, model in outline.models.items()]
+    for name, rounds in outline.rounds.items():
+        sizes.append((f"{name}, server", rounds.state))
+        sizes += [(f"{name}, {asked.label}, bucket", asked.bucket) for asked in rounds.asked]
+    for what, size in sizes:
+        if size > memory:
+            yield (
+                f"{what}: {_bytes(size)} are more than the {_bytes(memory)} of memory that this "
+                "machine has, which would refuse the run"
+            )
 
 
 def _source(key: str, source: str) -> dict[str, str]:

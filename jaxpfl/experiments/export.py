@@ -20,7 +20,7 @@ import pyarrow.parquet as parquet
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.carry_out import stamp_of
+from jaxpfl.experiments.carry_out import as_written, stamp_of
 from jaxpfl.experiments.engine.artifacts import begin
 from jaxpfl.experiments.engine.export_cards import Card
 from jaxpfl.experiments.registry import load, system_of
@@ -75,10 +75,12 @@ def export(
             "be exported"
         )
     record = _finished(directory, system.name)
-    with files.exclusive(directory):
-        made = system.made(directory, config, record, progress=progress)
-    stamp = made.stamp or stamp_of(config) or record["stamp"]
-    written = _write(folder, made, _card(directory, config, record, made, stamp))
+    with as_written(directory, "it cannot be exported"):
+        with files.exclusive(directory):
+            made = system.made(directory, config, record, progress=progress)
+        stamp = made.stamp or stamp_of(config) or record["stamp"]
+        card = _card(directory, config, record, made, stamp)
+    written = _write(folder, made, card)
     found = {
         "out": str(folder),
         "files": written,

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.core import Tracer
 
+from jaxpfl import checks
 from jaxpfl.errors import InputError
 
 PAD = -1
@@ -202,6 +204,28 @@ def traced_platform() -> str:
 def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the columns that a model reads, of those that are held."""
     return tuple(held) if model.columns is None else tuple(model.columns)
+
+
+def initialised(model: Model, key: Array) -> Params:
+    """`model.init(key)`, once it is known that this machine has room for the parameters.
+
+    While a program is traced, which allocates nothing, any size will do: a dry run is there to look
+    at a run of another machine.
+
+    Raises:
+      InputError: says how many parameters there would be, and how much memory they take.
+    """
+    if not is_traced(key):
+        shapes = jax.eval_shape(model.init, key)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+        number = count_parameters(shapes)
+        checks.fits_memory(f"a model of {number:,} parameters", size)
+    return model.init(key)
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a program is being traced of which an array of the tree is a part."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def count_parameters(params: Params) -> int:

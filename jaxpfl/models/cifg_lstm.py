@@ -74,8 +74,10 @@ class Network(nnx.Module):
         initialise = jax.nn.initializers.glorot_uniform()
         shape = (config.vocab_size, config.projection)
         self.output = None if config.tied else nnx.Param(initialise(keys[-1], shape, jnp.float32))
-        prior = config.output_bias_prior or (0.0,) * config.vocab_size
-        self.output_bias = nnx.Param(jnp.asarray(prior, jnp.float32))
+        bias = jnp.zeros(config.vocab_size, jnp.float32)
+        if config.output_bias_prior is not None:
+            bias = jnp.asarray(config.output_bias_prior, jnp.float32)
+        self.output_bias = nnx.Param(bias)
 
     def output_layer(self) -> tuple[Array, Array]:
         """Matrix [V, P] and bias [V]."""

@@ -204,6 +204,29 @@ def test_a_run_that_was_altered_is_refused(copied, damage):
     _refused(copied, *DAMAGES[damage])
 
 
+OTHERS = (None, 7, "x", [], {}, [None], {"": 0})
+
+
+@pytest.mark.parametrize("file", ["result.json", "run.json"])
+def test_a_record_without_a_field_is_refused_with_a_sentence(copied, file):
+    """TRUST 7, 39: each field in turn is left out, or holds something else."""
+    path, folder = copied / file, copied.parent / "exported"
+    record = json.loads(path.read_text())
+    for number, name in enumerate(record):
+        for broken in (
+            {other: value for other, value in record.items() if other != name},
+            record | {name: OTHERS[number % len(OTHERS)]},
+        ):
+            path.write_text(json.dumps(broken))
+            try:
+                export(copied, folder, progress=False)
+            except InputError as error:
+                assert str(copied) in str(error) and "\n" not in str(error)
+            else:
+                shutil.rmtree(folder)
+            assert not list(copied.parent.glob("*exported*"))
+
+
 def test_a_run_without_privacy_is_stamped_whatever_its_record_says(tiny_config, tmp_path):
     """TRUST 11, 21."""
     run, config = tmp_path / "run", _config(tiny_config, "--run.reproducible_noise", "True")

@@ -1,16 +1,23 @@
-"""SIGTERM and SIGINT stop a run so that it can be resumed, whenever they come."""
+"""Signals stop a run so that it can be resumed, whenever they come; clocks do nothing."""
 
+import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from jaxpfl import cli
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.systems.federated_training import build, study
 from jaxpfl.federated import asked
-from tests.faults.runs import assert_same, config_of
+from tests.faults.runs import assert_same, charges_of, config_of
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM]
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +26,14 @@ def straight(tiny_config, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "run"
     carry_out.run(config_of(tiny_config), out, progress=False)
     return out
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell's background jobs ignore SIGINT, and so do the tests that they run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
@@ -60,3 +75,80 @@ def test_a_signal_after_the_last_round_still_stops_what_would_follow(
     assert caught.value.number == signal.SIGTERM
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
+
+
+def signalling(monkeypatch, owner, name: str, number: int) -> None:
+    """Sends a signal where `owner.name` is called."""
+    real = getattr(owner, name)
+
+    def call(*arguments, **options):
+        os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_data_is_read_leaves_nothing(
+    tiny_config, tmp_path, monkeypatch, capsys, number
+):
+    """TRUST 38: one sentence, 128 + the signal's number, and no directory."""
+    handlers = [signal.getsignal(each) for each in NUMBERS]
+    out = tmp_path / "new" / "run"
+    with monkeypatch.context() as patched:
+        signalling(patched, build, "read_clients", number)
+        assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
+    assert not out.parent.exists()
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "interrupted" in last
+    assert [signal.getsignal(each) for each in NUMBERS] == handlers
+
+
+@pytest.mark.parametrize(
+    ("number", "owner", "name"),
+    [
+        (signal.SIGINT, study, "Loop"),
+        (signal.SIGTERM, study, "Loop"),
+        (signal.SIGTERM, rounds, "Ledger"),
+        (signal.SIGINT, rounds, "Releaser"),
+    ],
+)
+def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
+    tiny_config, tmp_path, straight, monkeypatch, capsys, number, owner, name
+):
+    """TRUST 33: whenever it comes, the resumed run ends in the same bits."""
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        signalling(patched, owner, name, number)
+        assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: interrupted") and last.endswith(f"jaxpfl resume {out}")
+    assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is study
+    assert carry_out.resume(out, progress=False).record["rounds"] == 7
+    assert_same(out, straight)
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tiny_config, tmp_path, straight, monkeypatch):
+    """TRUST 37: each look at it is an hour before the last one, and the files are of the future."""
+    real = asked.Cohort
+    hours = iter(range(10**6))
+
+    def later(*arguments, round, **options):
+        for path in out.rglob("*"):
+            os.utime(path, (4e9, 4e9))
+        if round == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, round=round, **options)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 4e9 - 3600.0 * next(hours))
+        patched.setattr(time, "time_ns", lambda: int(4e18) - 3600 * 10**9 * next(hours))
+        with monkeypatch.context() as once:
+            once.setattr(asked, "Cohort", later)
+            with pytest.raises(KeyboardInterrupt):
+                carry_out.run(config_of(tiny_config), out, progress=False)
+        carry_out.resume(out, progress=False)
+    assert_same(out, straight)
+    assert len((out / "attempts.jsonl").read_text().splitlines()) == 2
+    assert json.loads((out / "result.json").read_text())["rounds"] == 7

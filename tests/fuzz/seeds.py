@@ -13,14 +13,17 @@ import tarfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from jaxpfl import files
 from jaxpfl.data.blocks import block_hashes
+from jaxpfl.data.staging import Staging
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.run_secret import saved_secret
 from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep
@@ -316,6 +319,47 @@ def arrow(path: Path) -> None:
         return
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
+
+
+def packed_arrow(path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    table = table.set_column(1, "text", table["text"].dictionary_encode())
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+STAGED = {"text": pa.array(["one \u00e9", "", "three"], pa.large_string()), "x": np.arange(3)}
+
+
+def staging(folder: Path) -> None:
+    with Staging.opened(folder / "staging", {"source": "a"}) as begun:
+        begun.append(STAGED)
+        begun.commit()
+
+
+def checkpoint(folder: Path) -> None:
+    with Checkpoints(folder, run="r") as checkpoints:
+        checkpoints.save(1, CHECKPOINT, ledger_head="0" * 64)
+
+
+CHECKPOINT = {"w": jnp.ones((2, 3), jnp.float32), "round": jnp.int32(1)}
+
+
+def sign_checkpoint(folder: Path) -> None:
+    """With the sizes and hashes of its files as they are."""
+    (place,) = folder.glob("round_*/manifest.json")
+    try:
+        manifest = json.loads(place.read_bytes())
+        manifest.pop("sha256", None)
+        for name, described in manifest["files"].items():
+            path = place.parent / name
+            described |= {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+        text = json.dumps(manifest, sort_keys=True)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        place.write_text(files.json_text({**manifest, "sha256": sha256}))
+    except (ValueError, TypeError, AttributeError, RecursionError, LookupError, OSError):
+        return
 
 
 def archive(path: Path) -> None:

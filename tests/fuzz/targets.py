@@ -1,9 +1,13 @@
 """Every reader of files, with small valid files that it reads; see `test_fuzz` and `__main__`."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.fred.query import PrivateMoments
@@ -11,8 +15,10 @@ from jaxpfl.data import Population
 from jaxpfl.data import open as open_population
 from jaxpfl.data.check import check
 from jaxpfl.data.readers.counts import read_counts
+from jaxpfl.data.staging import Staging
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
+from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.final_state import planned
 from jaxpfl.experiments.engine.run_secret import saved_secret
 from jaxpfl.experiments.engine.tracking import read_lines
@@ -84,6 +90,24 @@ def _read_ledger(folder: Path) -> None:
 
 def _find_artifact(folder: Path) -> None:
     seeds.artifacts(folder).find("one")
+
+
+def _read_staging(folder: Path) -> None:
+    # A copy, because what is staged is gone on with where it is.
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        copy = Path(place, "staging")
+        shutil.copytree(folder / "staging", copy)
+        with Staging.opened(copy, {"source": "a"}) as begun:
+            begun.append(seeds.STAGED)
+            begun.commit()
+            offsets = np.array([0, begun.examples])
+            begun.write(Path(place, "examples.arrow"), list(begun.columns), offsets)
+            begun.content(list(begun.columns), offsets)
+
+
+def _read_checkpoint(folder: Path) -> None:
+    with Checkpoints(folder, run="r") as checkpoints:
+        checkpoints.restore(seeds.CHECKPOINT, warn=lambda _: None)
 
 
 def _read_moments(path: Path) -> None:
@@ -160,6 +184,15 @@ def _tokeniser(name: str, make: Callable[[Path], object], share: float) -> Targe
     return Target(name, make, lambda folder: _use(hugging_face(folder)), share=share)
 
 
+def _staged(name: str) -> Target:
+    return Target(f"staging/{name}", seeds.staging, _read_staging, share=8)
+
+
+def _checkpoint(name: str) -> Target:
+    file, sign = f"round_00000001/{name}", seeds.sign_checkpoint
+    return Target(file, seeds.checkpoint, _read_checkpoint, sign, 1)
+
+
 _POPULATION = (seeds.population, _read_population)
 _SHAKESPEARE = "?dataset=shakespeare"
 
@@ -181,6 +214,13 @@ TARGETS: dict[str, Target] = {
     "artifact arrays": _stored("arrays.npz"),
     "artifact record": _stored("record.json"),
     "artifact manifest": _stored("manifest.json"),
+    "staging journal": _staged("journal.json"),
+    "staged texts": _staged("0"),
+    "staged offsets": _staged("0.offsets"),
+    "checkpoint record": _checkpoint("record.json"),
+    "checkpoint manifest": _checkpoint("manifest.json"),
+    "checkpoint metadata": _checkpoint("state/_METADATA"),
+    "checkpoint arrays": _checkpoint("state/manifest.ocdbt"),
     "config": _alone("a.yaml", seeds.quickstart, registry.load, 0.3),
     "sweep": _one("sweep.yaml", seeds.sweep, load_sweep, share=0.3),
     "points.json": Target("points.json", seeds.begun_sweep, sweeps.load_begun, share=2),
@@ -214,6 +254,7 @@ TARGETS: dict[str, Target] = {
     "CSV": _data("a.csv", seeds.csv, share=6),
     "Parquet": _data("a.parquet", seeds.arrow, share=12),
     "Arrow": _data("a.arrow", seeds.arrow, share=32),
+    "Arrow, packed": _data("a.arrow", seeds.packed_arrow, share=20),
     "text": _data("a.txt", seeds.text, share=16),
     "texts, archive": _data("a.tar.gz", seeds.archive, share=20),
     "SQLite": _data("a.sqlite", seeds.sqlite, _SHAKESPEARE, 6),

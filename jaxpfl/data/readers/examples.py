@@ -165,7 +165,13 @@ def population_of(rows: Iterator[Rows], layout: Layout, *, name: str, unit: str)
       InputError: a row does not fit, or there are no examples.
     """
     made = Examples(layout)
-    blocks = [made.block(each) for each in rows]
+    blocks: list[Block] = []
+    size = 0
+    for each in rows:
+        blocks.append(made.block(each))
+        size += sum(column.nbytes for column in blocks[-1].columns.values())
+        # They are copied once, into columns of all blocks.
+        checks.fits_memory(f"{name}: its rows, in memory,", 2 * size)
     if not made.examples:
         raise InputError(f"{name} has no examples")
     # One dictionary of all blocks, in the order of first appearance.

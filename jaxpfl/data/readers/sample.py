@@ -71,7 +71,7 @@ def _of_arrow(path: Path, number: int) -> Iterator[Mapping[str, Any]]:
                     yield from batch.to_pylist()
         else:
             with pa.memory_map(str(path)) as mapped:
-                for batch in arrow_files.batches(mapped):
+                for batch in arrow_files.batches(path, mapped):
                     yield from batch.slice(0, number).to_pylist()
     except (pa.ArrowException, OSError, ValueError):
         raise CorruptFile(f"{path}: truncated, damaged or no Parquet or Arrow file") from None

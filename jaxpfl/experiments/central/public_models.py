@@ -30,7 +30,7 @@ from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
 from jaxpfl.experiments.central.training import fit
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.public_check import PrivateContent
-from jaxpfl.models.base import PAD
+from jaxpfl.models.base import PAD, initialised
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -159,7 +159,7 @@ class PublicModels:
             )
         found = fit(
             model,
-            model.init(jax.random.key(self.seed)),
+            initialised(model, jax.random.key(self.seed)),
             {"tokens": rows[held_out:]},
             settings.pretraining,
             seed=self.seed,

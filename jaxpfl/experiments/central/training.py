@@ -33,7 +33,7 @@ from jaxpfl.experiments.central.step import (
     start,
 )
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
-from jaxpfl.models.base import Metrics, Model, Params, columns_read, summarise
+from jaxpfl.models.base import Metrics, Model, Params, columns_read, initialised, summarise
 from jaxpfl.models.decoder import lora
 from jaxpfl.progress import Progress
 
@@ -220,7 +220,7 @@ def fit_adam(
         weight_decay=0.0,
         clip_norm=None,
     )
-    start = model.init(jax.random.fold_in(jax.random.key(seed), 0))
+    start = initialised(model, jax.random.fold_in(jax.random.key(seed), 0))
     return fit(model, start, columns, settings, seed=seed).params
 
 

@@ -11,11 +11,15 @@ does not notice flipped bits.
 """
 
 import errno
+import gc
+import logging
 import os
 import shutil
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -44,6 +48,7 @@ _PREFIX = "round_"
 _KEPT = 2
 # What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
 _BESIDE_ARRAYS = 2**18
+_SECONDS_TO_END = 0.05
 
 
 @dataclass(frozen=True)
@@ -208,17 +213,26 @@ class Checkpoints:
         path = self._path(round)
         manifest = verified(path)
         check_manifest(path, manifest, run=self.run)
-        record = files.read_record(path / RECORD, {"leaves": dict})
+        record = files.read_record(path / RECORD, {"leaves": dict, "round": int})
+        if record["round"] != round:
+            raise CorruptFile(f"{path}: holds the checkpoint of round {record['round']}")
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
         wanted = {name: self._wanted(leaf) for name, leaf in leaves.items() if leaf.size}
-        try:
-            restored = self._arrays.restore(path / "state", wanted)
-            arrays = {**leaves, **{name: _placed(restored[name], leaves[name]) for name in wanted}}
-        except Exception as error:
-            # The hashes match, so it was written wrongly.
-            kind = type(error).__name__
-            raise CorruptFile(f"{path}: its arrays cannot be read ({kind})") from error
+        fault = ""
+        with _in_silence():
+            try:
+                found = self._arrays.restore(path / "state", wanted)
+                arrays = {**leaves, **{name: _placed(found[name], leaves[name]) for name in wanted}}
+            except Exception as error:
+                # The hashes match, so it was written wrongly, or altered by who could compute them.
+                fault = f"{path}: its arrays cannot be read ({type(error).__name__})"
+            if fault:
+                # What was being read besides ends in other threads, and is deleted here.
+                time.sleep(_SECONDS_TO_END)
+                gc.collect()
+        if fault:
+            raise CorruptFile(fault)
         structure = jax.tree_util.tree_structure(like)
         state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
         return Restored(round, state, manifest.ledger_head)
@@ -232,6 +246,18 @@ class Checkpoints:
 
     def _path(self, round: int) -> Path:
         return self.directory / f"{_PREFIX}{round:08d}"
+
+
+@contextmanager
+def _in_silence() -> Iterator[None]:
+    """Drops what asyncio and its futures report of exceptions that nobody has asked for."""
+    logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
+    disabled, logger.disabled = logger.disabled, True
+    sys.unraisablehook = lambda _: None
+    try:
+        yield
+    finally:
+        logger.disabled, sys.unraisablehook = disabled, hook
 
 
 def _placed(restored: Any, like: Any) -> Any:

@@ -133,7 +133,7 @@ def tracing(what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (TypeError, ValueError, AssertionError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AssertionError, ArithmeticError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"{what} cannot be computed, its shapes do not fit: {lines[0]}") from error
 

@@ -132,6 +132,9 @@ class Loop:
             )
             if not done:
                 observers.observe(0, {}, state)
+            if signals and done < algorithm.rounds:
+                # What came during the set-up: nothing was asked of the clients, and nothing is.
+                raise self._interrupted(signals[0], done)
             saved, failure = done, None
             while done < algorithm.rounds and failure is None:
                 assert releaser is not None
@@ -239,7 +242,8 @@ class Loop:
         )
 
     def _interrupted(self, signal: int, done: int) -> Interrupted:
-        return Interrupted(signal, f"interrupted after round {done}; {self._how_to_resume}")
+        when = f"after round {done}" if done else "before the first round"
+        return Interrupted(signal, f"interrupted {when}; {self._how_to_resume}")
 
     @property
     def _how_to_resume(self) -> str:

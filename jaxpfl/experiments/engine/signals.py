@@ -1,10 +1,15 @@
-"""SIGINT and SIGTERM stop a run after its current round, so that it can be saved."""
+"""SIGINT and SIGTERM stop a run after its current round, so that it can be saved.
+
+Before the first round, and in whatever has no rounds, they end the command at once, as exceptions,
+so that what was begun is put in order.
+"""
 
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 # Written by the handler itself, because a buffered stream may be in the middle of another write.
@@ -17,6 +22,44 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
         self.number = number
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM was received while there was nothing to save."""
+
+    number = signal.SIGTERM
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated`, as SIGINT raises KeyboardInterrupt; a second one kills."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # Whatever hangs while it is put in order can still be ended.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated("interrupted by SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def resumable(directory: Path) -> Iterator[None]:
+    """Says of an interrupt that no round has answered how the run in the directory goes on."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as error:
+        number = getattr(error, "number", signal.SIGINT)
+        message = f"interrupted; resume with: jaxpfl resume {directory}"
+        raise Interrupted(number, message) from error
 
 
 @contextmanager

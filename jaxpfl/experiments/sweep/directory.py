@@ -34,6 +34,8 @@ DESCRIBED = "points.json"
 _LOCK = "sweep.lock"
 FINISHED = "point.json"
 _FAILED = "failed.json"
+
+Failure = tuple[int, int]
 _PRIVATE = "private"
 _DURATIONS = "durations.json"
 _TRACEBACK = "failure.txt"
@@ -235,10 +237,21 @@ def fail(folder: Path, sentence: str) -> None:
     files.write_json(folder / _FAILED, {"error": sentence})
 
 
-def failed_since(folder: Path, moment: float) -> bool:
-    """Whether the point failed after a moment, in seconds since the epoch."""
-    path = folder / _FAILED
-    return path.exists() and path.stat().st_mtime >= moment
+def failures(sweep: Sweep, directory: Path) -> dict[str, Failure | None]:
+    """By the names of the points: the `failure` that is recorded of each."""
+    return {point.name: failure(directory / POINTS / point.name) for point in sweep.points}
+
+
+def failure(folder: Path) -> Failure | None:
+    """Identifies the failed attempt that is recorded of a point; None if there is none.
+
+    It is compared for equality alone: a clock may go backwards.
+    """
+    try:
+        recorded = (folder / _FAILED).stat()
+    except FileNotFoundError:
+        return None
+    return recorded.st_ino, recorded.st_mtime_ns
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,8 +52,9 @@ def run_on_ray(
         raise InputError(
             "--launcher ray needs Ray, which is not installed: pip install 'jaxpfl[ray]'"
         ) from error
-    directory, began = Path(out).resolve(), time.time()
+    directory = Path(out).resolve()
     folders.begin(sweep, directory)
+    known = folders.failures(sweep, directory)
     # Ray reports its usage to its makers unless told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = os.environ.get("RAY_ADDRESS")
@@ -70,7 +70,7 @@ def run_on_ray(
                 while waiting and len(running) < workers:
                     number, point = waiting.pop(0)
                     bar.message(f"point {number} of {total}: {point.name}")
-                    arguments = str(directory), number, began, devices, os.getcwd()
+                    arguments = str(directory), number, known[point.name], devices, os.getcwd()
                     running[task.remote(*arguments)] = point
                 (ended, *_), _ = ray.wait(list(running))
                 point = running.pop(ended)
@@ -86,7 +86,9 @@ def run_on_ray(
     return collect(sweep, directory)
 
 
-def _on_worker(directory: str, number: int, began: float, devices: int, here: str) -> None:
+def _on_worker(
+    directory: str, number: int, known: folders.Failure | None, devices: int, here: str
+) -> None:
     """Carries out a point in a worker process, which has the options of the first one."""
     import jax
 
@@ -96,7 +98,7 @@ def _on_worker(directory: str, number: int, began: float, devices: int, here: st
     jax.config.update("jax_num_cpu_devices", devices)
     point, title, _ = folders.load_point(Path(directory), number)
     try:
-        carry_out_point(point, Path(directory), title, since=began)
+        carry_out_point(point, Path(directory), title, known=known)
     except NoDataFolder as error:
         folders.fail(Path(directory, folders.POINTS, point.name), str(error))
 

@@ -9,7 +9,6 @@ A sweep is a SIMULATION: each point spends its own epsilon on the same clients, 
 own. Whoever publishes several points has released all of them, and the report says so.
 """
 
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +37,9 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
     hosts.require_one_process("a sweep needs")
-    directory, began = Path(out), time.time()
+    directory = Path(out)
     folders.begin(sweep, directory)
+    known = folders.failures(sweep, directory)
     memory: dict[Any, Any] = {}
     label, total = f"sweep {sweep.title}", len(sweep.points)
     left, before = dict(enumerate(sweep.points, 1)), total + 1
@@ -51,7 +51,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
                 bar.message(f"point {number} of {total}: {point.name}")
                 try:
                     ended = carry_out_point(
-                        point, directory, sweep.title, since=began, memory=memory
+                        point, directory, sweep.title, known=known[point.name], memory=memory
                     )
                 except NoDataFolder:
                     folders.take_back(directory)
@@ -83,15 +83,15 @@ def carry_out_point(
     directory: Path,
     title: str,
     *,
-    since: float,
+    known: folders.Failure | None,
     memory: dict[Any, Any] | None = None,
 ) -> Ended:
     """Carries out one point of a sweep, unless it is finished or another process has it.
 
     Args:
       directory, title: of the sweep.
-      since: when this process began, in seconds since the epoch. A point that has failed since is
-        not tried again.
+      known: the failure that was recorded of the point when this process began. Where there is
+        another one by now, the point is not tried again.
       memory: results that the points share, see `systems.base.Workspace`.
 
     Raises:
@@ -104,7 +104,7 @@ def carry_out_point(
         state = folders.state_of(folder)
         if state.state == "finished" or (folder / folders.FINISHED).exists():
             return "failed" if state.error else "finished"
-        if folders.failed_since(folder, since):
+        if folders.failure(folder) not in (None, known):
             return "failed"
         command = f"a point of the sweep {title}"
         with folders.attempted(folder):

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Params
+from jaxpfl.models.base import Params, is_traced
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
 
@@ -35,7 +36,8 @@ def attach(
     The adapters of projection i of `PROJECTIONS` are drawn from `fold_in(key, i)`.
 
     Raises:
-      InputError: the model has adapters already, or none of the targets.
+      InputError: the model has adapters already, or none of the targets, or the adapters exceed
+        this machine's memory.
     """
     if model.lora is not None:
         raise InputError("the model has adapters already: merge or detach them first")
@@ -45,10 +47,15 @@ def attach(
         raise InputError(
             f"a {model.config.model_type} model has none of the targets {lora.targets}"
         )
+    kernels = {name: layers[name]["kernel_int8" if model.int8 else "kernel"] for name in targets}
+    # A dry run traces shapes alone, of any size.
+    if not is_traced((kernels, key)):
+        shapes = [kernel.shape for kernel in kernels.values()]
+        sizes = sum(depth * (inputs + outputs) for depth, inputs, outputs in shapes)
+        checks.fits_memory(f"adapters of rank {lora.rank:,}", 4 * lora.rank * sizes)
     adapted = dict(layers)
     for name in targets:
-        kernel = layers[name]["kernel_int8" if model.int8 else "kernel"]
-        depth, inputs, outputs = kernel.shape
+        depth, inputs, outputs = kernels[name].shape
         bound = inputs**-0.5
         own_key = jax.random.fold_in(key, PROJECTIONS.index(name))
         shape = (depth, inputs, lora.rank)

@@ -1,22 +1,20 @@
 """Chat templates: how a model that was trained to answer is given a user's message.
 
 A folder holds its template in chat_template.jinja, or as `chat_template` in tokenizer_config.json,
-and transformers fills it in the same way. It is a program in the language of Jinja, and is run in
-Jinja's sandbox, where it cannot change anything or read a file. It gets no date: a template that
-asks for one writes its own default, so that equal prompts stay equal on another day.
+and transformers fills it in the same way. It is a program in the language of Jinja, and is run by
+`bounded_jinja`, where it can neither change anything, nor read a file, nor compute without end. It
+gets no date: a template that asks for one writes its own default, so that equal prompts stay equal
+on another day.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.sandbox
-
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints.model_files import read_object
+from jaxpfl.text.tokenisers import bounded_jinja
 
 FILE = "chat_template.jinja"
 
@@ -44,30 +42,17 @@ class ChatTemplate:
         Raises:
           InputError: the template is broken, or does not allow a chat of one message.
         """
-        messages = [{"role": "user", "content": message}]
+        variables = {
+            **self.tokens,
+            "messages": [{"role": "user", "content": message}],
+            "add_generation_prompt": True,
+        }
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, **self.tokens
-            )
-        # A template may call anything that it is given with wrong arguments.
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
+            return bounded_jinja.fill_in(self.source, variables)
+        except InputError as error:
             raise InputError(
-                f"{self.place}: the chat template cannot be filled in: {type(error).__name__}: "
-                f"{lines[0]}"
+                f"{self.place}: the chat template cannot be filled in: {error}"
             ) from error
-
-    @cached_property
-    def _template(self) -> jinja2.Template:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _refuse
-        return environment.from_string(self.source)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def read_template(folder: Path) -> ChatTemplate | None:

@@ -1,8 +1,8 @@
 """A sweep's directory: failures are recorded, processes share it, repetitions are counted."""
 
 import json
+import os
 import re
-import time
 
 import pytest
 import yaml
@@ -148,10 +148,26 @@ def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_pa
 def test_a_failure_of_another_process_is_not_repeated_at_once(sweep, tmp_path, invented):
     begun = invented(failing(InputError("no"), InputError("no")))
     folders.begin(sweep, tmp_path)
-    point, before = sweep.points[1], time.time() - 1
-    for since, times in ((before, 1), (before, 1), (time.time() + 60, 2)):
-        assert carry_out_point(point, tmp_path, "grid", since=since) == "failed"
+    point = sweep.points[1]
+    assert folders.failures(sweep, tmp_path)[point.name] is None
+    for times in (1, 1):
+        assert carry_out_point(point, tmp_path, "grid", known=None) == "failed"
         assert len(begun) == times
+    known = folders.failures(sweep, tmp_path)[point.name]
+    assert carry_out_point(point, tmp_path, "grid", known=known) == "failed"
+    assert len(begun) == 2
+
+
+def test_a_failure_of_a_later_hour_is_tried_again(sweep, tmp_path, invented):
+    """TRUST 37: the clock was put back between two calls."""
+    begun = invented(failing(InputError("no"), InputError("no")))
+    out = tmp_path / "out"
+    run_sweep(sweep, out, progress=False)
+    (failed,) = out.glob("points/*/failed.json")
+    os.utime(failed, (4e9, 4e9))
+    before = len(begun)
+    run_sweep(sweep, out, progress=False)
+    assert len(begun) == before + 1
 
 
 def test_an_altered_result_is_refused_where_it_stands(sweep, tmp_path, invented):

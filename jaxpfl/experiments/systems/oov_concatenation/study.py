@@ -49,7 +49,7 @@ from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.models.base import Model
+from jaxpfl.models.base import Model, initialised
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.top_words import top_words
@@ -130,7 +130,7 @@ class ConcatenationStudy:
         """Returns the initial parameters of the character model, which follow from public words."""
         settings, model = self.config.characters, self.character_model
         if not settings.prefinetune_epochs:
-            return model.init(jax.random.key(self.config.run.seed))
+            return initialised(model, jax.random.key(self.config.run.seed))
         return fit_adam(
             model,
             {"tokens": self._public_words.columns["tokens"]},

@@ -149,6 +149,30 @@ def test_a_run_that_was_altered_is_refused(finished, tmp_path, monkeypatch, dama
     assert not (tmp_path / "corpus.jsonl.card.json").exists()
 
 
+@pytest.mark.parametrize("file", ["result.json", "ledger.jsonl", "artifacts/corpus/record.json"])
+def test_a_record_without_a_field_is_refused_with_a_sentence(finished, tmp_path, file):
+    """TRUST 7, 39: the command's last line says what is wrong; there is no traceback."""
+    run = tmp_path / "run"
+    shutil.copytree(finished / "popri", run)
+    path = run / file
+    if not path.exists():
+        pytest.fail(f"a run has no {file}")
+    text = path.read_text()
+    broken = ["", "{}", "7", text[: len(text) // 2]]
+    if file == "result.json":
+        record = json.loads(text)
+        broken += [json.dumps({k: v for k, v in record.items() if k != name}) for name in record]
+        broken += [json.dumps(record | {name: 7}) for name in record]
+    for number, content in enumerate(broken):
+        path.write_text(content)
+        out = tmp_path / f"{number}.jsonl"
+        try:
+            carry_out.synthesize(run, out, progress=False)
+        except InputError as error:
+            assert str(run) in str(error) and "\n" not in str(error)
+            assert not out.exists()
+
+
 def test_a_run_without_privacy_is_stamped(synthetic_config, tmp_path):
     """TRUST 11."""
     config = synthetic_config("popri", "--training.rounds", "1")

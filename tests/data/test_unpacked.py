@@ -1,0 +1,108 @@
+"""TRUST 39: small files that unpack to more than there is are refused before they are unpacked."""
+
+import gzip
+import os
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.data.readers.arrow_files import read_arrow
+from jaxpfl.data.readers.fields import Fields
+from jaxpfl.errors import CorruptFile, InputError
+
+TEXTS = ["a" * 5_000, "b" * 5_000]
+
+
+@pytest.fixture
+def small_machine(monkeypatch):
+    """Has 64 MiB of memory."""
+    known = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**14}
+    really = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: known.get(name) or really(name))
+
+
+def packed(path, table: pa.Table, stream: bool = False) -> bytes:
+    """An Arrow file whose buffers are compressed."""
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(path), table.schema, options=options) as writer:
+        writer.write_table(table)
+    return path.read_bytes()
+
+
+def clients(texts) -> pa.Table:
+    return pa.table({"client": ["u"] * len(texts), "text": texts})
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["file", "stream"])
+@pytest.mark.parametrize("shape", ["plain", "dictionary"])
+def test_an_arrow_file_that_says_it_unpacks_to_terabytes_is_refused(tmp_path, stream, shape):
+    path = tmp_path / "a.arrow"
+    table = clients(TEXTS)
+    if shape == "dictionary":
+        table = table.set_column(1, "text", table["text"].dictionary_encode())
+    content = packed(path, table, stream)
+    assert jp.data.open(path).num_examples == 2
+    # Before each compressed buffer stands how large it will be; before that, offsets end with it.
+    head, size, tail = content.rpartition(struct.pack("<q", 10_000))
+    assert size
+    path.write_bytes(head + struct.pack("<q", 2**42) + tail)
+    with pytest.raises(InputError, match=r"a\.arrow: .* would take 8,192 GiB, but this machine"):
+        jp.data.open(path)
+    path.write_bytes(head + struct.pack("<q", 9_999) + tail)
+    with pytest.raises(CorruptFile, match="truncated, damaged or no Arrow file"):
+        jp.data.open(path)
+
+
+def test_a_batch_larger_than_memory_is_refused_and_smaller_ones_are_read(tmp_path, small_machine):
+    path = tmp_path / "a.arrow"
+    packed(path, clients(["a" * 1_000_000] * 40))
+    assert path.stat().st_size < 2_000_000
+    with pytest.raises(InputError, match="its largest batch, unpacked and copied once, would take"):
+        jp.data.open(path)
+    with pa.ipc.new_file(
+        path,
+        clients([]).cast(pa.schema([("client", pa.string()), ("text", pa.string())])).schema,
+        options=pa.ipc.IpcWriteOptions(compression="zstd"),
+    ) as writer:
+        writer.write_table(clients(["a" * 1_000_000] * 10), max_chunksize=1)
+    assert jp.data.open(path).num_examples == 10
+
+
+def test_a_row_group_larger_than_memory_is_refused(tmp_path, small_machine):
+    path = tmp_path / "a.parquet"
+    zeros = pa.array(np.zeros(10_000_000, np.int64))
+    parquet.write_table(pa.table({"client": zeros, "x": zeros}), path, row_group_size=10**7)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"a\.parquet: row group 1, unpacked, would take"):
+        jp.data.open(f"{path}?client=client&features=x")
+
+
+def test_one_text_in_many_rows_is_unpacked_row_by_row(tmp_path):
+    """At 2^15 rows at once, these 60 kB would be 34 GB."""
+    path = tmp_path / "a.parquet"
+    indices = pa.array(np.zeros(40_000, np.int32))
+    texts = pa.DictionaryArray.from_arrays(indices, ["a" * 2**20])
+    parquet.write_table(pa.table({"text": texts}), path, compression="zstd")
+    assert path.stat().st_size < 60_000
+    rows = next(read_arrow(path, Fields([("text", "text")])))
+    assert 1 <= len(rows.numbers) and rows.columns["text"].nbytes < 2**29
+    assert rows.columns["text"][0].as_py() == "a" * 2**20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.parquet"])
+def test_rows_that_exceed_memory_together_are_refused(tmp_path, small_machine, name):
+    path = tmp_path / name
+    text = "a" * 100_000
+    if name.endswith(".parquet"):
+        parquet.write_table(clients([text] * 500), path, row_group_size=50)
+    else:
+        row = f'{{"client": "u", "text": "{text}"}}\n' if "json" in name else f"u,{text}\n"
+        head = "" if "json" in name else "client,text\n"
+        path.write_bytes(gzip.compress((head + row * 500).encode()))
+    with pytest.raises(InputError, match=f"{name}: its rows, in memory, would take"):
+        jp.data.open(path)
