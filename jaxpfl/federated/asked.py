@@ -19,7 +19,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.door import Door, Keys, Summed
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
 
@@ -87,6 +87,7 @@ class Asked:
                 "number"
             )
         columns = identity.read_columns(query, prepared)
+        require_room(query, columns)
         door = Door(query, identity.traced(query, broadcast, columns).out_info)
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
         content = origin_hash(columns, prepared.offsets)
@@ -164,6 +165,7 @@ def traced(
       InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
       TypeError, ValueError: the client function does not fit the columns.
     """
+    require_room(query, columns, elsewhere=True)
     contribution = identity.traced(query, broadcast, columns).out_info
     return contribution, *Door(query, contribution).trace(broadcast, columns)
 

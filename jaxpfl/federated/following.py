@@ -26,7 +26,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked, Facts, Summed, Work
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, require_room
 from jaxpfl.privacy.secret import Secret
 
 PyTree = Any
@@ -191,6 +191,7 @@ def _broadcasts(
         found.append((query, shapes))
         prepared = population if query.prepare is None else query.prepare(population)
         columns = identity.read_columns(query, prepared)
+        require_room(query, columns)
         contribution = identity.traced(query, shapes, columns).out_info
         value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
         following = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm

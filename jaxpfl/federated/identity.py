@@ -21,7 +21,7 @@ from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.client import Examples
-from jaxpfl.federated.query import Query, require_room
+from jaxpfl.federated.query import Query
 
 PyTree = Any
 
@@ -77,7 +77,6 @@ def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> An
     Raises:
       InputError: it takes other arguments, or its contribution is not a tree of float arrays.
     """
-    require_room(query, columns)
     spec = query.cohort
     steps, batch = spec.rungs[-1], spec.batch_size
     examples = Examples(

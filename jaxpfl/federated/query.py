@@ -136,11 +136,17 @@ class Query:
         return replicas * (share if given is None else -(-share // given) * given)
 
 
-def require_room(query: Query, columns: Mapping[str, Any]) -> None:
+LARGEST_BUCKET = 2**37
+"""What is traced for another machine, perhaps: 128 GiB."""
+
+
+def require_room(query: Query, columns: Mapping[str, Any], *, elsewhere: bool = False) -> None:
     """Refuses a query of whose clients' examples not even one bucket fits this machine's memory.
 
     Args:
       columns: that the client function reads; only shapes and dtypes are used.
+      elsewhere: accepts up to `LARGEST_BUCKET` whatever this machine has. Without any limit, a
+        program of a size that nobody means would be traced for hours.
 
     Raises:
       InputError: says how large the bucket would be, and what it consists of.
@@ -149,8 +155,11 @@ def require_room(query: Query, columns: Mapping[str, Any]) -> None:
     # With every example, one byte says whether there is one, and eight, which one.
     row = 9 + sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in columns.values())
     slots = spec.capacity * spec.rungs[-1] * spec.batch_size
+    size = slots * row // jax.process_count()
+    if elsewhere and size <= LARGEST_BUCKET:
+        return
     checks.fits_memory(
         f"query {query.label!r}: a bucket of {spec.capacity:,} clients with {spec.rungs[-1]:,} "
         f"steps of {spec.batch_size:,} examples",
-        slots * row // jax.process_count(),
+        size,
     )

@@ -206,6 +206,17 @@ def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(held) if model.columns is None else tuple(model.columns)
 
 
+def require_room(model: Model) -> None:
+    """Refuses a model whose parameters exceed this machine's memory; nothing is allocated.
+
+    Raises:
+      InputError: says how many parameters there would be, and how much memory they take.
+    """
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    checks.fits_memory(f"a model of {count_parameters(shapes):,} parameters", size)
+
+
 def initialised(model: Model, key: Array) -> Params:
     """`model.init(key)`, once it is known that this machine has room for the parameters.
 
@@ -213,13 +224,10 @@ def initialised(model: Model, key: Array) -> Params:
     at a run of another machine.
 
     Raises:
-      InputError: says how many parameters there would be, and how much memory they take.
+      InputError: as `require_room`.
     """
     if not is_traced(key):
-        shapes = jax.eval_shape(model.init, key)
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-        number = count_parameters(shapes)
-        checks.fits_memory(f"a model of {number:,} parameters", size)
+        require_room(model)
     return model.init(key)
 
 

@@ -41,7 +41,7 @@ from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.models.base import Model
+from jaxpfl.models.base import Model, require_room
 from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tags import TagEncoder, most_frequent
@@ -160,6 +160,8 @@ def build(config: Config) -> Experiment:
             tags = tag_encoder(config.model)
             parts = {name: tags.encode(part) for name, part in parts.items()}
         model = build_model(config.model, vocabulary)
+        # Here, because FreD is charged before the rounds draw it.
+        require_room(model)
     if config.evaluation.source is not None:
         parts["test"] = parts["valid"]
     fred = build_fred_plan(config)

@@ -49,7 +49,7 @@ from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.models.base import Model, initialised
+from jaxpfl.models.base import Model, initialised, require_room
 from jaxpfl.privacy.keys import OOV_SENTENCES, OOV_WORDS, training_root
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.character.top_words import top_words
@@ -81,6 +81,8 @@ def prepare(config: OovConcatenationConfig) -> "ConcatenationStudy":
         vocabulary = public_words(config.data.vocabulary, size)
     train = with_words(parts["train"], vocabulary.split)
     study = ConcatenationStudy(config, train, public, vocabulary)
+    for model in (study.word_model, study.character_model):
+        require_room(model)
     if config.scaled_up:
         study_runs.at_scale(config.scaled_up, study.plans)
     return study
