@@ -2,7 +2,8 @@
 
 Without it, a short run spends most of its time on compilation. A cache key covers the program, the
 versions of JAX and XLA, their flags and the processor's features: another machine or version
-compiles its own programs. The cache holds programs, never their inputs.
+compiles its own programs. The cache holds programs, never their inputs; but an array that a client
+function closes over is part of its program, and so should not be made of clients' data.
 """
 
 import os
@@ -89,10 +90,20 @@ def _made() -> Path | None:
         path = folder()
         # Only the owner may write there, because this process executes what it finds.
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours_alone(path):
+            return None
         _drop_oldest(path)
     except (OSError, RuntimeError):
         return None
     return path
+
+
+def _is_ours_alone(path: Path) -> bool:
+    """Whether nobody else may write there; systems without users have no such question."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def _drop_oldest(path: Path) -> None:

@@ -55,7 +55,7 @@ def processor() -> dict[str, str]:
         listed = sorted(each for each in told.get(name, "").split() if each.startswith(_ARITHMETIC))
         if listed:
             found["arithmetic"] = " ".join(listed)
-    return found
+    return found or {"model name": platform.processor() or platform.machine()}
 
 
 def number() -> int:

@@ -37,9 +37,10 @@ class BoundedByExample(Protocol):
     """A client function that bounds each single example's share of its contribution.
 
     Adding or removing any one example moves the contribution, a sum over the client's examples, by
-    at most `example_bound` in L2 norm, whatever the data. Under `Plan(unit="example")` the door
-    does not clip contributions and relies on this bound. It is therefore part of the privacy
-    guarantee and must be tested on adversarial neighbours.
+    at most `example_bound` in L2 norm, whatever the data. The contribution of no examples is
+    exactly zero, and examples may be computed in several blocks whose contributions are added.
+    Under `Plan(unit="example")` the door does not clip contributions and relies on this bound. It
+    is therefore part of the privacy guarantee and must be tested on adversarial neighbours.
 
     Attributes:
       example_bound: the L2 bound, in the contribution's units.

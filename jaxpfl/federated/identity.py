@@ -32,6 +32,8 @@ _OPTIONS = (
     "jax_default_matmul_precision",
     "jax_threefry_partitionable",
     "jax_disable_jit",
+    # With it, arrays that a function closes over are no part of its lowered text.
+    "jax_use_simplified_jaxpr_constants",
 )
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
