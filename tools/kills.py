@@ -157,10 +157,16 @@ def main(config: Config) -> None:
     names = config.systems or tuple(SYSTEMS)
     with tempfile.TemporaryDirectory() as folder:
         systems = [_whole(name, Path(folder)) for name in track(names, "whole runs")]
-        trials = _trials(config, systems, Path(folder))
+        found, begun = [], 0
         with ThreadPoolExecutor(config.workers) as pool:
-            done = pool.map(lambda trial: _trial(*trial), trials)
-            found = list(track(done, "killed runs", total=len(trials)))
+            # A run may end before its second kill, and then there are fewer than were planned.
+            while (missing := config.kills - sum(row["kills"] for row in found)) > 0:
+                if any(row["differences"] for row in found):
+                    break
+                trials = _trials(config.seed, systems, Path(folder), missing, begun)
+                done = pool.map(lambda trial: _trial(*trial), trials)
+                found += track(done, "killed runs", total=len(trials))
+                begun += len(trials)
     rows = []
     for system in systems:
         own = [row for row in found if row["what"] == system.name]
@@ -204,14 +210,16 @@ def _whole(name: str, folder: Path) -> System:
     return system
 
 
-def _trials(config: Config, systems: list[System], folder: Path) -> list[tuple]:
-    """As many runs as have `config.kills` kills at least, dealt to the systems in turn."""
-    trials, kills, number = [], 0, 0
-    while kills < config.kills:
-        seed = config.seed * 1_000_000 + number
-        times = random.Random(seed).choice((1, 2))
-        trials.append((systems[number % len(systems)], folder / f"trial_{number}", seed, times))
-        kills, number = kills + times, number + 1
+def _trials(
+    seed: int, systems: list[System], folder: Path, kills: int, number: int
+) -> list[tuple[System, Path, int, int]]:
+    """As many runs as have `kills` kills if none ends early, dealt to the systems in turn."""
+    trials = []
+    while kills > 0:
+        own = seed * 1_000_000 + number
+        times = random.Random(own).choice((1, 2))
+        trials.append((systems[number % len(systems)], folder / f"trial_{number}", own, times))
+        kills, number = kills - times, number + 1
     return trials
 
 
