@@ -176,14 +176,17 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
 
     Raises:
       CorruptFile: a field is missing, or is of another type.
-      InputError: the error that was raised, which did not name the directory.
+      InputError: the error that was raised, which did not name the directory; CorruptFile if it
+        was one.
     """
     try:
         yield
     except InputError as error:
         if str(directory) in str(error):
             raise
-        raise InputError(f"{directory}: {failure}: {error}") from error
+        # A damaged file remains one, for whoever catches it.
+        kind = CorruptFile if isinstance(error, CorruptFile) else InputError
+        raise kind(f"{directory}: {failure}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptFile(
             f"{directory}: {failure}, because a record is not as the run wrote it "
