@@ -33,7 +33,7 @@ help:
 	@echo "make compile-check  compile the hot programs for TPUs and GPUs that are not at hand; an hour"
 	@echo "make popri-table  POPri and its rivals at one epsilon; writes runs/popri_table; an hour"
 	@echo "make popri-table-test  the same with models that know nothing, in minutes"
-	@echo "make defects      plant faults in a copy of the code, which the tests must catch; 20 minutes"
+	@echo "make defects      plant faults in a copy of the code, which the tests must catch; long"
 	@echo "make parity       compare our networks with transformers on torch (network; 2 GB)"
 	@echo "make tff-check    compare our reading of TFF's files with its own (over 2 GB, needs network)"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"

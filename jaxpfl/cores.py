@@ -2,7 +2,7 @@
 
 BLAS and LAPACK split a product among the cores by themselves. For one large product that is best.
 Several small ones, or steps that are no products, are faster if every core has pieces of its own,
-which then stay in its cache. Besides, the threads of BLAS go on looking for work for some
+which then stay in its cache. In addition, the threads of BLAS go on looking for work for some
 milliseconds after each product that they shared, on cores that XLA may need.
 """
 
