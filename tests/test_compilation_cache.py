@@ -78,6 +78,16 @@ def test_without_a_cache_folder_of_their_own_it_is_in_the_users_home(monkeypatch
     assert compilation_cache.folder().is_relative_to(tmp_path)
 
 
+def test_a_folder_that_others_may_write_is_not_used(monkeypatch, tmp_path):
+    """TRUST 39: what is found there is executed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    compilation_cache.folder().mkdir(parents=True)
+    compilation_cache.folder().chmod(0o777)
+    compilation_cache.enable()
+    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+
+
 def test_the_programs_compiled_longest_ago_go_first(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
