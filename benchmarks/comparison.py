@@ -16,7 +16,7 @@ CONTEXT = ("date", "python", "jax", "jaxlib", "flax")
 _PLACE = ("device", "machine")
 
 # The measure that stands for a row: the first of these that it has. Of rates more is better.
-_RATES = ("clients/s", "GFLOP/s", "GB/s", "tokens/s", "examples/s", "ours/s", "rows/s", "a minute")
+_RATES = ("GFLOP/s", "GB/s", "clients/s", "tokens/s", "examples/s", "ours/s", "rows/s", "a minute")
 _TIMES = (
     "seconds",
     "seconds a step",
