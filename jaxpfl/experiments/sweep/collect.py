@@ -7,6 +7,7 @@ report.html, pictures/
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ class SweepOutcome:
       rows: one for each combination of values, over all its repetitions: the values, "mean",
         "deviation" (the sample's standard deviation; None for a single run), "runs", the finished
         ones of its "points", and in a sweep with a gap "gap" and "gap_deviation" in per cent, which
-        are None where there is no gap.
+        are None where there is no gap. The mean is None without runs, and where the metric of a run
+        is not finite.
       failed: the points whose last attempt failed, and why.
       unfinished: the names of those that are neither finished nor failed.
       cautions: warnings such as that all points end worse than word frequencies.
@@ -97,7 +99,11 @@ def _record(sweep: Sweep, states: list[PointState]) -> dict[str, Any]:
         _point(point, state, sweep.metric)
         for point, state in zip(sweep.points, states, strict=True)
     ]
-    values = [point.get("value") for point in points]
+    # A finished point whose metric is not finite has the value None.
+    values = [
+        (math.nan if point["value"] is None else point["value"]) if "value" in point else None
+        for point in points
+    ]
     rows = summary(sweep, values, [point.get("mark", "") for point in points])
     results = [state.result for state in states if state.result is not None]
     return {

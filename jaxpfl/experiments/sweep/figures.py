@@ -3,10 +3,12 @@
 Error bars are standard deviations over repetitions. Baselines are dashed lines.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
+from jaxpfl.experiments.report.numbers import number
 from jaxpfl.experiments.report.plots import COLOURS, GREY, GREY_TEXT, INK, RED, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
 from jaxpfl.experiments.sweep.summary import NOT_PRIVATE, joined
@@ -54,12 +56,21 @@ def _by_axis(
     for index, (key, found) in enumerate(lines.items()):
         text = stamped(", ".join(key), joined(row["mark"] for row in found))
         found = sorted(found, key=lambda row: row[axis])
-        xs, means = [row[axis] for row in found], [row["mean"] for row in found]
+        xs = [row[axis] for row in found]
+        means = [math.nan if row["mean"] is None else row["mean"] for row in found]
         errors = [row["deviation"] or 0.0 for row in found]
+        colour = COLOURS[index % len(COLOURS)]
         panel.errorbar(
             xs, means, yerr=errors if any(errors) else None, label=text or None,
-            color=COLOURS[index % len(COLOURS)], marker="o", markersize=4, capsize=3, linewidth=1.6,
+            color=colour, marker="o", markersize=4, capsize=3, linewidth=1.6,
         )  # fmt: skip
+        diverged = [x for x, mean in zip(xs, means, strict=True) if math.isnan(mean)]
+        if diverged:
+            # The line has a hole there, so a cross at the upper edge says why.
+            name = ": ".join(part for part in (text, number(None)) if part)
+            edge = {"transform": panel.get_xaxis_transform(), "clip_on": False}
+            style = {"color": colour, "marker": "x", "linestyle": "none", "label": name}
+            panel.plot(diverged, [1.0] * len(diverged), **style, **edge)
     for (name, _, stamp, dash), found in _beside(sweep, points).items():
         means = {x: [value for at, value in found if at == x] for x, _ in sorted(found)}
         ys = [sum(values) / len(values) for values in means.values()]
@@ -87,13 +98,14 @@ def _beside(
 ) -> dict[tuple[str, str, bool, Any], list[tuple[Any, float]]]:
     """The baselines, one after the other: (label, data, stamped, dash) -> (x, value) by point.
 
-    The label says where the data is other data than the points' own.
+    The label says where the data is other data than the points' own. Values that are not finite
+    are left out.
     """
     measured = {point["scored_on"] for point in points if "scored_on" in point}
     found: dict[tuple[str, str], list[tuple[Any, float]]] = {}
     for point in points:
         for row in point.get("compared_with", ()):
-            if row["model"] != OURS:
+            if row["model"] != OURS and row["value"] is not None:
                 key = row["model"], row["scored_on"]
                 found.setdefault(key, []).append((point.get(sweep.x or ""), row["value"]))
     lines = {}
@@ -113,14 +125,20 @@ def _beside(
 def _bars(
     sweep: Sweep, rows: Sequence[Mapping[str, Any]], value: str, error: str, title: str
 ) -> Any:
-    """One bar for each row, with its error; returns the axes."""
+    """One bar for each row, with its error, or "not finite" in its place; returns the axes."""
     panel = axes(title, width=7.2, height=1.0 + 0.36 * len(rows))
     places = list(range(len(rows)))[::-1]
     errors = [row[error] or 0.0 for row in rows]
     panel.barh(
-        places, [row[value] for row in rows], xerr=errors if any(errors) else None,
+        places, [row[value] or 0.0 for row in rows], xerr=errors if any(errors) else None,
         color=COLOURS[0], capsize=3, error_kw={"ecolor": INK, "elinewidth": 1.2},
     )  # fmt: skip
+    for place, row in zip(places, rows, strict=True):
+        if row[value] is None:
+            panel.annotate(
+                number(None), (0, place), (6, 0), textcoords="offset points", va="center",
+                fontsize=9, color=INK,
+            )  # fmt: skip
     labels = [stamped(label(sweep.varied, row), row["mark"]) for row in rows]
     panel.set_yticks(places, labels, fontsize=8)
     panel.set_xlabel(sweep.metric)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpfl.experiments.engine.attempts import duration
 from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.report.numbers import number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.sweep.config import CASE, Sweep
 from jaxpfl.experiments.sweep.figures import figure_of, label, short, stamped
@@ -60,7 +61,7 @@ def _points(sweep: Sweep, points: Sequence[Mapping[str, Any]]) -> Section:
     cells = [
         (
             point["point"],
-            f"{point['value']:.5g}",
+            _score(point["value"], ".5g"),
             point["scored_on"],
             str(point["privacy"] or NOT_PRIVATE),
         )
@@ -108,9 +109,10 @@ def measured_on(metric: str, scored_on: Sequence[str]) -> str:
 def _table(sweep: Sweep, rows: list[dict[str, Any]], durations: Durations | None = None) -> Table:
     names = sweep.varied or tuple(n for n in sweep.points[0].values if n != sweep.over)
     columns = [(short(name), [str(row[name]) for row in rows]) for name in names]
-    columns.append((sweep.metric, [_number(row["mean"], ".5g") for row in rows]))
+    columns.append((sweep.metric, [_mean(row, ".5g") for row in rows]))
     if any(row["deviation"] is not None for row in rows):
-        deviations = [_number(row["deviation"], ".2g") for row in rows]
+        found = [row["deviation"] for row in rows]
+        deviations = ["" if each is None else f"{each:.2g}" for each in found]
         columns.append(("standard deviation", deviations))
     if any(row["points"] > 1 or row["runs"] == 0 for row in rows):
         columns.append(("runs", [_runs(row) for row in rows]))
@@ -128,8 +130,14 @@ def _table(sweep: Sweep, rows: list[dict[str, Any]], durations: Durations | None
     return Table(titles, list(zip(*cells, strict=True)), numbers)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+def _mean(row: Mapping[str, Any], form: str) -> str:
+    """The mean of a row's runs, and nothing where none is finished."""
+    return _score(row["mean"], form) if row["runs"] else ""
+
+
+def _score(value: float | None, form: str) -> str:
+    """The metric of runs that are finished, which may not be finite."""
+    return number(None) if value is None else format(value, form)
 
 
 def _speed(speed: float) -> str:
@@ -161,7 +169,7 @@ def _facts(sweep: Sweep, rows: list[dict[str, Any]], measured: str) -> list[tupl
     if len(found) == 2:
         facts += [
             (
-                f"{row['mean']:.4g}",
+                _mean(row, ".4g"),
                 f"{sweep.metric} of {stamped(row[CASE], row['mark'])}{where}",
             )
             for row in found
@@ -182,10 +190,17 @@ def _gap_text(sweep: Sweep, rows: list[dict[str, Any]]) -> str:
     )
     others = [name for name in sweep.varied if name != CASE]
     without = [row for row in rows if row["gap"] is None and row["runs"] and row[CASE] == start]
-    if without:
-        where = " at " + "; ".join(label(others, row) for row in without) if others else ""
-        some = f" at some {over}" if repeated else ""
-        text += f" It is not shown{where}: both cases have the same {sweep.metric}{some}."
+    some = f" at some {over}" if repeated else ""
+    reasons: dict[str, list[str]] = {}
+    for row in without:
+        place = label(others, row)
+        ends = [each for each in rows if each[CASE] in sweep.gap and label(others, each) == place]
+        whole = all(each["runs"] == each["points"] and each["mean"] is not None for each in ends)
+        same = f"both cases have the same {sweep.metric}{some}"
+        missing = f"a run of one of the two has no {sweep.metric} that is finite"
+        reasons.setdefault(same if whole else missing, []).append(place)
+    for reason, places in reasons.items():
+        text += f" It is not shown{' at ' + '; '.join(places) if others else ''}: {reason}."
     return text
 
 
@@ -196,7 +211,7 @@ def _baselines(sweep: Sweep, found: Sequence[Mapping[str, Any]]) -> list[Section
     rows = [
         (
             stamped("the points' runs" if row["model"] == OURS else row["model"], row["mark"]),
-            f"{row['value']:.5g}",
+            _score(row["value"], ".5g"),
             str(row["points"]),
             row["scored_on"],
         )

@@ -12,20 +12,24 @@ from jaxpfl.privacy.simulated import SIMULATED
 NOT_PRIVATE = "NOT PRIVATE"
 
 
-def value_of(result: Mapping[str, Any], metric: str) -> float:
+def value_of(result: Mapping[str, Any], metric: str) -> float | None:
     """The value of a metric in a point's "metrics", which include those of an evaluation.
 
+    None where the value is not finite, as after training that diverged; JSON has null for it.
+
     Raises:
-      InputError: there is no such number; the message lists those that exist.
+      InputError: there is no such metric; the message lists those that exist.
     """
-    known: dict[str, float] = {}
+    known: dict[str, float | None] = {}
 
     def add(mapping: Mapping[str, Any]) -> None:
         for name, value in mapping.items():
             if isinstance(value, Mapping):
                 add(value)
+            elif value is None:
+                known[name] = None
             elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                known[name] = float(value)
+                known[name] = float(value) if math.isfinite(value) else None
 
     add(result.get("metrics", {}))
     if metric not in known:
@@ -58,9 +62,10 @@ def compared_with(
 ) -> list[dict[str, Any]]:
     """What a point is compared with: "model", "value", "scored_on", "private" and "mark".
 
-    The value is that of the metric. These are the rows of its result's table, such as the untrained
-    model and word frequencies, with the run's own score on the same data; and the same run without
-    privacy, where it was carried out. Empty where no row has the metric.
+    The value is that of the metric, None where that is not finite. These are the rows of its
+    result's table, such as the untrained model and word frequencies, with the run's own score on
+    the same data; and the same run without privacy, where it was carried out. Empty where no row
+    has the metric.
 
     Args:
       simulation: the content of the point's `simulation.json`, if there is one.
@@ -77,13 +82,13 @@ def compared_with(
     return [
         {
             "model": model,
-            "value": float(row[metric]),
+            "value": None if row[metric] is None else float(row[metric]),
             "scored_on": str(tested_on or ""),
             "private": not mark,
             "mark": mark,
         }
         for model, row, tested_on, mark in rows
-        if row.get(metric) is not None
+        if metric in row
     ]
 
 
@@ -116,7 +121,8 @@ def summary(
     """The rows of `SweepOutcome`: one for each combination of values, over its repetitions.
 
     Args:
-      values: the metric of each point; None for a point that did not finish.
+      values: the metric of each point; None for a point that did not finish, and NaN where the
+        metric is not finite. Of such a row there is no mean: that of the other runs would hide it.
       marks: of each point, see `mark_of`; of those that did not finish it does not count.
     """
     groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
@@ -148,7 +154,7 @@ def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | Non
     """How much of the gap each point closes, in per cent: `from` closes 0 and `to` closes 100.
 
     None where one of the three runs did not finish, both cases have the same metric at the point's
-    other values, or a value is infinite.
+    other values, or a value is not finite.
     """
     assert sweep.gap is not None
 
@@ -170,8 +176,11 @@ def gap_closed(sweep: Sweep, values: Sequence[float | None]) -> list[float | Non
 
 
 def _mean_and_deviation(found: Sequence[Any]) -> tuple[float | None, float | None]:
-    """The mean and the standard deviation of a sample, None where there are too few values."""
-    if not found:
+    """The mean and the standard deviation of a sample.
+
+    None where there are too few values, or one of them is None or not finite.
+    """
+    if not found or not all(value is not None and math.isfinite(value) for value in found):
         return None, None
     mean = math.fsum(found) / len(found)
     if len(found) == 1:

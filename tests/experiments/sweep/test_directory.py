@@ -1,6 +1,7 @@
 """A sweep's directory: failures are recorded, processes share it, repetitions are counted."""
 
 import json
+import math
 import os
 import re
 
@@ -114,6 +115,21 @@ def test_a_metric_that_is_not_there_is_said_after_the_first_point(sweep, tmp_pat
     with pytest.raises(InputError, match="one of loss, found 'accuracy'"):
         run_sweep(sweep, tmp_path / "out", progress=False)
     assert len(begun) == 1
+
+
+def test_a_point_whose_metric_is_not_finite_stops_nothing(path, tmp_path, invented, capsys):
+    """Neither the sweep, nor its table, nor the point alone."""
+    out = tmp_path / "out"
+
+    def diverged(config, _):
+        value = math.inf if config.training.clients_per_round == 5 else 0.5
+        return {"metrics": {"accuracy": value}, "private": True, "privacy": "(8, 0)"}
+
+    begun = invented(diverged)
+    assert cli.main(["sweep", str(path), "--out", str(out)]) == 0
+    assert len(begun) == 3 and "not finite" in capsys.readouterr().out
+    assert cli.main(["sweep", str(out), "--collect"]) == 0
+    assert cli.main(["sweep", str(out), "--point", "1"]) == 0
 
 
 def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invented):

@@ -3,6 +3,7 @@
 import csv
 import html
 import json
+import math
 import re
 
 import pytest
@@ -315,3 +316,41 @@ def test_baselines_on_other_data_say_so_in_the_figure(finished, drawn):
     finished(change, VALUES, results)
     texts = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
     assert "untrained, on other data (see the table)" in texts
+
+
+@pytest.mark.parametrize("axis", [True, False])
+def test_a_metric_that_is_not_finite_is_said_in_tables_and_figure(finished, drawn, axis):
+    """As perplexity after training that diverged: the other points are compared as ever."""
+    seeds = [0] if axis else [0, 1]
+    rounds = {"training.clients_per_round": [5, 10]} if axis else {}
+    change = {"gap": None, "grid": {**rounds, "run.seed": seeds}}
+    values = [0.2, 0.4, 0.6, math.inf, 0.3, 0.5]
+    table = [{"model": "this run", "accuracy": math.nan}, {"model": "unigram", "accuracy": 0.25}]
+    of_case = {"best": {"table": table, "tested_on": ON}}
+    sweep, outcome, page = finished(change, values, of_case)
+    means = [0.2, 0.4, 0.6, None, 0.3, 0.5] if axis else [0.3, None, 0.4]
+    assert [row["mean"] for row in outcome.rows] == pytest.approx(means)
+    assert all(row["runs"] == row["points"] for row in outcome.rows)
+    (shown,) = tables(page, "Table")
+    assert ["not finite" in row for row in shown[1:]] == [mean is None for mean in means]
+    assert "not finite" in "".join(table_lines(sweep, outcome.rows))
+    (points,) = tables(page, "Points")
+    assert [row[1] for row in points[1:]] == ["0.2", "0.4", "0.6", "not finite", "0.3", "0.5"]
+    (beside,) = tables(page, "Compared with")
+    assert [row[1] for row in beside[1:]] == ["not finite", "0.25"]
+    (panel,) = drawn[0].axes
+    found = panel.get_legend().get_texts() if axis else panel.texts
+    assert [text.get_text() for text in found if "not finite" in text.get_text()]
+
+
+def test_no_gap_where_a_value_of_its_ends_is_not_finite(finished):
+    _, outcome, page = finished({}, [0.2, 0.3, math.inf, 0.5, 0.3, 0.45])
+    assert [row["gap"] for row in outcome.rows] == [None] * 3
+    assert "not shown: a run of one of the two has no accuracy that is finite" in page
+    assert "both cases have the same" not in page
+
+
+def test_a_sweep_in_which_no_metric_is_finite_has_a_page(finished):
+    _, outcome, page = finished({}, [math.nan] * 6)
+    assert {row["mean"] for row in outcome.rows} == {None} and not outcome.failed
+    assert len([row for row in tables(page, "Table")[0] if "not finite" in row]) == 3

@@ -145,6 +145,8 @@ def test_a_metric_is_found_by_name():
     assert value_of(result, "accuracy") == 0.5
     with pytest.raises(InputError, match="one of accuracy, count, epsilon, found 'acuracy'"):
         value_of(result, "acuracy")
+    for value in (None, float("inf")):
+        assert value_of({"metrics": {"evaluation": {"perplexity": value}}}, "perplexity") is None
 
 
 @pytest.fixture(scope="module")
