@@ -34,6 +34,17 @@ def packed(path, table: pa.Table, stream: bool = False) -> bytes:
     return path.read_bytes()
 
 
+def at_offset(content, at: int) -> int:
+    """Where an offset of a flatbuffer leads."""
+    return at + struct.unpack_from("<I", content, at)[0]
+
+
+def entry_of(content, table: int, field: int) -> tuple[int, int]:
+    """Where a flatbuffer says that a table has a field, and where that field is."""
+    entry = table - struct.unpack_from("<i", content, table)[0] + 4 + 2 * field
+    return entry, table + struct.unpack_from("<H", content, entry)[0]
+
+
 def clients(texts) -> pa.Table:
     return pa.table({"client": ["u"] * len(texts), "text": texts})
 
@@ -71,6 +82,51 @@ def test_a_batch_larger_than_memory_is_refused_and_smaller_ones_are_read(tmp_pat
     ) as writer:
         writer.write_table(clients(["a" * 1_000_000] * 10), max_chunksize=1)
     assert jp.data.open(path).num_examples == 10
+
+
+def test_compression_as_arrow_0_17_named_it_is_counted(tmp_path, small_machine):
+    path = tmp_path / "a.arrow"
+    table = clients(["a" * 1_000_000] * 40)
+    version = pa.ipc.MetadataVersion.V4
+    options = pa.ipc.IpcWriteOptions(compression="zstd", metadata_version=version)
+    with pa.ipc.new_stream(str(path), table.schema, options=options) as writer:
+        named = {"ARROW:experimental_compression": "ZSTD"}
+        writer.write_batch(table.to_batches()[0], custom_metadata=named)
+    content = bytearray(path.read_bytes())
+    # The second message, without the field that later versions name the compression in.
+    second = content.index(b"\xff\xff\xff\xff", 8)
+    batch = at_offset(content, entry_of(content, at_offset(content, second + 8), 2)[1])
+    struct.pack_into("<H", content, entry_of(content, batch, 3)[0], 0)
+    path.write_bytes(content)
+    assert len(content) < 5_000
+    with pa.ipc.open_stream(str(path)) as stream:
+        assert stream.read_all()["text"][39].as_py() == "a" * 1_000_000
+    with pytest.raises(InputError, match="its largest batch, unpacked and copied once, would take"):
+        jp.data.open(path)
+
+
+def test_a_dictionary_counts_as_often_as_a_file_lists_it(tmp_path, small_machine):
+    """Arrow appends a delta to the dictionary each time, uncompressed ones, too."""
+    path = tmp_path / "a.arrow"
+    kinds = {"client": pa.string(), "text": pa.dictionary(pa.int32(), pa.string())}
+    schema, deltas = pa.schema(kinds), pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with pa.ipc.new_file(str(path), schema, options=deltas) as writer:
+        for texts in (["a"], ["a", "b" * 100_000]):
+            column = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), texts)
+            writer.write_batch(pa.record_batch([["u"], column], schema=schema))
+    assert jp.data.open(path).num_examples == 2
+    content = bytearray(path.read_bytes()[:-10])
+    footer = len(content) - struct.unpack("<i", path.read_bytes()[-10:-6])[0]
+    field = entry_of(content, at_offset(content, footer), 2)[1]
+    listed = at_offset(content, field)
+    first, delta = content[listed + 4 : listed + 28], content[listed + 28 : listed + 52]
+    content += b"\0" * (-(len(content) - footer + 4) % 8)
+    struct.pack_into("<I", content, field, len(content) - field)
+    content += struct.pack("<I", 1 + 1_000) + first + delta * 1_000
+    content += struct.pack("<i", len(content) - footer) + b"ARROW1"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="its largest batch, unpacked and copied once, would take"):
+        jp.data.open(path)
 
 
 def test_a_row_group_larger_than_memory_is_refused(tmp_path, small_machine):

@@ -16,6 +16,8 @@ import pyarrow as pa
 _MARK = b"ARROW1"
 _CONTINUED = 0xFFFFFFFF
 _DICTIONARY, _RECORDS = 2, 3
+# Arrow 0.17 named the compression in the metadata of each message, of this version of the format.
+_VERSION_4, _COMPRESSION_0_17 = 3, b"ARROW:experimental_compression"
 _BLOCK = np.dtype([("at", "<i8"), ("metadata", "<i4"), ("", "<i4"), ("body", "<i8")])
 _BUFFER = np.dtype([("at", "<i8"), ("size", "<i8")])
 
@@ -32,7 +34,8 @@ def most_unpacked(content: memoryview) -> int:
     """The bytes of the largest batch once it is unpacked, together with all dictionaries.
 
     Args:
-      content: of an Arrow file or stream; batches without compression count nothing.
+      content: of an Arrow file or stream. Batches without compression count nothing; dictionaries
+        count whenever they are listed, because Arrow appends each to those before it.
 
     Raises:
       ArrowInvalid: it is neither.
@@ -83,10 +86,14 @@ def _message(content: memoryview, at: int) -> _Message:
     if kind in (_DICTIONARY, _RECORDS):
         batch = _table(content, table, 2)
         batch = _table(content, batch, 1) if kind == _DICTIONARY else batch
-        if _field(content, batch, 3):
+        named = _scalar("<h", content, table, 0) == _VERSION_4 and _field(content, table, 4)
+        compressed = _field(content, batch, 3) or (
+            named and _COMPRESSION_0_17 in bytes(content[at:body])
+        )
+        if compressed or kind == _DICTIONARY:
             for place, size in _vector(content, batch, 2, _BUFFER).tolist():
                 # -1 stands before a buffer that is stored as it is.
-                claimed = _number("<q", content, body + place) if size else 0
+                claimed = _number("<q", content, body + place) if compressed and size else -1
                 unpacked += size if claimed < 0 else claimed
     return _Message(kind, unpacked, end)
 
