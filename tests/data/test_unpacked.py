@@ -138,16 +138,67 @@ def test_a_row_group_larger_than_memory_is_refused(tmp_path, small_machine):
         jp.data.open(f"{path}?client=client&features=x")
 
 
-def test_one_text_in_many_rows_is_unpacked_row_by_row(tmp_path):
-    """At 2^15 rows at once, these 60 kB would be 34 GB."""
+def varint(number: int) -> bytes:
+    """A whole number as Parquet's footer has it."""
+    left, found = 2 * number, b""
+    while left >= 128:
+        found, left = found + bytes([left % 128 + 128]), left // 128
+    return found + bytes([left])
+
+
+@pytest.mark.parametrize("footer", ["true", "false"])
+def test_one_text_in_many_rows_is_unpacked_row_by_row(tmp_path, footer):
+    """At 2^15 rows at once, these 60 kB would be 34 GB, whatever size the footer states."""
     path = tmp_path / "a.parquet"
     indices = pa.array(np.zeros(40_000, np.int32))
     texts = pa.DictionaryArray.from_arrays(indices, ["a" * 2**20])
     parquet.write_table(pa.table({"text": texts}), path, compression="zstd")
     assert path.stat().st_size < 60_000
+    if footer == "false":
+        stated = parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size
+        content, known = path.read_bytes(), b"\x16" + varint(stated)
+        assert known in content
+        path.write_bytes(content.replace(known, b"\x16" + b"\x80" * (len(known) - 2) + b"\0"))
+        assert parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 0
     rows = next(read_arrow(path, Fields([("text", "text")])))
     assert 1 <= len(rows.numbers) and rows.columns["text"].nbytes < 2**29
     assert rows.columns["text"][0].as_py() == "a" * 2**20
+
+
+@pytest.mark.parametrize("held", ["dictionary", "view"])
+def test_one_text_in_many_rows_of_an_arrow_file_is_unpacked_row_by_row(tmp_path, held):
+    """At 2^15 rows at once, this megabyte would be 34 GB."""
+    path = tmp_path / "a.arrow"
+    indices = pa.array(np.zeros(40_000, np.int32))
+    texts = pa.DictionaryArray.from_arrays(indices, ["a" * 2**20])
+    if held == "view":
+        one = pa.array(["a" * 2**20], pa.string_view()).buffers()
+        views = np.tile(np.frombuffer(one[1], np.uint8)[:16], 40_000)
+        buffers = [None, pa.py_buffer(views), one[2]]
+        texts = pa.Array.from_buffers(pa.string_view(), 40_000, buffers)
+    table = pa.table({"text": texts})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    assert path.stat().st_size < 2_000_000
+    rows = next(read_arrow(path, Fields([("text", "text")])))
+    assert 1 <= len(rows.numbers) and rows.columns["text"].nbytes < 2**29
+    assert rows.columns["text"][0].as_py() == "a" * 2**20
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.parquet"])
+def test_lists_of_texts_are_refused_before_they_are_unpacked(tmp_path, name):
+    """These 70 kB would be 4 GB in one row."""
+    path = tmp_path / name
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**16, np.int32)), ["a" * 2**16])
+    table = pa.table({"x": pa.ListArray.from_arrays([0, 2**16], texts)})
+    if name.endswith(".parquet"):
+        parquet.write_table(table, path, compression="zstd")
+    else:
+        packed(path, table)
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(InputError, match="row 1: field 'x' must be .*, found list"):
+        next(read_arrow(path, Fields([("x", "value")])))
+    assert pa.default_memory_pool().max_memory() < before + 2**29
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.parquet"])

@@ -5,8 +5,8 @@ Policy:
   checksums of Parquet's pages where it has them. Arrow's files have none.
 - A stream without its end mark is refused as truncated.
 - A file is refused whose batches or row groups would not fit the memory once they are unpacked,
-  before they are. A text that a Parquet file holds once and refers to often is read in batches of
-  fewer rows.
+  before they are. Where a file may hold a long text once and refer to it often, it is read in
+  batches of fewer rows.
 - Errors name the file and the row, from 1.
 """
 
@@ -14,11 +14,13 @@ import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from jaxpfl import checks
+from jaxpfl.data.readers.arrow_types import is_text
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.data.readers.unpacked_arrow import most_unpacked
 from jaxpfl.errors import CorruptFile, InputError
@@ -28,6 +30,7 @@ ARROW = ".arrow"
 
 _ROWS = 2**15
 _BATCH_BYTES = 2**28
+_BYTES = "BYTE_ARRAY"
 _FILE_MARK = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -43,7 +46,6 @@ def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
     first = 1
     try:
         for batch in _parquet(path, fields) if what == "Parquet" else _arrow(path, fields):
-            batch.validate(full=True)
             if len(batch):
                 numbers = range(first, first + len(batch))
                 found = {name: batch[name] for name in fields.names}
@@ -60,7 +62,10 @@ def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
 def _parquet(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
     with parquet.ParquetFile(path, page_checksum_verification=True) as file:
         fields.require(str(path), file.schema_arrow.names)
-        yield from row_batches(path, file, fields.names)
+        fields.require_types(str(path), file.schema_arrow)
+        for batch in row_batches(path, file, fields.names):
+            batch.validate(full=True)
+            yield batch
 
 
 def row_batches(
@@ -72,48 +77,67 @@ def row_batches(
       InputError: a row group does not, by what the file itself says of it.
     """
     groups = range(file.metadata.num_row_groups)
-    rows = [_rows_at_once(path, file.metadata, group, names) for group in groups]
+    texts: dict[int, list[str]] = {}
+    for group in groups:
+        wanted = _chunks(file.metadata, group, names)
+        # Numbers that are repeated take less than a bit each, and eight bytes once unpacked.
+        size = sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in wanted)
+        checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
+        texts[group] = [each.path_in_schema for each in wanted if each.physical_type == _BYTES]
+    dictionaries = sorted({name for held in texts.values() for name in held})
+    with parquet.ParquetFile(path, read_dictionary=dictionaries) as known:
+        longest = [
+            max((_longest_held(known, group, name) for name in texts[group]), default=0)
+            for group in groups
+        ]
+    rows = [_rows_at_once(each) for each in longest]
     for number, alike in itertools.groupby(groups, rows.__getitem__):
         yield from file.iter_batches(number, row_groups=list(alike), columns=list(names))
 
 
-def _rows_at_once(
-    path: Path, metadata: parquet.FileMetaData, group: int, names: Collection[str]
-) -> int:
+def _chunks(
+    metadata: parquet.FileMetaData, group: int, names: Collection[str]
+) -> list[parquet.ColumnChunkMetaData]:
+    """What a row group says of the columns that are wanted, and of all in them."""
     held = metadata.row_group(group)
-    chunks = [held.column(index) for index in range(held.num_columns)]
     heads = tuple(f"{name}." for name in names)
-    wanted = [each for each in chunks if f"{each.path_in_schema}.".startswith(heads)]
-    # Numbers that are repeated take less than a bit each, and eight bytes once they are unpacked.
-    size = sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in wanted)
-    checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
-    texts = [
-        each.path_in_schema
-        for each in wanted
-        if each.physical_type == "BYTE_ARRAY"
-        and each.has_dictionary_page
-        and _ROWS * each.total_uncompressed_size > _BATCH_BYTES
-    ]
-    longest = max((_longest(path, group, each) for each in texts), default=0)
-    return min(_ROWS, max(1, _BATCH_BYTES // max(1, longest)))
+    chunks = [held.column(index) for index in range(held.num_columns)]
+    return [each for each in chunks if f"{each.path_in_schema}.".startswith(heads)]
 
 
-def _longest(path: Path, group: int, column: str) -> int:
+def _longest_held(file: parquet.ParquetFile, group: int, column: str) -> int:
     """The bytes of the longest text that a column of a row group holds once, for all its rows."""
-    with parquet.ParquetFile(path, read_dictionary=[column]) as file:
-        first = next(file.iter_batches(1, row_groups=[group], columns=[column]), None)
-    if first is None or not pa.types.is_dictionary(first.column(0).type):
-        return 0
-    lengths = pc.call_function("binary_length", [first.column(0).dictionary])
-    return pc.call_function("max", [lengths]).as_py() or 0
+    first = next(file.iter_batches(1, row_groups=[group], columns=[column]), None)
+    return 0 if first is None else _longest(first.column(0))
+
+
+def _longest(column: pa.Array) -> int:
+    """The bytes of the longest text of a column that may refer to it in many rows; else 0."""
+    if isinstance(column, pa.ExtensionArray):
+        return _longest(column.storage)
+    if pa.types.is_string_view(column.type):
+        # The length is the first of the four numbers that each text has.
+        numbers = np.frombuffer(column.buffers()[1] or b"", np.int32)
+        first = 4 * column.offset
+        return int(numbers[first : first + 4 * len(column) : 4].max(initial=0))
+    if isinstance(column, pa.DictionaryArray) and is_text(column.type.value_type):
+        lengths = pc.call_function("binary_length", [column.dictionary])
+        return pc.call_function("max", [lengths]).as_py() or 0
+    return 0
+
+
+def _rows_at_once(longest: int) -> int:
+    return min(_ROWS, max(1, _BATCH_BYTES // max(1, longest)))
 
 
 def _arrow(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(path)) as mapped:
         fields.require(str(path), _opened(mapped).schema.names)
         for batch in batches(path, mapped):
-            for start in range(0, len(batch), _ROWS):
-                yield batch.select(list(fields.names)).slice(start, _ROWS)
+            wanted = batch.select(list(fields.names))
+            wanted.validate(full=True)
+            rows = _rows_at_once(max(map(_longest, wanted.columns), default=0))
+            yield from (wanted.slice(start, rows) for start in range(0, len(wanted), rows))
 
 
 def batches(path: Path, mapped: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:

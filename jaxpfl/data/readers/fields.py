@@ -22,6 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxpfl.data.columns import text_array
+from jaxpfl.data.readers.arrow_types import (
+    is_list,
+    is_plain,
+    is_text,
+    list_type,
+    name_of_type,
+    wider,
+)
 from jaxpfl.errors import InputError
 
 _SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -82,6 +90,12 @@ class Fields:
                 found = ", ".join(map(repr, known)) or "none"
                 problem = "there is no field" if name not in known else "there are two fields"
                 raise InputError(f"{source}: {problem} {name!r}, found {found}")
+
+    def require_types(self, source: str, schema: pa.Schema) -> None:
+        """Refuses a table with a field of a type that no field can hold, before any row is read."""
+        for name in self.names:
+            if not is_plain(type_ := schema.field(name).type):
+                raise _error(source, 1, name, self._expected(name), name_of_type(type_))
 
     def of_strings(
         self, source: str, numbers: Sequence[int], found: Mapping[str, pa.Array]
@@ -181,7 +195,7 @@ class Fields:
             return _WIDE
         if "label" in uses and type(value) is int and not 0 <= value < 2**31:
             return _EXPECTED["label"]
-        type_ = _SCALARS[kind] if kind is not list else _list_type(value)
+        type_ = _SCALARS[kind] if kind is not list else list_type(value)
         return _WIDE if type_ is None else self._merge(name, type_)
 
     def _merge(self, name: str, type_: pa.DataType) -> str | None:
@@ -189,10 +203,10 @@ class Fields:
         before = self.types.setdefault(name, type_)
         if before == type_:
             return None
-        wider = _wider(before, type_)
-        if wider is None:
+        both = wider(before, type_)
+        if both is None:
             return _expected_of(before, self._uses[name][-1])
-        self.types[name] = wider
+        self.types[name] = both
         return None
 
     def _array(self, name: str, values: list[Any]) -> pa.Array:
@@ -211,14 +225,14 @@ class Fields:
             return column, (first, expected, "no value")
         plain = _plain(column)
         if plain is None:
-            return column, (0, expected, _name_of_type(column.type))
+            return column, (0, expected, name_of_type(column.type))
         if isinstance(plain, int):
             return column, (plain, "a list as long as the first row's", "another length")
         kind = _kind_of(plain.type)
         if not all(kind in _KINDS[use] for use in uses):
             known = self.types.get(name)
             expected = expected if known is None else _expected_of(known, uses[-1])
-            return column, (0, expected, _name_of_type(column.type))
+            return column, (0, expected, name_of_type(column.type))
         if "client" in uses and kind is str:
             is_empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
             empty = is_empty.to_numpy(zero_copy_only=False)
@@ -232,7 +246,7 @@ class Fields:
             if bad.any():
                 return plain, (int(np.argmax(bad)), expected, "another number")
         if (wrong := self._merge(name, plain.type)) is not None:
-            return column, (0, wrong, _name_of_type(column.type))
+            return column, (0, wrong, name_of_type(column.type))
         # What came first may have been whole numbers.
         return plain.cast(self.types[name]), None
 
@@ -301,41 +315,18 @@ def _kind_of(type_: pa.DataType) -> type:
     return next(kind for kind, known in _SCALARS.items() if known == type_)
 
 
-def _name_of_type(type_: pa.DataType) -> str:
-    """A type of Arrow in the words of Python, where it has them."""
-    for kind, is_of in (
-        ("bool", pa.types.is_boolean),
-        ("int", pa.types.is_integer),
-        ("float", pa.types.is_floating),
-        ("str", _is_text),
-        ("no value", pa.types.is_null),
-        ("list", pa.types.is_nested),
-    ):
-        if is_of(type_):
-            return kind
-    return str(type_).partition("[")[0]
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    types = pa.types
-    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    types = pa.types
-    known = types.is_list(type_) or types.is_large_list(type_)
-    return known or types.is_fixed_size_list(type_)
-
-
 def _plain(column: pa.Array) -> pa.Array | int | None:
     """The column in a type of `Rows`; the first row of another length; or None if it has no such
     type."""
     if isinstance(column, pa.ExtensionArray):
         return _plain(column.storage)
     type_ = column.type
+    # Before anything is unpacked: what is held once may stand in many rows.
+    if not is_plain(type_):
+        return None
     if pa.types.is_dictionary(type_):
         return _plain(column.cast(type_.value_type))
-    if _is_text(type_):
+    if is_text(type_):
         return column.cast(pa.large_string())
     if pa.types.is_boolean(type_):
         return column
@@ -345,7 +336,7 @@ def _plain(column: pa.Array) -> pa.Array | int | None:
         return column.cast(pa.int64())
     if pa.types.is_floating(type_):
         return column.cast(pa.float64())
-    return _plain_list(column) if _is_list(type_) else None
+    return _plain_list(column) if is_list(type_) else None
 
 
 def _plain_list(column: pa.Array) -> pa.Array | int | None:
@@ -359,28 +350,3 @@ def _plain_list(column: pa.Array) -> pa.Array | int | None:
     if inner is None or isinstance(inner, int) or _kind_of(inner.type) in (str, bool):
         return None
     return pa.FixedSizeListArray.from_arrays(inner, int(lengths[0]))
-
-
-def _list_type(value: Any) -> pa.DataType | None:
-    """The type of a list of numbers, nested perhaps, in Python; None if it is none."""
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        return None
-    if array.dtype.kind not in "iuf" or not array.size:
-        return None
-    type_ = pa.float64() if array.dtype.kind == "f" else pa.int64()
-    for size in reversed(array.shape):
-        type_ = pa.list_(type_, size)
-    return type_
-
-
-def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """The type that holds both, if only whole numbers become floats."""
-    if {first, second} == {pa.int64(), pa.float64()}:
-        return pa.float64()
-    lists = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
-    if not lists or first.list_size != second.list_size:
-        return first if first == second else None
-    inner = _wider(first.value_type, second.value_type)
-    return None if inner is None else pa.list_(inner, first.list_size)
