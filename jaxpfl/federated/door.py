@@ -33,7 +33,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, memory, narrow
-from jaxpfl.federated.accumulators import Accumulator, Pair
+from jaxpfl.federated.accumulators import Accumulator
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.mesh import (
@@ -44,6 +44,7 @@ from jaxpfl.federated.mesh import (
     shardings,
     splits_model,
 )
+from jaxpfl.federated.pairs import Pair
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal

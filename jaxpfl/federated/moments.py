@@ -5,8 +5,15 @@
     second   v v^T with v = clip_c(clip_c(e) - centre)         moves by c^2 (Frobenius norm)
 
 They are summed over a client's examples, or averaged: then 1, c and c^2 bound the whole client.
-`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite does not count as an example. The
-bounds hold up to the rounding of float32 sums, which is far below the noise.
+`clip_c(x) = x min(1, c / ||x||)`. An embedding that is not finite does not count as an example.
+
+Sums do not depend on the order of the examples. In float32 they would: each addition is rounded, so
+that one example more, which moves the others to other places, would change all roundings, and a sum
+over very many examples that were made for it by several times its bound. Coordinates are therefore
+cut, towards zero, to multiples of a power of two near c 2^-19 (of batches of 64 rows), which never
+lengthens a vector. Products of such numbers are added up exactly, and what a client sends is
+rounded once, to float32: n examples of norm 1 in one direction, however they are dealt to clients,
+move by that at most 2 n 2^-24 of a bound, and 4 n 2^-24 with the factor sqrt(2) below.
 
 Of a symmetric matrix only a half is sent: the diagonal, and sqrt(2) times one triangle. The half's
 L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
@@ -20,13 +27,15 @@ Learning" (FreD), Algorithm 1.
 
 import dataclasses
 import math
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.federated.client import Examples
+from jaxpfl.federated.pairs import Pair, plus
 
 Moment = Literal["count", "sum", "second"]
 
@@ -63,6 +72,7 @@ class ClientMoment:
         """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
         del key  # nothing is drawn
         dimension = examples.batches["embedding"].shape[-1]
+        grid = _Grid.of(self.clip_norm, examples.mask.shape[1])
 
         def add(step, carry):
             total, count = carry
@@ -70,20 +80,74 @@ class ClientMoment:
             rows_BxD, valid_B = _clipped(rows_BxD, examples.mask[step], self.clip_norm)
             count = count + jnp.sum(valid_B.astype(jnp.float32))
             if self.moment == "sum":
-                total = total + jnp.sum(rows_BxD, axis=0)
+                total = _with_sum(total, *grid.parts(rows_BxD), grid)
             elif self.moment == "second":
                 centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
-                total = total + jnp.matmul(centred_BxD.T, centred_BxD, precision="highest")
+                total = _with_products(total, *grid.parts(centred_BxD), grid)
             return total, count
 
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
-        start = jnp.zeros(shape, jnp.float32), jnp.float32(0)
-        total, count = jax.lax.fori_loop(0, examples.steps, add, start)
+        zeros = jnp.zeros(shape, jnp.float32)
+        total, count = jax.lax.fori_loop(
+            0, examples.steps, add, (Pair(zeros, zeros), jnp.float32(0))
+        )
         if self.moment == "count":
             return jnp.minimum(count, 1) if self.average else count
+        # A power of two, so that only the sum is rounded.
+        unit = grid.step if self.moment == "sum" else grid.step**2
+        total = (total.high + total.low) * jnp.float32(unit)
         if self.average:
             total = total / jnp.maximum(count, 1)
         return to_half(total, isometric=self.isometric) if self.moment == "second" else total
+
+
+class _Grid(NamedTuple):
+    """The multiples of `step` to which coordinates are cut, and how their products stay exact.
+
+    With q = `bits`, a coordinate is step (2^(q + 1) coarse + fine), where the whole numbers coarse
+    and fine are at most 2^q in size. A batch of B rows then has sums of products of at most
+    B 2^(2 q) <= 2^24, and float32 holds all whole numbers up to there.
+    """
+
+    step: float
+    bits: int
+
+    @classmethod
+    def of(cls, clip_norm: float, batch: int) -> "_Grid":
+        """The finest grid for vectors of norm at most c and batches of this many rows."""
+        bits = (24 - math.ceil(math.log2(batch))) // 2
+        return cls(2.0 ** (math.ceil(math.log2(clip_norm)) - 2 * bits - 1), bits)
+
+    def parts(self, rows_BxD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Coarse and fine parts, whole numbers in float32, of rows cut towards zero."""
+        most = jnp.float32(2.0 ** (2 * self.bits + 1))
+        whole_BxD = jnp.clip(jnp.trunc(rows_BxD * jnp.float32(1 / self.step)), -most, most)
+        shift = jnp.float32(2.0 ** (self.bits + 1))
+        coarse_BxD = jnp.round(whole_BxD / shift)
+        return coarse_BxD, whole_BxD - coarse_BxD * shift
+
+
+def _with_sum(total: Pair, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid) -> Pair:
+    """Adds the rows, in units of the grid's step."""
+    shift = jnp.float32(2.0 ** (grid.bits + 1))
+    for part_D in (jnp.sum(coarse_BxD, axis=0) * shift, jnp.sum(fine_BxD, axis=0)):
+        total = plus(total, part_D)
+    return total
+
+
+def _with_products(total: Pair, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid) -> Pair:
+    """Adds the rows' products, each row with itself, in units of the grid's step squared."""
+    multiply = partial(jnp.matmul, precision="highest")
+    shift = jnp.float32(2.0 ** (grid.bits + 1))
+    mixed_DxD = multiply(coarse_BxD.T, fine_BxD) * shift
+    for part_DxD in (
+        multiply(coarse_BxD.T, coarse_BxD) * (shift * shift),
+        mixed_DxD,
+        mixed_DxD.T,
+        multiply(fine_BxD.T, fine_BxD),
+    ):
+        total = plus(total, part_DxD)
+    return total
 
 
 def _clipped(rows_BxD: jax.Array, real_B: jax.Array, clip_norm: float) -> tuple:

@@ -12,7 +12,7 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.accumulators import Accumulator, Compensated
+from jaxpfl.federated.accumulators import Accumulator, Compensated, FixedPoint
 from jaxpfl.federated.client import ClientFn
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.privacy.plan import Plan
@@ -81,7 +81,8 @@ class Query:
 
     Raises:
       InputError: the plan's unit is the example, and `client_fn` has no `example_bound` or one that
-        exceeds the clip norm, examples would be used more than once, or sums are fixed-point.
+        exceeds the clip norm, examples would be used more than once, or sums are fixed-point; or
+        fixed-point sums are for fewer clients than may take part in a round.
     """
 
     label: str
@@ -98,6 +99,7 @@ class Query:
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
+        self._require_sums_that_fit()
         if self.plan.unit == "client":
             return
         bound = getattr(self.client_fn, "example_bound", None)
@@ -118,6 +120,17 @@ class Query:
         if not isinstance(self.execution.accumulator, Compensated):
             raise InputError(
                 "fixed-point sums need unit = 'client': their range is set by its clip"
+            )
+
+    def _require_sums_that_fit(self) -> None:
+        """Fixed-point sums of more clients than they are for would wrap around."""
+        accumulator, plan = self.execution.accumulator, self.plan
+        # With the other kinds of participation everybody may take part in the same round.
+        most = plan.clients_per_round if plan.sampling == "fixed" else plan.population
+        if isinstance(accumulator, FixedPoint) and accumulator.max_clients < most:
+            raise InputError(
+                f"query {self.label!r}: fixed-point sums are for max_clients = "
+                f"{accumulator.max_clients}, but {most} clients may take part in one round"
             )
 
     def _fitting(self) -> int:

@@ -211,7 +211,8 @@ class Releaser:
         round must not be published before it is recorded; `confirm` records the rest.
 
         Raises:
-          InputError: the round is not in the plan, or the query does not fit the data.
+          InputError: the round is not in the plan, the query does not fit the data, or it was asked
+            in this round before and that release is not yet recorded.
           BudgetExhausted: this release, or an earlier replay with another result, does not fit the
             budget.
         """
@@ -224,6 +225,14 @@ class Releaser:
         label = self._label(query)
         started = f"{asked.described(self._environment)} {self.run} {query.label}"
         self._require_same_noise(query, started, number, round)
+        released = f"{started} {round}"
+        record = self._secret.digest("record", released)
+        # Its charge, if the result is another, would wait for a `confirm` that may never come.
+        if any(each.identity == record for each in self._pending):
+            raise InputError(
+                f"query {query.label!r} was already asked in round {round}: its stated cost is for "
+                "one release per round"
+            )
         self.ledger.charge(
             plan.charge_event(),
             label,
@@ -231,7 +240,6 @@ class Releaser:
             round=first_round,
             identity=self._secret.digest("charge", f"{started} {number}"),
         )
-        released = f"{started} {round}"
         work = Work(
             round=round,
             clip_norm=clip,
@@ -250,9 +258,7 @@ class Releaser:
             summed, facts = self._others.sum(query, broadcast, work)
         self._observe({"round": round, **facts._asdict()})
         self.confirm(before=round)
-        self._pending.append(
-            _Pending(query, label, round, self._secret.digest("record", released), summed.name)
-        )
+        self._pending.append(_Pending(query, label, round, record, summed.name))
         if plan.private and plan.correlation != "independent":
             # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()

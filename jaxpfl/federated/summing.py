@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.accumulators import Accumulator, Pair
+from jaxpfl.federated.accumulators import Accumulator
 from jaxpfl.federated.client import ClientFn, Examples
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
+from jaxpfl.federated.pairs import Pair
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 
 PyTree = Any

@@ -17,7 +17,7 @@ Guarantees:
   by another valid one. Both are only noticed by a caller that keeps `head` elsewhere and passes it
   to `verify`.
 - Only one process at a time: the kernel's lock is held from opening to `close`.
-- All lines are on the disk (fsync) when `head` or a synced `append` returns.
+- A line is on the disk (fsync) when `append` returns.
 """
 
 import fcntl
@@ -61,7 +61,6 @@ class Chain:
         # Also releases the lock of a chain that is garbage-collected without `close`.
         self._closer = weakref.finalize(self, os.close, descriptor)
         self._descriptor: int | None = descriptor
-        self._synced = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -93,7 +92,7 @@ class Chain:
         if not path.exists():
             raise InputError(f"{path}: there is no such ledger")
         chain = cls.__new__(cls)
-        chain.path, chain._descriptor, chain._synced = path, None, True
+        chain.path, chain._descriptor = path, None
         chain._load()
         return chain
 
@@ -103,27 +102,22 @@ class Chain:
         return self._descriptor is None
 
     def close(self) -> None:
-        """Syncs and closes the file, and releases its lock; `lines` stay."""
-        if self._descriptor is None:
-            return
-        try:
-            self._sync()
-        finally:
+        """Closes the file, and releases its lock; `lines` stay."""
+        if self._descriptor is not None:
             self._descriptor = None
             self._closer()
 
     @property
     def head(self) -> str:
-        """SHA-256 of the last line; all lines are on the disk when this returns."""
-        self._sync()
+        """SHA-256 of the last line."""
         return self._hashes[-1] if self._hashes else _NO_LINE
 
     def contains(self, head: str) -> bool:
         """Returns whether `head` is or was this chain's head."""
         return head in self._known
 
-    def append(self, fields: dict[str, Any], *, sync: bool = True) -> None:
-        """Adds a line; with `sync`, it and all before it are on the disk on return.
+    def append(self, fields: dict[str, Any]) -> None:
+        """Adds a line, which is on the disk on return.
 
         Raises:
           OSError: the line cannot be written; it is removed again, and the chain is closed.
@@ -136,15 +130,13 @@ class Chain:
             written = os.write(self._descriptor, line)
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were written")
-            if sync:
-                os.fsync(self._descriptor)
+            os.fsync(self._descriptor)
         except OSError as error:
             # Remove what was written of the line, and refuse further lines.
             try:
                 os.ftruncate(self._descriptor, start)
             finally:
                 self._give_up(error)
-        self._synced = sync
         self._add(fields, digest)
 
     def verify(self, expected_head: str | None = None) -> None:
@@ -168,17 +160,7 @@ class Chain:
                 "that it once ended with"
             )
 
-    def _sync(self) -> None:
-        if self._synced or self._descriptor is None:
-            return
-        try:
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._give_up(error)
-        self._synced = True
-
     def _give_up(self, error: OSError) -> None:
-        self._synced = True  # so that `close` does not try to sync again
         self.close()
         message = f"the ledger cannot be written: {error}"
         raise OSError(error.errno, message, str(self.path)) from error

@@ -161,7 +161,7 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """SHA-256 of the last line, for `verify`; all lines are on the disk when this returns."""
+        """SHA-256 of the last line, for `verify`."""
         return self._chain.head
 
     def contains(self, head: str) -> bool:
@@ -243,7 +243,10 @@ class Ledger:
         return identity in self._by_identity
 
     def record(self, identity: str, release: str) -> None:
-        """Notes a public hash of a release, once; `head`, `charge` and `close` sync it to the disk.
+        """Notes a public hash of a release, once; it is on the disk on return.
+
+        Otherwise a release that was published before a loss of power could be replayed with another
+        result, which nobody would know to charge.
 
         Raises:
           InputError: the ledger is closed or was opened for reading.
@@ -252,7 +255,7 @@ class Ledger:
         if self._chain.closed:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
         if release not in self._recorded.get(identity, ()):
-            self._chain.append({"identity": identity, "release": release}, sync=False)
+            self._chain.append({"identity": identity, "release": release})
             self._recorded.setdefault(identity, []).append(release)
 
     def recorded(self, identity: str) -> str | None:

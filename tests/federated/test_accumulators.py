@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.federated import Compensated, FixedPoint
-from jaxpfl.federated.accumulators import Pair
+from jaxpfl.federated.pairs import Pair
 
 DIM = 64
 BLOCK = 4_096
@@ -242,3 +242,33 @@ def test_one_example_moves_a_bucket_of_blocks_by_little_more_than_one():
         moved = in_float64(in_one_bucket(whole)) - in_float64(in_one_bucket(fewer))
         worst = max(worst, float(np.linalg.norm(moved)))
     assert worst <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("blocks", [1, 8])
+def test_one_example_more_in_every_block_moves_a_sum_as_far_as_is_stated(blocks):
+    """The first of n + 1 examples makes as many blocks more, and shifts the others' places.
+
+    Each of them is chosen so that it is rounded up with the first and down without it.
+    """
+    rng, size, examples = np.random.default_rng(0), 32, 8 * 32 * 32
+
+    def starts(number, blocks):
+        return set((np.arange(blocks) * number // blocks).tolist())
+
+    full = examples // size
+    with_it, without = starts(examples + 1, full + blocks), starts(examples, full)
+    subtotals, totals = [np.float32(1), np.float32(0)], [0.0, 0.0]
+    for index in range(examples):
+        begins = index + 1 in with_it, index in without
+        for side in range(2):
+            if begins[side]:
+                totals[side] += float(subtotals[side])
+                subtotals[side] = np.float32(0)
+        choices = (1 - 0.02 * rng.random(128)).astype(np.float32)
+        sums = [subtotal + choices for subtotal in subtotals]
+        exact = [np.float64(subtotal) + choices for subtotal in subtotals]
+        best = np.argmax((sums[0] - exact[0]) - (sums[1] - exact[1]))
+        subtotals = [of[best] for of in sums]
+    moved = totals[0] + float(subtotals[0]) - totals[1] - float(subtotals[1])
+    bound = 2 * examples * size * 2.0**-24
+    assert bound / 10 < moved - 1 <= bound

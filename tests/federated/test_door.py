@@ -112,7 +112,8 @@ def test_fixed_point_never_lengthens_a_contribution():
     """TRUST 16: rounding is towards zero, so S stays the sensitivity."""
     for seed in range(20):
         value = vectors(1, scale=10.0, seed=seed)
-        found = summed([bucket_of(value, 2)], accumulator=FixedPoint(max_clients=100))
+        sums = FixedPoint(max_clients=100)
+        found = summed([bucket_of(value, 2)], accumulator=sums, chosen=no_noise(population=100))
         assert np.linalg.norm(found.astype(np.float64)) <= 1.0 + 1e-6
 
 

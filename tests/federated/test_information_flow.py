@@ -13,7 +13,7 @@ from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InformationLeak, InputError
 from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh
-from jaxpfl.federated.accumulators import Pair, rounded_sum, scaled
+from jaxpfl.federated.accumulators import rounded_sum, scaled
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.information_flow import (
     Labelled,
@@ -21,6 +21,7 @@ from jaxpfl.federated.information_flow import (
     check_program,
     release_keys,
 )
+from jaxpfl.federated.pairs import Pair
 from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal

@@ -1,5 +1,7 @@
 """Contributions of FreD: halves of matrices, moments against a loop, and what one unit can do."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
+from jaxpfl.federated.client import Examples
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
 from tests.federated.cohorts import door, through
 from tests.plans import flat_plan, flat_without_privacy
@@ -103,6 +106,31 @@ def test_moments_are_those_of_a_loop(parts, moment, average, unit):
     if moment == "second":
         found = from_half(found, DIM)
     np.testing.assert_allclose(found, looped(parts, moment, average), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("steps", "batch", "bits"), [(16, 64, 19), (16, 32, 19), (700, 1, 25)])
+@pytest.mark.parametrize("moment", ["sum", "second"])
+def test_a_sum_is_rounded_once_whatever_the_order(moment, steps, batch, bits):
+    """TRUST 16: rows that add up in one direction; the exact sum of cut rows, by whole numbers."""
+    rng = np.random.default_rng(2)
+    rows = 0.27 * (1 + 0.05 * rng.random((steps * batch, DIM)) * rng.choice([1, 1, 1e-3]))
+    rows_SxBxD = np.float32(rows).reshape(steps, batch, DIM)
+    fn = ClientMoment(moment, CLIP, isometric=False)
+    found = fn(
+        jnp.zeros(DIM),
+        Examples(
+            {"embedding": jnp.asarray(rows_SxBxD)}, jnp.ones((steps, batch), bool), jnp.int32(steps)
+        ),
+        jax.random.key(0),
+    )
+    whole_NxD = [[int(x * 2**bits) for x in row] for row in np.float64(rows_SxBxD.reshape(-1, DIM))]
+    if moment == "sum":
+        exact = [sum(column) / 2**bits for column in zip(*whole_NxD, strict=True)]
+    else:
+        columns = list(zip(*whole_NxD, strict=True))
+        exact = [[sum(map(operator.mul, a, b)) / 4**bits for a in columns] for b in columns]
+        found = from_half(np.asarray(found), DIM, isometric=False)
+    np.testing.assert_array_equal(np.float32(found), np.float32(exact))
 
 
 @pytest.mark.parametrize("moment", ["count", "sum", "second"])

@@ -288,6 +288,21 @@ def broken(broadcast, examples, key):
     raise RuntimeError("a fault of the user's function")
 
 
+def test_a_query_is_asked_once_until_its_release_is_recorded(ledger_path):
+    """TRUST 33: a second sum of the same cohort, whose charge nobody would wait for."""
+    clients = population()
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        releaser.release(query(), jnp.float32(0), round=1)
+        with pytest.raises(InputError, match="already asked in round 1"):
+            releaser.release(query(), jnp.float32(1), round=1)
+        assert len(ledger.charges) == 1
+        releaser.confirm()
+        releaser.release(query(), jnp.float32(1), round=1)
+        releaser.confirm()
+        assert len(ledger.charges) == 2
+
+
 def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
     refused(ledger_path, "found no array", asked=query(nothing))

@@ -140,7 +140,7 @@ def sign_fields(folder: Path) -> None:
         for line in (folder / "fields.jsonl").read_bytes().splitlines():
             record = json.loads(line)
             if isinstance(record, dict):
-                chain.append(record, sync=False)
+                chain.append(record)
     except (ValueError, RecursionError, OSError):
         pass
     finally:

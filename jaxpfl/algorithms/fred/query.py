@@ -41,8 +41,9 @@ from jaxpfl.privacy.secret import Secret
 from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"
-# Rows that are summed at a time where the unit is the example and clients do not matter.
-_BLOCK = 1024
+# Where the unit is the example and clients do not matter: rows that a device adds up before their
+# sum is rounded to float32, and rows of one product; more of these would leave fewer bits to each.
+_BLOCK, _ROWS = 1024, 64
 
 
 class MomentNoise(NamedTuple):
@@ -258,13 +259,14 @@ def _query(plan: FredPlan, moment: Any, released: Plan) -> Query:
     by_client = plan.unit == "client"
     # A sum over examples does not depend on who holds them: equal blocks waste no padding.
     max_examples = plan.max_examples if by_client else _BLOCK
-    clients_per_device = 32 if by_client else 4
+    # Of examples one block at a time: two would be added in plain float32, which rounds.
+    clients_per_device = 32 if by_client else 1
     return Query(
         moment,
         plan.client_fn(moment),
         released,
         CohortSpec(
-            batch_size=min(32, max_examples) if by_client else _BLOCK,
+            batch_size=min(32, max_examples) if by_client else _ROWS,
             max_examples=max_examples,
             clients_per_bucket=clients_per_device * execution.replicas,
         ),
