@@ -1,6 +1,7 @@
 """Checkpoints under damage, full disks and half-done work."""
 
 import errno
+import json
 import os
 import resource
 import threading
@@ -10,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine import checkpoint
+from jaxpfl.experiments.engine import artifacts, checkpoint
 from jaxpfl.experiments.engine.checkpoint import Checkpoints
 
 
@@ -278,3 +280,84 @@ def test_a_checkpoint_under_another_rounds_name_is_damage(tmp_path):
     messages = []
     _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
     assert "round_00000009" in messages[0]
+
+
+def _hashed_again(path: Path) -> None:
+    """Gives a checkpoint that was altered the hashes of what it holds now."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    kept = {name: manifest[name] for name in ("what", "run", "private", "ledger_head")}
+    temporary = artifacts.begin(path)
+    temporary.rmdir()
+    path.rename(temporary)
+    artifacts.commit(temporary, path, artifacts.Manifest(**kept))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("_METADATA", b"{}"),
+        ("_METADATA", b"[]"),
+        ("_METADATA", b'"\xff"'),
+        ("array_metadatas/process_0", b"[]"),
+        ("manifest.ocdbt", b""),
+        ("manifest.ocdbt", None),
+        ("d/*", b""),
+        ("d/*", None),
+    ],
+)
+def test_files_that_were_written_wrongly_are_damage(tmp_path, name, content):
+    """TRUST 35: also where their hashes are right."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    latest = tmp_path / "round_00000002"
+    for path in (latest / "state").glob(name):
+        path.unlink() if content is None else path.write_bytes(content)
+    _hashed_again(latest)
+    messages = []
+    _assert_is_round(checkpoints.restore(_state(0), warn=messages.append), 1)
+    assert "round_00000002" in messages[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.EMFILE, "Too many open files"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        ValueError("RESOURCE_EXHAUSTED: Error reading manifest.ocdbt: Too many open files"),
+        ValueError("UNKNOWN: Error reading manifest.ocdbt: Input/output error"),
+    ],
+)
+def test_what_the_machine_cannot_read_now_is_no_damage(tmp_path, monkeypatch, error):
+    """TRUST 34: an older checkpoint would repeat rounds, which may be charged again."""
+    checkpoints = _saved(tmp_path, 1, 2)
+
+    def fails(*_):
+        raise error
+
+    kind = OSError if isinstance(error, ValueError) else type(error)
+    with monkeypatch.context() as patched:
+        patched.setattr(ocp.StandardCheckpointer, "restore", fails)
+        with pytest.raises(kind):
+            checkpoints.restore(_state(0), warn=_silent)
+    _assert_is_round(checkpoints.restore(_state(0), warn=_silent), 2)
+
+
+def test_a_manifest_that_cannot_be_opened_now_is_no_damage(tmp_path, monkeypatch):
+    checkpoints, real = _saved(tmp_path, 1, 2), Path.read_bytes
+
+    def fails(path):
+        if path.name == "manifest.json":
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(OSError, match="Too many open files"):
+        checkpoints.restore(_state(0), warn=_silent)
+
+
+def test_a_fault_of_the_program_after_reading_is_no_damage(tmp_path, monkeypatch):
+    """A KeyError of our own would otherwise silently resume from an older checkpoint."""
+    checkpoints = _saved(tmp_path, 1, 2)
+    monkeypatch.setattr(ocp.StandardCheckpointer, "restore", lambda *_: {})
+    with pytest.raises(KeyError):
+        checkpoints.restore(_state(0), warn=_silent)

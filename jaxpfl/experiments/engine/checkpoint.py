@@ -49,6 +49,21 @@ _KEPT = 2
 # What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
 _BESIDE_ARRAYS = 2**18
 _SECONDS_TO_END = 0.05
+# What Orbax and TensorStore raise of damaged files, in the metadata of which keys may be missing.
+_DAMAGE = (ValueError, LookupError, AttributeError, TypeError)
+# The codes of TensorStore's ValueErrors that are no fault of the files, such as too many open ones.
+_OF_THE_MACHINE = {
+    "ABORTED",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "INTERNAL",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNAVAILABLE",
+    "UNKNOWN",
+}
+# Of a file that cannot be read at all, only these say that it is not the one that was written.
+_GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,8 @@ class Checkpoints:
 
         Raises:
           CorruptFile: checkpoints exist, but none is intact.
+          OSError, MemoryError, JaxRuntimeError: the machine cannot read or hold one now. An older
+            one is no substitute: the rounds after it would be repeated, and perhaps charged again.
           InputError: the latest intact one belongs to another run or another model.
         """
         rounds = self.rounds()[::-1]
@@ -153,6 +170,8 @@ class Checkpoints:
             try:
                 return self._read(round, like)
             except CorruptFile as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, _GONE):
+                    raise error.__cause__ from None
                 faults.append(str(error))
                 if position + 1 < len(rounds):
                     following = self._path(rounds[position + 1])
@@ -219,23 +238,32 @@ class Checkpoints:
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
         wanted = {name: self._wanted(leaf) for name, leaf in leaves.items() if leaf.size}
-        fault = ""
-        with _in_silence():
-            try:
-                found = self._arrays.restore(path / "state", wanted)
-                arrays = {**leaves, **{name: _placed(found[name], leaves[name]) for name in wanted}}
-            except Exception as error:
-                # The hashes match, so it was written wrongly, or altered by who could compute them.
-                fault = f"{path}: its arrays cannot be read ({type(error).__name__})"
-            if fault:
-                # What was being read besides ends in other threads, and is deleted here.
-                time.sleep(_SECONDS_TO_END)
-                gc.collect()
-        if fault:
-            raise CorruptFile(fault)
+        found = self._restored_arrays(path, wanted)
+        arrays = {**leaves, **{name: _placed(found[name], leaves[name]) for name in wanted}}
         structure = jax.tree_util.tree_structure(like)
         state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
         return Restored(round, state, manifest.ledger_head)
+
+    def _restored_arrays(self, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+        """The arrays of a checkpoint whose files have the right hashes.
+
+        Raises:
+          CorruptFile: they were written wrongly, or altered by who could compute the hashes.
+          OSError, MemoryError, JaxRuntimeError: the machine cannot read them now.
+        """
+        cause = None
+        with _in_silence():
+            try:
+                return self._arrays.restore(path / "state", wanted)
+            except _DAMAGE as error:
+                code = str(error).partition(":")[0]
+                if code in _OF_THE_MACHINE:
+                    raise OSError(f"{path}: its arrays cannot be read now ({code})") from error
+                cause = error.with_traceback(None)
+            # What was being read besides ends in other threads, and is deleted here.
+            time.sleep(_SECONDS_TO_END)
+            gc.collect()
+        raise CorruptFile(f"{path}: its arrays cannot be read ({type(cause).__name__})") from cause
 
     def _wanted(self, leaf: Any) -> Any:
         """What Orbax restores in the place of a leaf."""
