@@ -12,6 +12,7 @@ same bits as an uninterrupted run.
 
 import dataclasses
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,13 +170,15 @@ def report(out: str | Path) -> Path:
 def as_written(directory: Path, failure: str) -> Iterator[None]:
     """Names the directory where something cannot be done with what its records hold.
 
-    Each system has fields of its own, and takes them as they were written.
+    Each system has fields of its own, and takes them as they were written. Records are read, and
+    models built of them, in one go, so that an error may be a fault of the program, too. The
+    message therefore has the place of the error, which holds no value of a client.
 
     Args:
       failure: what cannot be done, for the message.
 
     Raises:
-      CorruptFile: a field is missing, or is of another type.
+      CorruptFile: a field is missing, or is of another type, or the program is at fault.
       InputError: the error that was raised, which did not name the directory; CorruptFile if it
         was one.
     """
@@ -188,9 +191,10 @@ def as_written(directory: Path, failure: str) -> Iterator[None]:
         kind = CorruptFile if isinstance(error, CorruptFile) else InputError
         raise kind(f"{directory}: {failure}: {error}") from error
     except (LookupError, TypeError, AttributeError, ValueError) as error:
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         raise CorruptFile(
-            f"{directory}: {failure}, because a record is not as the run wrote it "
-            f"({type(error).__name__})"
+            f"{directory}: {failure}: a record is not as the run wrote it, or the program is at "
+            f"fault: {type(error).__name__} in {frame.f_code.co_filename}, line {line}"
         ) from error
 
 

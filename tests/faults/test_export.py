@@ -7,6 +7,7 @@ import shutil
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +19,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import checkpoint
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
+from jaxpfl.experiments.systems.federated_training import export as federated_export
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.models.checkpoints import own_models
@@ -225,6 +227,19 @@ def test_a_record_without_a_field_is_refused_with_a_sentence(copied, file):
             else:
                 shutil.rmtree(folder)
             assert not list(copied.parent.glob("*exported*"))
+
+
+def test_a_fault_of_the_program_is_not_called_a_damaged_record(finished, tmp_path, monkeypatch):
+    """The sentence has the place of the error, without its text, which may be of a client."""
+    fault = "raise TypeError('the text of a client')"
+    program = compile(f"def build_model(*_):\n    {fault}\n", "builder.py", "exec")
+    namespace: dict[str, Any] = {}
+    exec(program, namespace)
+    monkeypatch.setattr(federated_export, "build_model", namespace["build_model"])
+    with pytest.raises(CorruptFile, match="or the program is at fault") as caught:
+        export(finished, tmp_path / "new")
+    assert str(caught.value).endswith("TypeError in builder.py, line 2")
+    assert str(finished) in str(caught.value) and not (tmp_path / "new").exists()
 
 
 def test_a_run_without_privacy_is_stamped_whatever_its_record_says(tiny_config, tmp_path):
