@@ -1,10 +1,12 @@
 """The .npz reader: what it brings together, converts and refuses."""
 
+import io
 import zipfile
 
 import numpy as np
 import pytest
 
+from jaxpfl import checks
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers.arrays import read_arrays
 from jaxpfl.errors import CorruptFile, InputError
@@ -135,6 +137,46 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing(path, shape):
             archive.writestr(name, data)
     with pytest.raises(InputError, match="'images': .*(shape|at most)"):
         read_arrays(path, client="writer")
+
+
+def claiming(path, **headers):
+    """Writes arrays that consist of a header and, as a rule, of no bytes behind it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, (shape, dtype, bytes_) in headers.items():
+            file = io.BytesIO()
+            described = {"descr": dtype, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_2_0(file, described)
+            archive.writestr(f"{name}.npy", file.getvalue() + bytes(bytes_))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((3_000_000, 0, 0), "|u1", "expected rows that hold something, found 3000000 empty ones"),
+        ((10**15, 0), "|u1", "expected rows that hold something"),
+        ((10**9,), "<U0", "expected rows that hold something"),
+        ((0, 10**30), "|u1", "a dimension is below 0 or above"),
+        ((-1, 0), "|u1", "a dimension is below 0 or above"),
+        ((0, 2**62, 2**62), "|u1", "array 'images': "),
+    ],
+)
+def test_rows_of_no_bytes_and_impossible_dimensions_are_refused(path, shape, dtype, message):
+    """TRUST 39"""
+    claiming(path, images=(shape, dtype, 0), labels=((6,), "|u1", 6))
+    with pytest.raises(InputError, match=message):
+        read_arrays(path, client="*")
+
+
+def test_arrays_that_exceed_the_memory_together_are_not_read(path, monkeypatch):
+    """TRUST 39"""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 2**24)
+    one = ((2**12, 2**10), "|u1", 2**22)
+    columns = {"a": "images", "b": "labels"}
+    assert len(read_arrays(claiming(path, images=one), client="*", columns={"a": "images"}))
+    claiming(path, images=one, labels=one)
+    with pytest.raises(InputError, match="its arrays, read and copied once, would take"):
+        read_arrays(path, client="*", columns=columns)
 
 
 def test_mnist_by_writer(data_folder):

@@ -329,6 +329,11 @@ def packed_arrow(path: Path) -> None:
         writer.write_table(table, max_chunksize=2)
 
 
+def arrays(path: Path) -> None:
+    columns = {"images": np.zeros((3, 2, 2), np.uint8), "labels": np.arange(3)}
+    np.savez_compressed(path, **columns, client=np.array(["a", "b", "a"]))
+
+
 STAGED = {"text": pa.array(["one \u00e9", "", "three"], pa.large_string()), "x": np.arange(3)}
 
 

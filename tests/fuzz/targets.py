@@ -255,6 +255,7 @@ TARGETS: dict[str, Target] = {
     "Parquet": _data("a.parquet", seeds.arrow, share=12),
     "Arrow": _data("a.arrow", seeds.arrow, share=32),
     "Arrow, packed": _data("a.arrow", seeds.packed_arrow, share=20),
+    "arrays": _data("a.npz", seeds.arrays, share=40),
     "text": _data("a.txt", seeds.text, share=16),
     "texts, archive": _data("a.tar.gz", seeds.archive, share=20),
     "SQLite": _data("a.sqlite", seeds.sqlite, _SHAKESPEARE, 6),

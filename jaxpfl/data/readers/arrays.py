@@ -7,23 +7,45 @@ Policy:
 - The column "image" holds images [H, W] or [H, W, C], uint8 in 0 .. 255 or floats in 0 .. 1, which
   become float32. Booleans become 0 and 255, and [H, W] becomes [H, W, 1]. The column "label" holds
   whole numbers and becomes int32. Other columns do not change.
-- Nothing is unpickled. An array has at most 8 GiB, which is checked before it is read. The
-  archive's checksums are verified. Errors name the file and the array, and never a value.
+- Nothing is unpickled. An array has at most 8 GiB, its rows hold something, and all arrays that
+  are asked for fit the memory with a copy; this is checked before any is read. The archive's
+  checksums are verified. Errors name the file and the array, and never a value.
 """
 
+import contextlib
+import errno
+import io
+import lzma
 import math
+import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from jaxpfl.data.columns import describe
+from jaxpfl import checks
+from jaxpfl.data.columns import describe, text_array
 from jaxpfl.data.population import Population, from_rows
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_ARRAY_BYTES = 2**33
+
+# What a row takes beside its values, if it is a client: an id, its place, and the check of all ids.
+_ROW_BYTES = 256
+# What zipfile and NumPy raise of a damaged archive.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+)
 
 IMAGE_COLUMNS: Mapping[str, str] = {"image": "images", "label": "labels"}
 
@@ -73,7 +95,8 @@ def read_arrays(
     if not total:
         raise InputError(f"{path} has no examples")
     if alone:
-        client_of_row, ids = np.arange(total), [str(row) for row in range(1, total + 1)]
+        client_of_row = np.arange(total)
+        ids = pa.array(client_of_row + 1).cast(pa.large_string())
     else:
         client_of_row, ids = _clients(what[client], arrays[client])
     converters = {"image": _images, "label": _labels}
@@ -86,60 +109,91 @@ def read_arrays(
 
 
 def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
+    what = {name: f"{path}, array {name!r}" for name in names}
     try:
         with zipfile.ZipFile(path) as archive:
-            held = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            entries = archive.namelist()
+            held = [each.removesuffix(".npy") for each in entries if each.endswith(".npy")]
             for name in names:
                 if name not in held:
                     raise InputError(f"{path} has no array {name!r}: expected one of {held}")
-            return {name: _array(archive, name, f"{path}, array {name!r}") for name in names}
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
-        raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
+            # Before anything is allocated: a small file may claim any shape.
+            claimed, rows = zip(
+                *(_claimed(archive, name, what[name]) for name in names), strict=True
+            )
+            size = 2 * sum(claimed) + _ROW_BYTES * max(rows)
+            checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
+            return {name: _array(archive, name, what[name]) for name in names}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
+    except _DAMAGE as error:
+        raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
+    except OSError as error:
+        # Where an archive leads to a place before its begin, as to any other that is none.
+        if error.errno == errno.EINVAL:
+            raise CorruptFile(f"{path}: truncated, altered or no .npz archive") from None
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _claimed(archive: zipfile.ZipFile, name: str, what: str) -> tuple[int, int]:
+    """The bytes and the rows that an array has by its header."""
+    entry = f"{name}.npy"
+    with _errors_of(what), archive.open(entry) as opened:
+        # A header has at most 10,000 bytes, whatever length stands before it.
+        file = io.BytesIO(opened.read(2**16))
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }.get(version)
+        if read is None:
+            raise InputError(f"{what}: unknown version of the .npy format")
+        shape, _, dtype = read(file)
+        header_bytes = file.tell()
+    if dtype.hasobject:
+        raise InputError(f"{what}: expected numbers, booleans or text, found Python objects")
+    if not all(0 <= size < 2**63 for size in shape):
+        raise CorruptFile(f"{what}: a dimension is below 0 or above 2^63 - 1")
+    claimed = math.prod(shape) * dtype.itemsize
+    if claimed > MAX_ARRAY_BYTES:
+        raise InputError(f"{what}: {claimed} bytes, expected at most {MAX_ARRAY_BYTES}")
+    rows = shape[0] if shape else 1
+    if rows and not claimed:
+        raise InputError(f"{what}: expected rows that hold something, found {rows} empty ones")
+    if archive.getinfo(entry).file_size != header_bytes + claimed:
+        raise CorruptFile(f"{what}: its number of bytes does not fit its shape")
+    return claimed, rows
 
 
 def _array(archive: zipfile.ZipFile, name: str, what: str) -> np.ndarray:
-    entry = f"{name}.npy"
+    with _errors_of(what), archive.open(f"{name}.npy") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+@contextlib.contextmanager
+def _errors_of(what: str) -> Iterator[None]:
+    """Names the array in errors of its content."""
     try:
-        with archive.open(entry) as file:
-            version = np.lib.format.read_magic(file)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }.get(version)
-            if read is None:
-                raise InputError(f"{what}: unknown version of the .npy format")
-            shape, _, dtype = read(file)
-            header_bytes = file.tell()
-        if dtype.hasobject:
-            raise InputError(f"{what}: expected numbers, booleans or text, found Python objects")
-        claimed = math.prod(shape) * dtype.itemsize
-        # Before anything is allocated: a small file may claim any shape.
-        if claimed > MAX_ARRAY_BYTES:
-            raise InputError(f"{what}: {claimed} bytes, expected at most {MAX_ARRAY_BYTES}")
-        if archive.getinfo(entry).file_size != header_bytes + claimed:
-            raise CorruptFile(f"{what}: its number of bytes does not fit its shape")
-        with archive.open(entry) as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+        yield
     except InputError:
         raise
-    except (zipfile.BadZipFile, EOFError, zlib.error, ValueError) as error:
+    except _DAMAGE as error:
         raise CorruptFile(f"{what}: truncated or altered ({error})") from None
 
 
-def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
     """The index of each row's client and the clients' ids, in order of first appearance."""
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     different, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    names = [str(identity) for identity in different.tolist()]
-    if "" in names:
+    is_text = ids.dtype.kind == "U"
+    if is_text and not different[0]:
         raise InputError(f"{what}: a client id is empty, expected a non-empty one")
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return rank[inverse], [names[index] for index in order]
+    names = text_array(different.tolist()) if is_text else pa.array(different)
+    return rank[inverse], names.cast(pa.large_string()).take(pa.array(order))
 
 
 def _images(what: str, images: np.ndarray) -> np.ndarray:
