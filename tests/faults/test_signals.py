@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import cli
+from jaxpfl.errors import BudgetExhausted
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.sweep.directory import attempted, state_of
 from jaxpfl.experiments.systems.federated_training import build, study
 from jaxpfl.federated import asked
 from tests.faults.runs import assert_same, charges_of, config_of
@@ -75,6 +77,24 @@ def test_a_signal_after_the_last_round_still_stops_what_would_follow(
     assert caught.value.number == signal.SIGTERM
     carry_out.resume(out, progress=False)
     assert_same(out, straight)
+
+
+def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp_path, monkeypatch):
+    """The failure of the point is recorded, and the next point of its sweep does not begin."""
+    real = asked.Cohort
+
+    def failing(*arguments, round, **options):
+        if round == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise BudgetExhausted("the budget is spent")
+        return real(*arguments, round=round, **options)
+
+    folder = tmp_path / "sweep" / "points" / "a"
+    monkeypatch.setattr(asked, "Cohort", failing)
+    with pytest.raises(Interrupted, match="after the point a") as caught, attempted(folder):
+        carry_out.run(config_of(tiny_config), folder, progress=False)
+    assert caught.value.number == signal.SIGTERM
+    assert "budget is spent" in state_of(folder).error
 
 
 def signalling(monkeypatch, owner, name: str, number: int) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+# The attribute of an exception that ended a run after a signal was answered: the signal's number.
+_ANSWERED = "_answered_signal"
 # Written by the handler itself, because a buffered stream may be in the middle of another write.
 _ANSWER = b"\n%s: the round is finished and saved first; once more stops at once\n"
 
@@ -71,7 +73,8 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
     Args:
       late: the message of the `Interrupted` that is raised at the end if a signal was collected and
         the block ended without an exception: what follows the run, such as the next point of a
-        sweep, must not begin. None = such a signal is dropped.
+        sweep, must not begin. Another exception goes on, and `require_none_answered` finds the
+        signal in it. None = such a signal is dropped.
     """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -93,7 +96,28 @@ def caught_signals(late: str | None = None) -> Iterator[list[int]]:
         signal.signal(number, catch)
     try:
         yield caught
+    except BaseException as error:
+        if caught and late is not None:
+            setattr(error, _ANSWERED, caught[0])
+        raise
     finally:
         restore()
     if caught and late is not None:
         raise Interrupted(caught[0], late)
+
+
+def require_none_answered(failure: BaseException, message: str) -> None:
+    """Refuses to go on after a run that failed if a signal was answered before it did.
+
+    Raises:
+      Interrupted: with the message, if `caught_signals` collected a signal while the run went on
+        that `failure`, or one of its causes, ended.
+    """
+    error: BaseException | None = failure
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        number = getattr(error, _ANSWERED, None)
+        if number is not None:
+            raise Interrupted(number, message) from failure
+        seen.append(error)
+        error = error.__cause__ or error.__context__

@@ -25,6 +25,7 @@ from typing import Any, Literal
 from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, NoDataFolder
 from jaxpfl.experiments.config.reader import to_mapping
+from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems.base import CONFIG, RESULT, SIMULATION
@@ -260,6 +261,9 @@ def attempted(folder: Path) -> Iterator[None]:
 
     An interrupt does go further: the point can be resumed. So does the name of a folder of data
     that is not set: it is no point's own fault.
+
+    Raises:
+      Interrupted: also of a signal that was answered before the attempt failed.
     """
     (folder / _FAILED).unlink(missing_ok=True)
     path = files.private_directory(folder / _PRIVATE) / _DURATIONS
@@ -277,10 +281,18 @@ def attempted(folder: Path) -> Iterator[None]:
             text = traceback.format_exc()
             files.write_atomically(folder / _PRIVATE / _TRACEBACK, text, mode=0o600)
         fail(folder, sentence_of(error))
+        require_none_answered(error, interrupted_after(folder))
     finally:
         before["seconds"] += time.monotonic() - began
         before["ended"] += 1
         files.write_json(path, before, mode=0o600)
+
+
+def interrupted_after(folder: Path) -> str:
+    """The sentence of a signal that was answered in a point whose attempt then failed."""
+    return (
+        f"interrupted after the point {folder.name}; go on with: jaxpfl sweep {folder.parents[1]}"
+    )
 
 
 def _seconds(folder: Path) -> float | None:

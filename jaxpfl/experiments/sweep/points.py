@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jaxpfl.errors import NoDataFolder, RunLocked
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.collect import SweepOutcome, collect
 from jaxpfl.experiments.sweep.config import Point, Sweep
@@ -115,8 +116,9 @@ def carry_out_point(
                     carry_out.run(
                         point.config, folder, progress=False, memory=memory, command=command
                     )
-            except RunLocked:
+            except RunLocked as error:
                 # Somebody resumes this very run, or uses a folder that runs share.
+                require_none_answered(error, folders.interrupted_after(folder))
                 return "busy"
             folders.finish(folder)
         return "finished" if (folder / folders.FINISHED).exists() else "failed"

@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+import signal
 
 import pytest
 import yaml
 
 from jaxpfl import cli, files
-from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder
+from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder, RunLocked
+from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.collect import collect
 from jaxpfl.experiments.sweep.config import load_sweep
@@ -130,6 +132,34 @@ def test_a_point_whose_metric_is_not_finite_stops_nothing(path, tmp_path, invent
     assert len(begun) == 3 and "not finite" in capsys.readouterr().out
     assert cli.main(["sweep", str(out), "--collect"]) == 0
     assert cli.main(["sweep", str(out), "--point", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BudgetExhausted("spent"), OSError(28, "No space left"), InputError("no"), RunLocked("busy")],
+)
+def test_a_signal_that_was_answered_stops_the_sweep_though_its_point_failed(
+    sweep, tmp_path, invented, error
+):
+    """The next point must not begin, and the failure of this one is recorded."""
+
+    def interrupted(config, _):
+        with caught_signals("interrupted after the last round"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                raise error
+            except OSError as cause:
+                raise InputError("another sentence") from cause
+
+    begun = invented(interrupted)
+    with pytest.raises(Interrupted, match=f"go on with: jaxpfl sweep {tmp_path}/out$") as caught:
+        run_sweep(sweep, tmp_path / "out", progress=False)
+    assert caught.value.number == signal.SIGTERM and len(begun) == 1
+    failed = collect(sweep, tmp_path / "out").failed
+    # Another process has the run of a point that is locked.
+    assert list(failed) == ([] if isinstance(error, RunLocked) else ["clients_per_round=5"])
+    begun = invented(result)
+    assert not run_sweep(sweep, tmp_path / "out", progress=False).failed and len(begun) == 3
 
 
 def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invented):
