@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.data import grouping
 from jaxpfl.data.readers import csv_files, json_files
+from jaxpfl.data.readers.compressed import lines_before_damage
+from jaxpfl.data.readers.sample import first_rows
 from jaxpfl.errors import CorruptFile, InputError
 
 SECRET = "canary-7f3"
@@ -262,6 +265,49 @@ def test_overlong_row_of_csv_is_refused(tmp_path, monkeypatch):
     assert len(jp.data.open(path)) == 1
     path.write_text(f"client,text\na,b\na,{'x' * 400}\na,b\n")
     assert "row 3: longer than the 100 bytes" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "row"),
+    [
+        (b"," * 2**20, 1),
+        (b'"\n",' * 2**18, 1),
+        (b"client,text\n" + b"," * 2**20, 2),
+        (b"client,text\n" + b'"\n",' * 2**18, 2),
+    ],
+    ids=["header", "header of many lines", "row", "row of many lines"],
+)
+def test_no_row_of_csv_is_held_that_is_too_long(tmp_path, content, row, monkeypatch):
+    """TRUST 8, 39: some kilobytes of .csv.gz may hold gigabytes of commas."""
+    monkeypatch.setattr(csv_files, "MAX_ROW_BYTES", 100)
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(content))
+    expected = f"{path}, row {row}: longer than the 100 bytes of a row"
+    assert refusal(path) == expected
+    tracemalloc.start()
+    with pytest.raises(InputError, match=re.escape(expected)):
+        first_rows(path, 5)
+    assert tracemalloc.get_traced_memory()[1] < 500_000
+    tracemalloc.stop()
+
+
+def test_lines_of_a_damaged_file_are_counted_in_blocks(tmp_path):
+    """TRUST 8, 39: a line may be longer than the memory."""
+    path = tmp_path / "x.jsonl.gz"
+    line = b'{"client": "a", "text": "x"}\n'
+    damaged = bytearray(gzip.compress(line * 7 + b" " * 2**23))
+    damaged[-8] ^= 1
+    path.write_bytes(damaged)
+    tracemalloc.start()
+    assert lines_before_damage(path) == 7
+    assert tracemalloc.get_traced_memory()[1] < 500_000
+    tracemalloc.stop()
+    assert "after row 7" in refusal(path)
+    # The lines of an array are not its rows.
+    damaged = bytearray(gzip.compress(b"[" + line * 3))
+    damaged[-8] ^= 1
+    path.with_name("x.json.gz").write_bytes(damaged)
+    assert "row" not in refusal(path.with_name("x.json.gz"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from jaxpfl.errors import CorruptFile, InputError
 
 MAX_AT_ONCE = 2**24
 
+_PIECE = 2**16
+
 
 def open_binary(path: Path) -> BinaryIO:
     """A file that may be compressed, opened for reading its unpacked bytes."""
@@ -56,8 +58,9 @@ def lines_before_damage(path: Path) -> int:
     """How many lines of a damaged file can be read."""
     number = 0
     with contextlib.suppress(EOFError, zlib.error, OSError), open_binary(path) as file:
-        for _ in file:
-            number += 1
+        # Of some damage, `read` would lose what it had until then; `read1` gives it.
+        while piece := cast(io.BufferedReader, file).read1(_PIECE):
+            number += piece.count(b"\n")
     return number
 
 

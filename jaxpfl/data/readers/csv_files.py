@@ -17,7 +17,7 @@ import csv
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -70,7 +70,7 @@ def header(path: Path) -> list[str]:
     with errors_of(path), open_binary(path) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", _UNDECODED, newline="")
         try:
-            names = next((row for row in csv.reader(text, strict=True) if row), None)
+            names = next(rows_of(path, text), None)
         except csv.Error:
             names = [_SURROGATE]
     if names is None:
@@ -78,6 +78,35 @@ def header(path: Path) -> list[str]:
     if any(_undecoded(name) for name in names):
         raise InputError(f"{path}, row 1: expected a header in CSV and UTF-8")
     return names
+
+
+def rows_of(path: Path, text: TextIO, strict: bool = True) -> Iterator[list[str]]:
+    """The rows that are not blank, the header first; none is held that is too long.
+
+    Args:
+      strict: whether a quote may only end its field or be doubled.
+
+    Raises:
+      csv.Error: a quote is not as it must be.
+      InputError: a row is longer than MAX_ROW_BYTES.
+    """
+    csv.field_size_limit(MAX_ROW_BYTES)
+    number, left = 1, MAX_ROW_BYTES
+
+    def lines() -> Iterator[str]:
+        nonlocal left
+        while line := text.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                where = f"{path}, row {number}"
+                raise InputError(f"{where}: longer than the {MAX_ROW_BYTES} bytes of a row")
+            yield line
+
+    for row in csv.reader(lines(), strict=strict):
+        left = MAX_ROW_BYTES
+        if row:
+            yield row
+            number += 1
 
 
 class _Counting(io.RawIOBase):
@@ -111,21 +140,20 @@ def _batches(file: io.RawIOBase, names: tuple[str, ...]) -> Iterator[pa.RecordBa
 
 def _first_fault(path: Path, expected: int) -> InputError | None:
     """The error of the first row that is not as the policy says."""
-    csv.field_size_limit(MAX_ROW_BYTES)
     with open_binary(path) as file:
         text = io.TextIOWrapper(file, "utf-8", _UNDECODED, newline="")
-        rows = (row for row in csv.reader(text, strict=True) if row)
+        rows = rows_of(path, text)
         number = 0
         while True:
             number += 1
             where = f"{path}, row {number}"
             try:
                 row = next(rows, None)
+            except InputError as error:
+                return error
             except csv.Error as error:
                 if "unexpected end" in str(error):
                     return CorruptFile(f"{where}: its quote is never closed; is it truncated?")
-                if "field limit" in str(error):
-                    return InputError(f"{where}: longer than the {MAX_ROW_BYTES} bytes of a row")
                 # A quote that ends within a field, which Arrow can read.
                 return InputError(f"{where}: a quote must end its field or be doubled")
             if row is None:

@@ -60,6 +60,8 @@ def read_json(path: Path, fields: Fields) -> Iterator[Rows]:
                 yield rows
             first += number
     except CorruptFile as error:
+        if array:
+            raise
         raise CorruptFile(f"{error} after row {lines_before_damage(path)}") from None
 
 
@@ -112,7 +114,7 @@ def _array_blocks(path: Path) -> Iterator[bytes]:
         lines, commas, end = _array_as_lines(rest)
         cut = int(commas[-1]) + 1 if len(commas) else 0
         if end is not None:
-            if (rest[end + 1 :] + b"".join(pieces)).strip():
+            if any(each.strip() for each in itertools.chain([rest[end + 1 :]], pieces)):
                 raise InputError(f"{path}: expected nothing after the end of the array")
             if lines[cut:end].strip():
                 yield lines[:end]

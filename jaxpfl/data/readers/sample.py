@@ -43,7 +43,7 @@ def _of_csv(path: Path, number: int) -> dict[str, list[Any]]:
     with errors_of(path), open_binary(path) as file:
         text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
         try:
-            rows = [row for row in itertools.islice(csv.reader(text), number + 1) if row][1:]
+            rows = list(itertools.islice(csv_files.rows_of(path, text, False), 1, number + 1))
         except csv.Error:
             raise CorruptFile(f"{path}: damaged or no CSV") from None
     # Rows of another length are refused, by their number, when all are read.
