@@ -17,7 +17,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -106,14 +106,15 @@ def begin(sweep: Sweep, directory: Path) -> None:
 
 
 def take_back(directory: Path) -> None:
-    """Removes what `begin` wrote, unless a point has begun."""
-    if _any_begun(directory):
-        return
-    shutil.rmtree(directory / POINTS, ignore_errors=True)
-    for name in (DESCRIBED, _LOCK):
-        (directory / name).unlink(missing_ok=True)
-    with suppress(OSError):  # something else is in it
-        directory.rmdir()
+    """Removes what `begin` wrote, unless a point has begun.
+
+    The lock file stays: a process that waits for it would not see that the next one locks another.
+    """
+    with sweep_lock(directory):
+        if _any_begun(directory):
+            return
+        shutil.rmtree(directory / POINTS, ignore_errors=True)
+        (directory / DESCRIBED).unlink(missing_ok=True)
 
 
 def _any_begun(directory: Path) -> bool:
@@ -222,9 +223,14 @@ def state_of(folder: Path) -> PointState:
         except (OSError, InputError) as error:
             return PointState("failed", error=sentence_of(error))
         return PointState("finished", record, simulated, seconds=_seconds(folder))
-    if failed.exists():
+    if not failed.exists():
+        return PointState("unfinished")
+    try:
         return PointState("failed", error=files.read_record(failed, {"error": str})["error"])
-    return PointState("unfinished")
+    except CorruptFile as error:
+        # A process that tries the point again removes it, at any time.
+        gone = not failed.exists()
+        return PointState("unfinished") if gone else PointState("failed", error=str(error))
 
 
 def finish(folder: Path) -> None:
@@ -267,8 +273,7 @@ def attempted(folder: Path) -> Iterator[None]:
     """
     (folder / _FAILED).unlink(missing_ok=True)
     path = files.private_directory(folder / _PRIVATE) / _DURATIONS
-    before = {"seconds": 0.0, "begun": 0, "ended": 0}
-    before = files.read_record(path, _TIMES) if path.exists() else before
+    before = _times(folder)
     before["begun"] += 1
     files.write_json(path, before, mode=0o600)
     began = time.monotonic()
@@ -296,9 +301,20 @@ def interrupted_after(folder: Path) -> str:
 
 
 def _seconds(folder: Path) -> float | None:
+    found = _times(folder)
+    return found["seconds"] if found["begun"] == found["ended"] > 0 else None
+
+
+def _times(folder: Path) -> dict[str, Any]:
+    """What `durations.json` holds of a point; it is for display alone, and stops nothing."""
     path = folder / _PRIVATE / _DURATIONS
-    found = files.read_record(path, _TIMES) if path.exists() else {"begun": 1, "ended": 0}
-    return found["seconds"] if found["begun"] == found["ended"] else None
+    if not path.exists():
+        return {"seconds": 0.0, "begun": 0, "ended": 0}
+    try:
+        return files.read_record(path, _TIMES)
+    except CorruptFile:
+        # An attempt whose end is not known, so that no time is shown.
+        return {"seconds": 0.0, "begun": 1, "ended": 0}
 
 
 def sentence_of(error: BaseException) -> str:

@@ -1,9 +1,12 @@
 """Sweeps whose points come to invented results at once."""
 
 import pytest
+import yaml
 
 from jaxpfl import files
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.sweep.config import load_sweep
+from tests.experiments.sweep.three_points import BASE
 
 
 @pytest.fixture
@@ -22,3 +25,22 @@ def invented(monkeypatch):
         return begun
 
     return invent
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A sweep of three points; the base begins with seed 7."""
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"run": {"seed": 7}}))
+    grid = {
+        "base": "base.yaml",
+        "metric": "accuracy",
+        "grid": {"training.clients_per_round": [5, 10, 20]},
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(grid))
+    return path
+
+
+@pytest.fixture
+def sweep(path):
+    return load_sweep(path)

@@ -1,66 +1,22 @@
-"""A sweep's directory: failures are recorded, processes share it, repetitions are counted."""
+"""A sweep's directory: failures are recorded, repetitions are counted."""
 
 import json
 import math
 import os
 import re
-import signal
 
 import pytest
 import yaml
 
 from jaxpfl import cli, files
-from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder, RunLocked
-from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
+from jaxpfl.errors import BudgetExhausted, InputError, NoDataFolder
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.collect import collect
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.experiments.sweep.points import carry_out_point, run_sweep
+from jaxpfl.experiments.sweep.points import run_sweep
+from tests.experiments.sweep.three_points import failing, result
 
-BASE = {
-    "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
-    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
-    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
-    "training": {"rounds": 3, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
-    "evaluation": {"declared_public": True, "every": 3},
-}
 SECRET = "the text of a client"
-
-
-@pytest.fixture
-def path(tmp_path):
-    """A sweep of three points; the base begins with seed 7."""
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | {"run": {"seed": 7}}))
-    grid = {
-        "base": "base.yaml",
-        "metric": "accuracy",
-        "grid": {"training.clients_per_round": [5, 10, 20]},
-    }
-    path = tmp_path / "grid.yaml"
-    path.write_text(yaml.safe_dump(grid))
-    return path
-
-
-@pytest.fixture
-def sweep(path):
-    return load_sweep(path)
-
-
-def result(config, _=None):
-    value = config.training.clients_per_round / 100 + config.run.seed
-    return {"metrics": {"accuracy": value}, "private": True, "privacy": "(8, 0)"}
-
-
-def failing(*errors):
-    """The points of 10 clients a round fail, once for each error."""
-    left = list(errors)
-
-    def result_of(config, _):
-        if config.training.clients_per_round == 10 and left:
-            raise left.pop(0)
-        return result(config)
-
-    return result_of
 
 
 @pytest.mark.parametrize(
@@ -134,76 +90,6 @@ def test_a_point_whose_metric_is_not_finite_stops_nothing(path, tmp_path, invent
     assert cli.main(["sweep", str(out), "--point", "1"]) == 0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [BudgetExhausted("spent"), OSError(28, "No space left"), InputError("no"), RunLocked("busy")],
-)
-def test_a_signal_that_was_answered_stops_the_sweep_though_its_point_failed(
-    sweep, tmp_path, invented, error
-):
-    """The next point must not begin, and the failure of this one is recorded."""
-
-    def interrupted(config, _):
-        with caught_signals("interrupted after the last round"):
-            os.kill(os.getpid(), signal.SIGTERM)
-            try:
-                raise error
-            except OSError as cause:
-                raise InputError("another sentence") from cause
-
-    begun = invented(interrupted)
-    with pytest.raises(Interrupted, match=f"go on with: jaxpfl sweep {tmp_path}/out$") as caught:
-        run_sweep(sweep, tmp_path / "out", progress=False)
-    assert caught.value.number == signal.SIGTERM and len(begun) == 1
-    failed = collect(sweep, tmp_path / "out").failed
-    # Another process has the run of a point that is locked.
-    assert list(failed) == ([] if isinstance(error, RunLocked) else ["clients_per_round=5"])
-    begun = invented(result)
-    assert not run_sweep(sweep, tmp_path / "out", progress=False).failed and len(begun) == 3
-
-
-def test_a_point_that_another_process_has_is_left_to_it(sweep, tmp_path, invented):
-    begun = invented(result)
-    folders.begin(sweep, tmp_path / "out")
-    # What another open file holds is locked for this process, too.
-    with folders.held(tmp_path / "out" / "points" / "clients_per_round=5"):
-        outcome = run_sweep(sweep, tmp_path / "out", progress=False)
-        assert outcome.unfinished == ["clients_per_round=5"] and not outcome.failed
-        assert begun == ["clients_per_round=10", "clients_per_round=20"]
-    outcome = run_sweep(sweep, tmp_path / "out", progress=False)
-    assert begun[2:] == ["clients_per_round=5"] and not outcome.unfinished
-
-
-def test_the_point_of_a_process_that_ended_meanwhile_is_taken_over(sweep, tmp_path, invented):
-    """Its lock goes with it, and this process looks again."""
-    out = tmp_path / "out"
-    folders.begin(sweep, out)
-    other = folders.held(out / "points" / "clients_per_round=5")
-    other.__enter__()
-
-    def result_of(config, _):
-        if config.training.clients_per_round == 20:
-            other.__exit__(None, None, None)
-        return result(config)
-
-    begun = invented(result_of)
-    assert not run_sweep(sweep, out, progress=False).unfinished
-    assert begun[-1] == "clients_per_round=5"
-
-
-def test_a_failure_of_another_process_is_not_repeated_at_once(sweep, tmp_path, invented):
-    begun = invented(failing(InputError("no"), InputError("no")))
-    folders.begin(sweep, tmp_path)
-    point = sweep.points[1]
-    assert folders.failures(sweep, tmp_path)[point.name] is None
-    for times in (1, 1):
-        assert carry_out_point(point, tmp_path, "grid", known=None) == "failed"
-        assert len(begun) == times
-    known = folders.failures(sweep, tmp_path)[point.name]
-    assert carry_out_point(point, tmp_path, "grid", known=known) == "failed"
-    assert len(begun) == 2
-
-
 def test_a_failure_of_a_later_hour_is_tried_again(sweep, tmp_path, invented):
     """TRUST 37: the clock was put back between two calls."""
     begun = invented(failing(InputError("no"), InputError("no")))
@@ -256,7 +142,8 @@ def test_without_the_name_of_the_data_nothing_is_left(sweep, tmp_path, invented)
     begun = invented(refused)
     with pytest.raises(NoDataFolder):
         run_sweep(sweep, tmp_path / "out", progress=False)
-    assert len(begun) == 1 and not (tmp_path / "out").exists()
+    # But the file that other processes may wait for.
+    assert len(begun) == 1 and os.listdir(tmp_path / "out") == ["sweep.lock"]
 
 
 def test_a_begun_sweep_goes_on_and_is_collected_from_its_directory(
@@ -366,10 +253,3 @@ def test_the_time_of_a_point_that_was_killed_is_not_known(sweep, tmp_path, inven
 def test_options_that_do_not_go_together(path, capsys, options, message):
     assert cli.main(["sweep", str(path), *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_lock_is_held_by_one_and_waited_for(tmp_path):
-    with files.lock(tmp_path / "x") as first, files.lock(tmp_path / "x") as second:
-        assert first and not second
-    with files.lock(tmp_path / "x", wait=True) as third:
-        assert third
