@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from jaxpfl import checks
 from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.errors import CorruptFile, InputError
 
@@ -59,6 +60,18 @@ def test_anything_else_is_refused_with_its_place(tmp_path, name, content, place)
     with pytest.raises(InputError, match=place) as caught:
         read_counts(path)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{" + " " * 10**6 + "}", "the 5\n" + "\n" * 10**6])
+def test_counts_that_exceed_the_memory_are_not_read(tmp_path, content, monkeypatch):
+    """TRUST 39: 32 MiB of memory; a kilobyte of .tar.bz2 may hold a gigabyte."""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 2**25)
+    for name in ("a.tar.bz2", "a.tar.gz"):
+        archived(tmp_path / name, "x", content, "w:bz2" if "bz2" in name else "w:gz")
+    (tmp_path / "a.json").write_text(content)
+    for path in tmp_path.iterdir():
+        with pytest.raises(InputError, match=f"{path.name}: its counts, in memory, would take"):
+            read_counts(path)
 
 
 def test_damaged_archives_and_missing_files_are_refused(tmp_path):

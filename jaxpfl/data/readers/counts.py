@@ -9,7 +9,7 @@ and `stackoverflow.tag_count`, in archives of one file each. A file of counts is
     archive     .tar.bz2, .tar.gz, .tar.xz or .tar with one such file; nothing is unpacked to disk
 
 Words are valid UTF-8 without white space at their ends, each of them once; counts are whole numbers
-from 0 to 2^63 - 1.
+from 0 to 2^63 - 1. A file that would not fit the memory once it is read is refused.
 """
 
 import tarfile
@@ -19,6 +19,7 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from jaxpfl import checks
 from jaxpfl.data.readers.compressed import Forward, open_binary
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import parse_json
@@ -27,6 +28,8 @@ MAX_BYTES = 2**30
 
 _ARCHIVES = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz")
 _COMMON = 2**63
+# Measured of files of short words, of empty lists in JSON, and of characters of four bytes.
+_BYTES_A_BYTE = 40
 _PIECE, _MOST_MEMBERS = 2**20, 1000
 
 
@@ -102,6 +105,8 @@ def _bounded(path: Path, file: IO[bytes]) -> bytes:
         left -= len(piece)
         if left < 0:
             raise InputError(f"{path}: counts must have at most {MAX_BYTES} bytes, found more")
+        size = _BYTES_A_BYTE * (MAX_BYTES - left)
+        checks.fits_memory(f"{path}: its counts, in memory,", size)
     return b"".join(pieces)
 
 
