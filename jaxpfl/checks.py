@@ -8,6 +8,8 @@ import os
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+import numpy as np
+
 from jaxpfl.errors import InputError
 
 _T = TypeVar("_T")
@@ -28,6 +30,19 @@ def positive(name: str, value: object) -> float:
     number = real(name, value)
     if not number > 0:
         raise InputError(f"{name} must be positive, found {value!r}")
+    return number
+
+
+def positive_float32(name: str, value: object) -> float:
+    """Returns a number that is positive and finite in float32, too, and no subnormal one there."""
+    number = positive(name, value)
+    limits = np.finfo(np.float32)
+    smallest, largest = float(limits.tiny), float(limits.max)
+    if not smallest <= number <= largest:
+        raise InputError(
+            f"{name} must be from {smallest:.3g} to {largest:.3g}, the limits of float32, found "
+            f"{number:g}"
+        )
     return number
 
 

@@ -10,10 +10,13 @@ They are summed over a client's examples, or averaged: then 1, c and c^2 bound t
 Sums do not depend on the order of the examples. In float32 they would: each addition is rounded, so
 that one example more, which moves the others to other places, would change all roundings, and a sum
 over very many examples that were made for it by several times its bound. Coordinates are therefore
-cut, towards zero, to multiples of a power of two near c 2^-19 (of batches of 64 rows), which never
-lengthens a vector. Products of such numbers are added up exactly, and what a client sends is
-rounded once, to float32: n examples of norm 1 in one direction, however they are dealt to clients,
-move by that at most 2 n 2^-24 of a bound, and 4 n 2^-24 with the factor sqrt(2) below.
+cut, towards zero, to multiples of a power of two near c 2^-19 (in batches of 17 to 64 rows), which
+never lengthens a vector. Products of such numbers are added up exactly for up to 1,024 examples in
+such batches, else each addition loses at most 2^-47 of the sum. What a client sends is rounded
+once, to float32. If a round has n examples, whose data were made for it, and however they are dealt
+to clients, one more moves the sum by at most S (1 + 1e-6) (1 + 2 n 2^-24), and by at most
+S (1 + 1e-6) (1 + 4 n 2^-24) with the factor sqrt(2) below, where S is the bound above. The 1e-6 are
+those of the clip, which rounds, too.
 
 Of a symmetric matrix only a half is sent: the diagonal, and sqrt(2) times one triangle. The half's
 L2 norm is then the Frobenius norm of the whole, and after equal noise, off-diagonal entries have
@@ -106,7 +109,8 @@ class _Grid(NamedTuple):
 
     With q = `bits`, a coordinate is step (2^(q + 1) coarse + fine), where the whole numbers coarse
     and fine are at most 2^q in size. A batch of B rows then has sums of products of at most
-    B 2^(2 q) <= 2^24, and float32 holds all whole numbers up to there.
+    B 2^(2 q) <= 2^24, and float32 holds all whole numbers up to there. n rows have sums of at most
+    n 2^(4 q + 2), and a pair of float32 holds those up to 2^48: with q = 9, 1,024 rows.
     """
 
     step: float

@@ -99,8 +99,8 @@ class Query:
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
-        self._require_sums_that_fit()
         if self.plan.unit == "client":
+            self._require_sums_that_fit()
             return
         bound = getattr(self.client_fn, "example_bound", None)
         if bound is None:

@@ -142,7 +142,8 @@ class Releaser:
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
-        population, or there are other processes, and `others` is None.
+        population, two queries have the same label, or there are other processes, and `others` is
+        None.
     """
 
     def __init__(
@@ -177,6 +178,10 @@ class Releaser:
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
                 "clients must be charged to one ledger"
             )
+        labels = [query.label for query in self._queries or ()]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise InputError(f"two queries have the label {label!r}: the ledger needs another")
         for query in self._queries or ():
             self._check(query)
 
@@ -230,8 +235,8 @@ class Releaser:
         # Its charge, if the result is another, would wait for a `confirm` that may never come.
         if any(each.identity == record for each in self._pending):
             raise InputError(
-                f"query {query.label!r} was already asked in round {round}: its stated cost is for "
-                "one release per round"
+                f"query {query.label!r} was already asked in round {round}, and its stated cost is "
+                "for one release per round: call `confirm` before it is asked again"
             )
         self.ledger.charge(
             plan.charge_event(),

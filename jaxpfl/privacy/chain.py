@@ -120,7 +120,8 @@ class Chain:
         """Adds a line, which is on the disk on return.
 
         Raises:
-          OSError: the line cannot be written; it is removed again, and the chain is closed.
+          OSError: the line cannot be written. After this or any other exception, such as
+            KeyboardInterrupt, the line is removed again, and the chain is closed.
         """
         if self._descriptor is None:
             raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
@@ -131,13 +132,14 @@ class Chain:
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were written")
             os.fsync(self._descriptor)
-        except OSError as error:
-            # Remove what was written of the line, and refuse further lines.
+            self._add(fields, digest)
+        except BaseException as error:
+            # Remove what was written of the line, and refuse further lines. A line that stayed in
+            # the file, but not here, would be followed by one that does not continue it.
             try:
                 os.ftruncate(self._descriptor, start)
             finally:
                 self._give_up(error)
-        self._add(fields, digest)
 
     def verify(self, expected_head: str | None = None) -> None:
         """Reads the file again and checks every line.
@@ -160,8 +162,10 @@ class Chain:
                 "that it once ended with"
             )
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: BaseException) -> None:
         self.close()
+        if not isinstance(error, OSError):
+            raise error
         message = f"the ledger cannot be written: {error}"
         raise OSError(error.errno, message, str(self.path)) from error
 

@@ -266,6 +266,28 @@ def test_a_message_beyond_the_limit_is_refused_by_row(path, monkeypatch):
         read(path)
 
 
+def test_a_schema_that_is_no_utf8_is_refused(path):
+    whole = path.read_bytes()
+    at = whole.index(b"(", whole.index(b"CREATE TABLE examples"))
+    path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+    with pytest.raises(CorruptFile, match=r"some\.sqlite is damaged: its schema is no valid UTF-8"):
+        read(path)
+
+
+def test_damaged_places_of_rows_are_refused(path):
+    """TRUST 6: the pages of the tables contradict each other, or the index."""
+    whole, refused = path.read_bytes(), 0
+    for page in range(4096, len(whole), 4096):
+        for at in range(page, page + 24):
+            for value in (0, 112, 255):
+                path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+                try:
+                    read(path)
+                except (CorruptFile, InputError):
+                    refused += 1
+    assert refused
+
+
 def test_unfinished_writes_are_refused(path):
     path.with_name("some.sqlite-wal").write_bytes(b"pages")
     with pytest.raises(InputError, match=r"unfinished writes in .*some\.sqlite-wal"):

@@ -129,6 +129,22 @@ def test_a_dictionary_counts_as_often_as_a_file_lists_it(tmp_path, small_machine
         jp.data.open(path)
 
 
+def test_a_damaged_footer_does_not_end_the_process(tmp_path):
+    """TRUST 6: pyarrow's `RowGroupMetaData.column` throws what Python cannot catch."""
+    path = tmp_path / "a.parquet"
+    parquet.write_table(clients(["a text", "another"]), path)
+    whole, refused = path.read_bytes(), 0
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in range(footer, len(whole)):
+        for value in (48, 127):
+            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            try:
+                jp.data.open(path)
+            except (CorruptFile, InputError):
+                refused += 1
+    assert refused
+
+
 def test_a_row_group_larger_than_memory_is_refused(tmp_path, small_machine):
     path = tmp_path / "a.parquet"
     zeros = pa.array(np.zeros(10_000_000, np.int64))

@@ -244,31 +244,40 @@ def test_one_example_moves_a_bucket_of_blocks_by_little_more_than_one():
     assert worst <= 1 + 1e-3
 
 
-@pytest.mark.parametrize("blocks", [1, 8])
-def test_one_example_more_in_every_block_moves_a_sum_as_far_as_is_stated(blocks):
+@pytest.mark.parametrize(("blocks", "in_a_bucket"), [(1, 1), (8, 1), (1, 64), (8, 8)])
+def test_one_example_more_in_every_block_moves_a_sum_as_far_as_is_stated(blocks, in_a_bucket):
     """The first of n + 1 examples makes as many blocks more, and shifts the others' places.
 
-    Each of them is chosen so that it is rounded up with the first and down without it.
+    Each of them is chosen so that it is rounded up with the first and down without it: in the sum
+    of its block, or, as the last of a block, in that of its bucket.
     """
     rng, size, examples = np.random.default_rng(0), 32, 8 * 32 * 32
 
-    def starts(number, blocks):
-        return set((np.arange(blocks) * number // blocks).tolist())
+    def ends(number, blocks):
+        return set((np.arange(1, blocks + 1) * number // blocks - 1).tolist())
 
     full = examples // size
-    with_it, without = starts(examples + 1, full + blocks), starts(examples, full)
-    subtotals, totals = [np.float32(1), np.float32(0)], [0.0, 0.0]
+    ends = [ends(examples + 1, full + blocks), ends(examples, full)]
+    of_block, of_bucket = [np.float32(1), np.float32(0)], [np.float32(0)] * 2
+    held, totals = [0, 0], [0.0, 0.0]
     for index in range(examples):
-        begins = index + 1 in with_it, index in without
-        for side in range(2):
-            if begins[side]:
-                totals[side] += float(subtotals[side])
-                subtotals[side] = np.float32(0)
         choices = (1 - 0.02 * rng.random(128)).astype(np.float32)
-        sums = [subtotal + choices for subtotal in subtotals]
-        exact = [np.float64(subtotal) + choices for subtotal in subtotals]
-        best = np.argmax((sums[0] - exact[0]) - (sums[1] - exact[1]))
-        subtotals = [of[best] for of in sums]
-    moved = totals[0] + float(subtotals[0]) - totals[1] - float(subtotals[1])
-    bound = 2 * examples * size * 2.0**-24
-    assert bound / 10 < moved - 1 <= bound
+        sums, buckets, errors = [], [], []
+        for side in range(2):
+            sums.append(of_block[side] + choices)
+            errors.append(sums[side] - (np.float64(of_block[side]) + choices))
+            buckets.append(of_bucket[side] + sums[side])
+            if index + 1 - side in ends[side]:
+                errors[side] += buckets[side] - (np.float64(of_bucket[side]) + sums[side])
+        best = np.argmax(errors[0] - errors[1])
+        for side in range(2):
+            of_block[side] = sums[side][best]
+            if index + 1 - side in ends[side]:
+                of_bucket[side], of_block[side] = buckets[side][best], np.float32(0)
+                held[side] += 1
+            if held[side] == in_a_bucket:
+                totals[side] += float(of_bucket[side])
+                of_bucket[side], held[side] = np.float32(0), 0
+    moved = totals[0] + float(of_bucket[0]) - totals[1] - float(of_bucket[1])
+    bound = 2 * examples * (size + in_a_bucket) * 2.0**-24
+    assert bound / 15 < moved - 1 <= bound

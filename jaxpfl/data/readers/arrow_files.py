@@ -77,38 +77,38 @@ def row_batches(
       InputError: a row group does not, by what the file itself says of it.
     """
     groups = range(file.metadata.num_row_groups)
-    texts: dict[int, list[str]] = {}
-    for group in groups:
-        wanted = _chunks(file.metadata, group, names)
-        # Numbers that are repeated take less than a bit each, and eight bytes once unpacked.
-        size = sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in wanted)
-        checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
-        texts[group] = [each.path_in_schema for each in wanted if each.physical_type == _BYTES]
-    dictionaries = sorted({name for held in texts.values() for name in held})
-    with parquet.ParquetFile(path, read_dictionary=dictionaries) as known:
-        longest = [
-            max((_longest_held(known, group, name) for name in texts[group]), default=0)
-            for group in groups
-        ]
-    rows = [_rows_at_once(each) for each in longest]
+    wanted = _wanted(file.schema, names)
+    texts = [wanted[index] for index in wanted if file.schema.column(index).physical_type == _BYTES]
+    rows = []
+    with parquet.ParquetFile(path, read_dictionary=texts) as known:
+        for group in groups:
+            # The first row comes first: `RowGroupMetaData.column` ends the process where the
+            # footer is damaged, while reading raises an error.
+            first = next(known.iter_batches(1, row_groups=[group], columns=list(names)), None)
+            if first is not None:
+                size = _unpacked_size(file.metadata.row_group(group), wanted)
+                checks.fits_memory(f"{path}: row group {group + 1}, unpacked,", size)
+            rows.append(_rows_at_once(0 if first is None else _longest_of(first)))
     for number, alike in itertools.groupby(groups, rows.__getitem__):
         yield from file.iter_batches(number, row_groups=list(alike), columns=list(names))
 
 
-def _chunks(
-    metadata: parquet.FileMetaData, group: int, names: Collection[str]
-) -> list[parquet.ColumnChunkMetaData]:
-    """What a row group says of the columns that are wanted, and of all in them."""
-    held = metadata.row_group(group)
+def _wanted(schema: parquet.ParquetSchema, names: Collection[str]) -> dict[int, str]:
+    """The columns that are wanted, and all in them: their paths by their positions."""
     heads = tuple(f"{name}." for name in names)
-    chunks = [held.column(index) for index in range(held.num_columns)]
-    return [each for each in chunks if f"{each.path_in_schema}.".startswith(heads)]
+    paths = {index: schema.column(index).path for index in range(len(schema))}
+    return {index: path for index, path in paths.items() if f"{path}.".startswith(heads)}
 
 
-def _longest_held(file: parquet.ParquetFile, group: int, column: str) -> int:
-    """The bytes of the longest text that a column of a row group holds once, for all its rows."""
-    first = next(file.iter_batches(1, row_groups=[group], columns=[column]), None)
-    return 0 if first is None else _longest(first.column(0))
+def _unpacked_size(group: parquet.RowGroupMetaData, columns: Collection[int]) -> int:
+    """The bytes of these columns of a row group, as its footer states them."""
+    chunks = [group.column(index) for index in columns]
+    # Numbers that are repeated take less than a bit each, and eight bytes once unpacked.
+    return sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in chunks)
+
+
+def _longest_of(batch: pa.RecordBatch) -> int:
+    return max(map(_longest, batch.columns), default=0)
 
 
 def _longest(column: pa.Array) -> int:
@@ -136,7 +136,7 @@ def _arrow(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
         for batch in batches(path, mapped):
             wanted = batch.select(list(fields.names))
             wanted.validate(full=True)
-            rows = _rows_at_once(max(map(_longest, wanted.columns), default=0))
+            rows = _rows_at_once(_longest_of(wanted))
             yield from (wanted.slice(start, rows) for start in range(0, len(wanted), rows))
 
 

@@ -179,6 +179,9 @@ def errors_of(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DataError:
         raise InputError(f"{path} has a row longer than {MAX_VALUE_BYTES} bytes") from None
+    except UnicodeDecodeError:
+        # Python's module reads as UTF-8 what SQLite says of a schema that it cannot parse.
+        raise CorruptFile(f"{path} is damaged: its schema is no valid UTF-8") from None
     except sqlite3.DatabaseError as error:
         code = machine_error(error)
         if code is not None:

@@ -267,8 +267,12 @@ class _Reader:
                 except sqlite3.DatabaseError:
                     self._find_unreadable(row_R[at:end], client_R[at:end])
                     raise
+                if not 0 < len(found) <= end - at:
+                    # The index, by which the rows were found, and the table contradict each other.
+                    where = self._where(row_R[at], client_R[at])
+                    raise CorruptFile(f"{where}: its SQLite pages are damaged")
                 if set(map(type, found)) != {bytes}:
-                    bad = [type(message) is bytes for message in found].index(False) if found else 0
+                    bad = [type(message) is bytes for message in found].index(False)
                     where = self._where(row_R[at + bad], client_R[at + bad])
                     raise InputError(f"{where}: serialized_example_proto must be a blob")
                 yield found

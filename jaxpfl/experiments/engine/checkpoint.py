@@ -49,8 +49,6 @@ _KEPT = 2
 # What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
 _BESIDE_ARRAYS = 2**18
 _SECONDS_TO_END = 0.05
-# What Orbax and TensorStore raise of damaged files, in the metadata of which keys may be missing.
-_DAMAGE = (ValueError, LookupError, AttributeError, TypeError)
 # The codes of TensorStore's ValueErrors that are no fault of the files, such as too many open ones.
 _OF_THE_MACHINE = {
     "ABORTED",
@@ -64,6 +62,9 @@ _OF_THE_MACHINE = {
 }
 # Of a file that cannot be read at all, only these say that it is not the one that was written.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# What Orbax and TensorStore raise of damaged files. Their metadata may lack keys, be nested without
+# end, or name arrays that are not there.
+_DAMAGE = (ValueError, LookupError, AttributeError, TypeError, RecursionError, *_GONE)
 
 
 @dataclass(frozen=True)

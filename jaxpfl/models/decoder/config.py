@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
+from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
 
 MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2")
@@ -89,7 +89,7 @@ class RopeScaling:
 
     def __post_init__(self):
         for field in ("factor", "low_freq_factor", "high_freq_factor"):
-            positive(f"rope_scaling.{field}", getattr(self, field))
+            positive_float32(f"rope_scaling.{field}", getattr(self, field))
         positive_int("rope_scaling.original_positions", self.original_positions)
         if not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
@@ -112,7 +112,7 @@ class LoRA:
 
     def __post_init__(self):
         positive_int("rank", self.rank)
-        positive("alpha", self.alpha)
+        positive_float32("alpha", self.alpha)
         if not self.targets or len(set(self.targets)) != len(self.targets):
             raise InputError(
                 f"targets must be different names, at least one, found {self.targets!r}"
@@ -192,7 +192,7 @@ class DecoderConfig:
         for field in ("kv_heads", "head_size", "inner_size"):
             positive_int(field, getattr(self, field))
         for field in ("norm_epsilon", "rope_theta", "initializer_range"):
-            positive(field, getattr(self, field))
+            positive_float32(field, getattr(self, field))
         one_of("activation", self.activation, ACTIVATION_NAMES)
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
@@ -308,7 +308,9 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     new = values.get("rope_parameters")
     scaling = new if new is not None else values.get("rope_scaling")
     theta = (new or {}).get("rope_theta", values.get("rope_theta"))
-    found: dict[str, Any] = {} if theta is None else {"rope_theta": positive("rope_theta", theta)}
+    found: dict[str, Any] = (
+        {} if theta is None else {"rope_theta": positive_float32("rope_theta", theta)}
+    )
     if scaling is None:
         return found
     kind = scaling.get("rope_type", scaling.get("type", "default"))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from jaxpfl.checks import non_negative_int, one_of, positive, positive_int
+from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.decoder.config import ACTIVATION_NAMES, check_multiple
 
@@ -122,7 +122,7 @@ class EncoderConfig:
                 object.__setattr__(self, field, default)
             positive_int(field, getattr(self, field))
         for field in ("norm_epsilon", "initializer_range"):
-            positive(field, getattr(self, field))
+            positive_float32(field, getattr(self, field))
         non_negative_int("pad", self.pad)
         one_of("activation", self.activation, ACTIVATION_NAMES)
         check_multiple("hidden_size", self.hidden_size, "heads", self.heads)

@@ -142,7 +142,7 @@ def _read_weights(
         for name, shape, dtype, entry in entries:
             if dtype != "float32" or "quantization" in entry:
                 raise InputError(f"{path}: weight {name!r} must be float32, not quantised")
-            if len(shape) > 4 or not all(isinstance(size, int) and size > 0 for size in shape):
+            if len(shape) > 4 or not all(type(size) is int and size > 0 for size in shape):
                 raise InputError(f"{path}: weight {name!r} has shape {shape}")
             count = math.prod(shape)
             if offset + 4 * count > len(raw):

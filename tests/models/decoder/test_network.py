@@ -397,6 +397,8 @@ def test_config_of_transformers_5_and_4():
         ({"scale_attn_by_inverse_layer_idx": True}, "must be false, found True"),
         ({"activation_function": "swish9"}, "activation must be one of"),
         ({"layer_norm_epsilon": math.nan}, "norm_epsilon must be a finite number"),
+        ({"layer_norm_epsilon": 1e-50}, "norm_epsilon must be from 1.18e-38 to 3.4e"),
+        ({"initializer_range": 1e39}, "initializer_range must be from"),
     ],
 )
 def test_bad_gpt2_configs(change, message):

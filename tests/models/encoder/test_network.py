@@ -311,6 +311,8 @@ def test_gelu_by_erf_and_by_tanh_differ_as_published():
         ({"relative_attention_num_buckets": 16}, "must be 32, found 16"),
         ({"num_hidden_layers": 0}, "layers must be at least 1"),
         ({"layer_norm_eps": math.nan}, "norm_epsilon must be a finite number"),
+        ({"layer_norm_eps": 1e-50}, "norm_epsilon must be from 1.18e-38 to 3.4e"),
+        ({"initializer_range": 1e39}, "initializer_range must be from"),
         (
             {"model_type": "roberta", "pad_token_id": 9},
             "max_position_embeddings must be above pad_token_id",

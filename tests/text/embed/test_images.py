@@ -198,6 +198,7 @@ def _entry(model, index=0):
         (lambda m: _entry(m).update(dtype="uint8"), "must be float32"),
         (lambda m: _entry(m).update(quantization={"scale": 1}), "not quantised"),
         (lambda m: _entry(m).update(shape=[3, 3, 1, -4]), "has shape"),
+        (lambda m: _entry(m).update(shape=[3, 3, True, 4]), "has shape"),
         (lambda m: _entry(m).update(shape=[3, 3, 4, 1]), "expected 1 inputs"),
         (lambda m: _entry(m, 4).update(shape=[8, 45]), "expected 45 inputs"),
     ],
