@@ -142,8 +142,7 @@ class Releaser:
 
     Raises:
       InputError: the ledger has other clients or another unit, a query's plan is for another
-        population, two queries have the same label, or there are other processes, and `others` is
-        None.
+        population, or there are other processes, and `others` is None.
     """
 
     def __init__(
@@ -178,10 +177,6 @@ class Releaser:
                 f"{ledger.path}: is the ledger of another population: all releases of the same "
                 "clients must be charged to one ledger"
             )
-        labels = [query.label for query in self._queries or ()]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise InputError(f"two queries have the label {label!r}: the ledger needs another")
         for query in self._queries or ():
             self._check(query)
 
