@@ -110,11 +110,12 @@ class Compensated:
     blocks and buckets, whose subtotals are then rounded otherwise, too. If n of them take part, in
     k contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by
     at most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
-    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, b = 0. DP-SGD over
-    59,392 examples in blocks of 32, 64 of which are in a bucket, has 1.68 S on one device, and
-    1.28 S on eight. Data that we made for it moved such a sum by 1.22 S (1.036 S without buckets).
-    FreD's sums over examples are exact within a block (`federated.moments`), and `FixedPoint` sums
-    altogether.
+    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
+    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24). DP-SGD over 59,392
+    examples in blocks of 32, 64 of which are in a bucket, has 1.68 S on one device, and 1.28 S on
+    eight. Data that were made for it, as in this module's tests, moved such a sum by 1.18 S on one
+    and 1.05 S on eight. FreD's sums over examples are exact within a block (`federated.moments`),
+    and `FixedPoint` sums altogether.
 
     The last bits of the result may depend on the layout of devices and chunks.
     """
