@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
     from jaxpfl.experiments.engine.trackers import track
     from jaxpfl.experiments.run import Result, run
+    from jaxpfl.federated.client import ClientSteps
     from jaxpfl.federated.one_release import OneRelease, release
     from jaxpfl.federated.query import Execution, Query
     from jaxpfl.federated.secure_release import SecureRelease, secure_release
@@ -38,6 +39,7 @@ __all__ = [
     "AdaptiveClip",
     "Budget",
     "BudgetExhausted",
+    "ClientSteps",
     "Clip",
     "CohortSpec",
     "CorruptFile",
@@ -74,6 +76,7 @@ _HOMES = {
     "AdaptiveClip": "privacy.clipping",
     "Budget": "privacy.ledger",
     "BudgetExhausted": "errors",
+    "ClientSteps": "federated.client",
     "Clip": "privacy.clipping",
     "CohortSpec": "data.cohort",
     "CorruptFile": "errors",

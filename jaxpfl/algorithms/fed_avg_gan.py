@@ -32,7 +32,7 @@ from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts
 from jaxpfl.algorithms.fed_avg import server_step, used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
@@ -66,7 +66,7 @@ class GANState(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticTraining:
-    """A client function: trains the critic on the client's images and on generated ones.
+    """A client function by steps: trains the critic on the client's images and on generated ones.
 
     For each batch the broadcast generator draws as many images as the batch holds, from the
     client's key. The optimiser's state is initialised in every round. The contribution is exactly
@@ -80,44 +80,38 @@ class CriticTraining:
     gan: GAN
     optimizer: optax.GradientTransformation
 
-    def __call__(self, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree:
-        """Returns critic_after - critic_before, moving statistics included.
+    def init(self, broadcast: PyTree, key: jax.Array) -> PyTree:
+        """The broadcast critic, and the optimiser's state."""
+        del key  # nothing is drawn
+        return broadcast["critic"], self.optimizer.init(broadcast["critic"])
+
+    def step(
+        self, broadcast: PyTree, state: PyTree, batch: Batch, real: jax.Array, key: jax.Array
+    ) -> PyTree:
+        """One step of the critic.
 
         Args:
           broadcast: parameters {"generator": ..., "critic": ...}.
-          examples: the client's examples, with a column "image".
-          key: the key of all random draws of the client.
+          batch: the client's examples, with a column "image".
         """
-        gan, critic = self.gan, broadcast["critic"]
-        key = _drawing_key(key)
+        gan, (local, optimizer_state) = self.gan, state
+        image = to_range(batch["image"], real)
+        noise_key, share_key = jax.random.split(_drawing_key(key))
+        noise_BxZ = gan.draw_noise(noise_key, real.shape[0])
+        share_B = jax.random.uniform(share_key, real.shape, jnp.float32)
+        drawn = gan.generate(broadcast["generator"], noise_BxZ, real)
+        gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
+            local, drawn, image, real, share_B
+        )
+        # Optax mixes integer and float types in places; its results are float32 all the same.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = self.optimizer.update(gradients, optimizer_state, local)
+        trained = optax.apply_updates(local, _but_statistics(updates))
+        return with_statistics(trained, statistics), optimizer_state
 
-        def step(index, carry):
-            local, optimizer_state = carry
-            real = examples.mask[index]
-            image = to_range(examples.batches["image"][index], real)
-            noise_key, share_key = jax.random.split(jax.random.fold_in(key, index))
-            noise_BxZ = gan.draw_noise(noise_key, real.shape[0])
-            share_B = jax.random.uniform(share_key, real.shape, jnp.float32)
-            drawn = gan.generate(broadcast["generator"], noise_BxZ, real)
-            gradients, statistics = jax.grad(gan.critic_loss, has_aux=True)(
-                local, drawn, image, real, share_B
-            )
-            # Optax mixes integer and float types in places; its results are float32 all the same.
-            with jax.numpy_dtype_promotion("standard"):
-                updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
-            trained = with_statistics(
-                optax.apply_updates(local, _but_statistics(updates)), statistics
-            )
-            # A step that is all padding leaves everything as it was.
-            taken = jnp.any(real)
-            return jax.tree.map(
-                lambda new, old: jnp.where(taken, new, old), (trained, new_state), carry
-            )
-
-        # A traced bound: padding steps are not run.
-        start = critic, self.optimizer.init(critic)
-        trained, _ = jax.lax.fori_loop(0, examples.steps, step, start)
-        return jax.tree.map(jnp.subtract, trained, critic)
+    def finish(self, broadcast: PyTree, state: PyTree) -> PyTree:
+        """Returns critic_after - critic_before, moving statistics included."""
+        return jax.tree.map(jnp.subtract, state[0], broadcast["critic"])
 
 
 def _drawing_key(key: jax.Array) -> jax.Array:

@@ -5,17 +5,19 @@ short ladder, so that there are at most as many shapes, and compilations, as run
 sorted by steps, largest first, and fill buckets in that order; a bucket has the smallest number of
 steps on the ladder that its largest client fits into.
 
-A client's shuffles and subsets depend only on (seed, round, client index), and not on the rest of
-the cohort, the bucket's capacity, the shards or the order of packing. Which client is in which slot
+A client's shuffles and subsets depend only on (seed, round, client id), and not on other clients,
+the bucket's capacity, the shards or the order of packing. Which client is in which slot
 follows from the sizes of all, so that each of several processes can pack its own slots alone.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from jaxpfl import checks
 from jaxpfl.data.columns import Column, describe
@@ -39,15 +41,15 @@ class Bucket(NamedTuple):
       mask: bool [clients, steps, batch], true where there is an example.
       steps: int32 [clients], steps up to the last one with an example; 0 for padding.
       weight: float32 [clients], 1 for a client, even without examples, and 0 for padding.
-      client: uint32 [clients], index in the population, from which the client's random key
-        follows; 0 for padding. PRIVATE.
+      key: uint32 [clients, 2], a keyed hash of the client's id, from which its random key follows;
+        0 for padding. PRIVATE.
     """
 
     batches: dict[str, np.ndarray]
     mask: np.ndarray
     steps: np.ndarray
     weight: np.ndarray
-    client: np.ndarray
+    key: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,28 @@ def pack(
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
         raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
     layout = _Layout(capacity // shards, shards, wanted)
-    return _buckets(population.offsets, columns, chosen, spec, (seed, round), layout)
+    clients = _Clients(chosen, client_keys(population, chosen, seed), (seed, round))
+    return _buckets(population.offsets, columns, clients, spec, layout)
+
+
+def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:
+    """Words from which clients' draws follow, uint32 [clients, 2].
+
+    Of the id alone, whatever other clients there are: an index would change for all clients after
+    one that is removed. They are hashes under the seed, so that they tell nobody an id.
+    """
+    secret = (seed % 2**256).to_bytes(32, "little")
+    ids = population.client_ids.take(pa.array(clients_idx)).to_pylist()
+    words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
+    return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
+
+
+class _Clients(NamedTuple):
+    """A cohort: indices, keys, and what their shuffles follow from, (seed, round)."""
+
+    chosen: np.ndarray
+    keys: np.ndarray
+    address: tuple[int, int]
 
 
 class _Layout(NamedTuple):
@@ -230,24 +253,24 @@ class _Layout(NamedTuple):
 def _buckets(
     offsets: np.ndarray,
     columns: dict[str, Column],
-    chosen: np.ndarray,
+    clients: _Clients,
     spec: CohortSpec,
-    address: tuple[int, int],
     layout: _Layout,
 ) -> Iterator[Bucket]:
+    chosen, keys, address = clients
     used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
     steps = spec.epochs * -(-used // spec.batch_size)
     # Ties by index: the order in which the cohort was given changes nothing.
     largest_first = np.lexsort((chosen, -steps))
-    chosen, steps = chosen[largest_first], steps[largest_first]
+    chosen, keys, steps = chosen[largest_first], keys[largest_first], steps[largest_first]
     capacity, rungs, packed = spec.capacity, spec.rungs, layout.slots
     for start in range(0, len(chosen), capacity):
-        clients_b = chosen[start : start + capacity]
+        clients_b, keys_b = (each[start : start + capacity] for each in (chosen, keys))
         steps_b = steps[start : start + capacity]
         # Of the largest client of all blocks, so that a bucket has one shape wherever it is packed.
         rung = next(rung for rung in rungs if rung >= steps_b[0])
         here, slots = layout.deal(len(clients_b))
-        clients_b, steps_b = clients_b[here], steps_b[here]
+        clients_b, keys_b, steps_b = clients_b[here], keys_b[here], steps_b[here]
 
         mask = np.zeros((packed, rung * spec.batch_size), bool)
         rows = np.zeros((packed, rung * spec.batch_size), np.int64)
@@ -256,10 +279,10 @@ def _buckets(
         single_b = sizes_b == 1
         places = np.ix_(slots[single_b], np.arange(spec.epochs) * spec.batch_size)
         mask[places], rows[places] = True, offsets[clients_b[single_b], None]
-        for slot, client, size in zip(
-            *(each[sizes_b > 1] for each in (slots, clients_b, sizes_b)), strict=True
+        for slot, client, words, size in zip(
+            *(each[sizes_b > 1] for each in (slots, clients_b, keys_b, sizes_b)), strict=True
         ):
-            orders = _orders(address, client, int(size), spec)
+            orders = _orders(address, words, int(size), spec)
             width = -(-len(orders[0]) // spec.batch_size) * spec.batch_size
             for epoch, order in enumerate(orders):
                 place = slice(epoch * width, epoch * width + len(order))
@@ -273,19 +296,22 @@ def _buckets(
             mask=mask,
             steps=np.zeros(packed, np.int32),
             weight=np.zeros(packed, np.float32),
-            client=np.zeros(packed, np.uint32),
+            key=np.zeros((packed, 2), np.uint32),
         )
         bucket.steps[slots] = steps_b
         bucket.weight[slots] = 1.0
-        bucket.client[slots] = clients_b
+        bucket.key[slots] = keys_b
         yield bucket
 
 
-def _orders(address: tuple[int, int], client: int, size: int, spec: CohortSpec) -> list[np.ndarray]:
+def _orders(
+    address: tuple[int, int], words: np.ndarray, size: int, spec: CohortSpec
+) -> list[np.ndarray]:
     """The client's examples in the order of each epoch: [epochs][min(size, max_examples)]."""
     seed, round = address
     key = np.array([seed % 2**64, _PURPOSE], np.uint64)
-    counter = np.array([0, seed >> 64, round, client], np.uint64)
+    own = words.astype(np.uint64)
+    counter = np.array([0, seed >> 64, round, own[0] << np.uint64(32) | own[1]], np.uint64)
     generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
     # For a large client, the cost of `choice` depends on the cap and not on the client's size.
     kept = generator.choice(size, min(size, spec.max_examples), replace=False)

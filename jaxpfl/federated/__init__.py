@@ -18,10 +18,11 @@ evaluation       evaluates a public model on a device's own examples
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
-from jaxpfl.federated.client import BoundedByExample, ClientFn, Examples
+from jaxpfl.federated.asked import check_information_flow
+from jaxpfl.federated.client import BoundedByExample, ClientFn, ClientSteps, Examples
 from jaxpfl.federated.clipped_gradients import ClippedGradients
 from jaxpfl.federated.evaluation import correct_examples
-from jaxpfl.federated.information_flow import InformationFlow, check_information_flow
+from jaxpfl.federated.information_flow import InformationFlow
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.one_release import OneRelease
@@ -34,6 +35,7 @@ from jaxpfl.privacy.secret import Secret
 __all__ = [
     "BoundedByExample",
     "ClientFn",
+    "ClientSteps",
     "ClippedGradients",
     "Compensated",
     "Examples",

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.data.cohort import Bucket, Cohort
+from jaxpfl.data.cohort import Cohort
 from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
@@ -19,6 +19,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.door import Door, Keys, Summed
+from jaxpfl.federated.information_flow import InformationFlow, check_release
 from jaxpfl.federated.query import Query, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
@@ -60,6 +61,7 @@ class Asked:
       held: the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
       content: the SHA-256 of `held`. PRIVATE.
+      flow: what was proven of it; None = nothing, as its plan says.
     """
 
     query: Query
@@ -68,6 +70,7 @@ class Asked:
     fingerprint: str
     program: str
     content: str
+    flow: InformationFlow | None
     noise: NoiseStream | None = None
 
     @classmethod
@@ -88,11 +91,14 @@ class Asked:
             )
         columns = identity.read_columns(query, prepared)
         require_room(query, columns)
-        door = Door(query, identity.traced(query, broadcast, columns).out_info)
+        client = identity.traced(query, broadcast, columns)
+        door = Door(query, client.out_info)
+        unchecked = query.plan.unchecked
+        flow = None if unchecked else check_release(query, door, client, broadcast, columns)
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
         content = origin_hash(columns, prepared.offsets)
         held = Population(columns, prepared.offsets, prepared.client_ids)
-        return cls(query, door, held, population.fingerprint, program, content)
+        return cls(query, door, held, population.fingerprint, program, content, flow)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -170,18 +176,23 @@ def traced(
     return contribution, *Door(query, contribution).trace(broadcast, columns)
 
 
-def traced_door(query: Query, clients: Population, broadcast: PyTree) -> tuple[Door, Bucket]:
-    """The door of a query, and the shapes of its largest bucket, without a release.
+def check_information_flow(
+    query: Query, clients: Population, broadcast: PyTree = ()
+) -> InformationFlow:
+    """What is proven of a query before its first charge, without a release.
 
-    Of the clients and the broadcast only shapes and dtypes are used, after `query.prepare`.
+    Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
+    after the query's `prepare`.
 
     Raises:
-      InputError: the query does not fit the data.
+      InputError: the query does not fit the data, or this process is one of several.
+      InformationLeak: as `information_flow.check_release`.
     """
     prepared = clients if query.prepare is None else query.prepare(clients)
     columns = identity.read_columns(query, prepared)
-    door = Door(query, identity.traced(query, broadcast, columns).out_info)
-    return door, door.largest_bucket(columns)
+    program = identity.traced(query, broadcast, columns)
+    door = Door(query, program.out_info)
+    return check_release(query, door, program, broadcast, columns)
 
 
 def _typed(words: jax.Array) -> jax.Array:

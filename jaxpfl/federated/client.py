@@ -1,38 +1,92 @@
-"""What one client computes: a pure function from a broadcast and its own examples.
+"""What one client computes: a pure function of a broadcast, its own examples and its own key.
 
-A client function is written for ONE client and never sees the data of another. `federated.door`
-vmaps, scans and shards it.
+Of nothing else. What depends on other clients, such as the size of the largest of those that are
+computed together, could carry their data past the clip, and no test finds every function that does.
+So a client function is not handed any such thing. It has one of two forms:
+
+| form     | written as                                           | what it is handed                |
+|----------|------------------------------------------------------|----------------------------------|
+| by steps | `ClientSteps(init, step, finish)`, or an object with | one batch at a time, of the      |
+|          | these three methods                                  | cohort's public batch size       |
+| whole    | a function `(broadcast, examples, key)`              | all batches in one public shape, |
+|          |                                                      | and the client's number of steps |
+
+By steps, the engine loops, and a step after a client's last one leaves its state as it was. Clients
+with few examples then take little memory and time. A whole function always gets
+`CohortSpec.max_steps` batches: it may read them in any order, and pays for all of them.
+
+`contribution` computes either form for ONE client. The engine vmaps, scans and shards it. The
+function is traced for one client before that, so that it never sees arrays of several.
 """
 
+import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+
+from jaxpfl.errors import InputError
 
 PyTree = Any
+Batch = dict[str, jax.Array]
 
 
 class Examples(NamedTuple):
-    """One client's examples, padded to a static shape.
+    """All of one client's examples, as a whole client function gets them.
 
     Attributes:
-      batches: {column: array [steps, batch, ...]}.
-      mask: bool [steps, batch], True where the row is a real example.
-      steps: int32 scalar, how many leading steps must be run. Clients that run side by side share
-        the largest number, so that a step without real examples must not change the result.
+      batches: {column: array [max_steps, batch, ...]}, zeros where there is no example.
+      mask: bool [max_steps, batch], True where the row is a real example.
+      steps: int32 scalar, the client's own number of steps, up to its last example.
     """
 
-    batches: dict[str, jax.Array]
+    batches: Batch
     mask: jax.Array
     steps: jax.Array
 
 
-# (broadcast, examples, key) -> contribution: a pytree of float arrays whose shapes do not depend on
-# the data. It must be hashable (a plain function or a frozen dataclass), because equal client
-# functions share one compilation.
-ClientFn = Callable[[PyTree, Examples, jax.Array], PyTree]
+@dataclass(frozen=True)
+class ClientSteps:
+    """A client function by steps, made of three functions.
+
+    Attributes:
+      init: `(broadcast, key) -> state`, any pytree of arrays.
+      step: `(broadcast, state, batch, mask, key) -> state`, of the same shapes and dtypes, with
+        `batch` {column: array [batch, ...]} and `mask` bool [batch], True where the row is a real
+        example. Each step has a key of its own. A client has as many steps as it has batches, times
+        its epochs; none without examples.
+      finish: `(broadcast, state) -> contribution`, a pytree of float arrays.
+    """
+
+    init: Callable[[PyTree, jax.Array], PyTree]
+    step: Callable[[PyTree, PyTree, Batch, jax.Array, jax.Array], PyTree]
+    finish: Callable[[PyTree, PyTree], PyTree]
 
 
+@runtime_checkable
+class Stepping(Protocol):
+    """What `ClientSteps` is made into; an object with these methods is a client function, too."""
+
+    def init(self, broadcast: PyTree, key: jax.Array, /) -> PyTree: ...
+
+    def step(
+        self, broadcast: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array, /
+    ) -> PyTree: ...
+
+    def finish(self, broadcast: PyTree, state: PyTree, /) -> PyTree: ...
+
+
+WholeClientFn = Callable[[PyTree, Examples, jax.Array], PyTree]
+
+# It must be hashable (plain functions or a frozen dataclass), because equal client functions share
+# one compilation. The shapes of a contribution must not depend on the data.
+ClientFn = Stepping | WholeClientFn
+
+
+@runtime_checkable
 class BoundedByExample(Protocol):
     """A client function that bounds each single example's share of its contribution.
 
@@ -49,4 +103,134 @@ class BoundedByExample(Protocol):
     @property
     def example_bound(self) -> float: ...
 
-    def __call__(self, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree: ...
+
+def contribution(
+    client_fn: ClientFn,
+    broadcast: PyTree,
+    examples: Examples,
+    key: jax.Array,
+    longest: jax.Array | None = None,
+) -> PyTree:
+    """One client's contribution.
+
+    Args:
+      examples: by steps, of at least as many steps as are run.
+      longest: how many steps are run, at least the client's own, so that clients can be computed
+        side by side. By steps, the others change nothing. None = the client's own number.
+    """
+    if not isinstance(client_fn, Stepping):
+        return _whole(client_fn, broadcast, examples, key)
+
+    def advance(index: jax.Array, state: PyTree) -> PyTree:
+        batch = {name: column[index] for name, column in examples.batches.items()}
+        own = jax.random.fold_in(key, index + 1)
+        found = _step(client_fn, broadcast, state, batch, examples.mask[index], own)
+        if longest is None:
+            return found
+        # A choice and no product with zero: the others' steps may compute NaN from padding.
+        taken = index < examples.steps
+        return jax.tree.map(lambda new, old: jnp.where(taken, new, old), found, state)
+
+    start = _init(client_fn, broadcast, jax.random.fold_in(key, 0))
+    # A traced bound, so that steps that nobody has are not run.
+    last = examples.steps if longest is None else longest
+    return _finish(client_fn, broadcast, jax.lax.fori_loop(0, last, advance, start))
+
+
+# Compiled by themselves, which traces each of them for the shapes of one client, and once: what the
+# check of the flow of information reads is then what runs, and a function that is vmapped cannot
+# look at its tracers to find the other clients.
+
+
+@partial(jax.jit, static_argnums=0)
+def _whole(client_fn: Any, broadcast: PyTree, examples: Examples, key: jax.Array) -> PyTree:
+    return client_fn(broadcast, examples, key)
+
+
+@partial(jax.jit, static_argnums=0)
+def _init(client_fn: Any, broadcast: PyTree, key: jax.Array) -> PyTree:
+    return client_fn.init(broadcast, key)
+
+
+@partial(jax.jit, static_argnums=0)
+def _step(client_fn: Any, broadcast: Any, state: Any, batch: Any, mask: Any, key: Any) -> PyTree:
+    return client_fn.step(broadcast, state, batch, mask, key)
+
+
+@partial(jax.jit, static_argnums=0)
+def _finish(client_fn: Any, broadcast: PyTree, state: PyTree) -> PyTree:
+    return client_fn.finish(broadcast, state)
+
+
+COMPUTING = (_whole, _init, _step, _finish)
+"""All that clients compute, as `federated.information_flow` recognises it."""
+
+
+def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> Any:
+    """The client function as JAX traces it for one client; its `out_info` is the contribution.
+
+    Args:
+      label: of the query, for errors.
+      broadcast, examples: shapes.
+
+    Raises:
+      InputError: it takes other arguments, a step returns another state, or the contribution is
+        not a tree of float arrays.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
+    if isinstance(client_fn, Stepping):
+        _require_arguments(client_fn.init, label, "init", "(broadcast, key)")
+        _require_arguments(client_fn.step, label, "step", "(broadcast, state, batch, mask, key)")
+        _require_arguments(client_fn.finish, label, "finish", "(broadcast, state)")
+        _require_one_state(client_fn, label, broadcast, examples, key)
+    else:
+        _require_arguments(client_fn, label, "", "(broadcast, examples, key)")
+    try:
+        # A function of its own, so that nothing is kept of it.
+        found = jax.jit(partial(contribution, client_fn)).trace(broadcast, examples, key)
+    except TypeError as error:
+        if "not a valid JAX type" not in str(error):
+            raise
+        raise InputError(
+            f"the client function of query {label!r} must return a tree of float arrays: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    leaves = jax.tree.leaves(found.out_info)
+    kinds = [str(leaf.dtype) for leaf in leaves]
+    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise InputError(
+            f"the client function of query {label!r} must return a tree of float arrays, "
+            f"found {', '.join(kinds) or 'no array'}"
+        )
+    return found
+
+
+def _require_arguments(function: Callable[..., Any], label: str, part: str, wanted: str) -> None:
+    try:
+        inspect.signature(function).bind(*wanted.split(", "))
+    except TypeError as error:
+        whose = f"{part} of the" if part else "the"
+        raise InputError(
+            f"{whose} client function of query {label!r} must take {wanted}: {error}"
+        ) from error
+
+
+def _require_one_state(
+    client_fn: Stepping, label: str, broadcast: PyTree, examples: Examples, key: Any
+) -> None:
+    before = jax.eval_shape(partial(_init, client_fn), broadcast, key)
+    batch, mask = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype),
+        (examples.batches, examples.mask),
+    )
+    after = jax.eval_shape(partial(_step, client_fn), broadcast, before, batch, mask, key)
+    found = [
+        (jax.tree.structure(state), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)])
+        for state in (before, after)
+    ]
+    if found[0] != found[1]:
+        init, step = ([f"{d}{list(s)}" for s, d in leaves] for _, leaves in found)
+        raise InputError(
+            f"step of the client function of query {label!r} must return a state like that of "
+            f"init, {', '.join(init) or 'nothing'}, found {', '.join(step) or 'nothing'}"
+        )

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.federated.example_gradients import clipped_sum
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models.base import Augmenting, Checking, Model
@@ -35,7 +35,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGradients:
-    """A client function: the sum, over its examples, of the clipped gradient of each one's loss.
+    """A client function by steps: the sum of the clipped gradients of its examples' losses.
 
     Attributes:
       model: the loss of an example is its `loss(params, batch, mask)` of a batch of that example
@@ -66,20 +66,26 @@ class ClippedGradients:
         """Where the broadcast, or a gradient, is on a mesh: as the model's own rule says."""
         return shardings(self.model, mesh, params)
 
-    def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
-        """Returns a sum like `params`; exactly 0 for a client without examples."""
+    def init(self, params: PyTree, key: jax.Array) -> PyTree:
+        """A sum of nothing, like `params`."""
+        del key  # nothing is drawn
+        return jax.tree.map(jnp.zeros_like, params)
 
-        def loss(params: PyTree, example: dict[str, jax.Array]) -> jax.Array:
+    def step(
+        self, params: PyTree, total: PyTree, batch: Batch, mask_B: jax.Array, key: jax.Array
+    ) -> PyTree:
+        """Adds one batch's clipped gradients."""
+
+        def loss(params: PyTree, example: Batch) -> jax.Array:
             alone = {name: value[None] for name, value in example.items()}
             return self.model.loss(params, alone, jnp.ones((1,), bool))[0]
 
-        def step(index: jax.Array, total: PyTree) -> PyTree:
-            batch = {name: column[index] for name, column in examples.batches.items()}
-            mask_B = examples.mask[index]
-            if isinstance(self.model, Augmenting):
-                batch = self.model.augment(batch, jax.random.fold_in(key, index))
-            added = clipped_sum(loss, params, batch, mask_B, self.clip_norm)
-            return jax.tree.map(jnp.add, total, added)
+        if isinstance(self.model, Augmenting):
+            batch = self.model.augment(batch, key)
+        added = clipped_sum(loss, params, batch, mask_B, self.clip_norm)
+        return jax.tree.map(jnp.add, total, added)
 
-        # A traced bound: padding steps are not run.
-        return jax.lax.fori_loop(0, examples.steps, step, jax.tree.map(jnp.zeros_like, params))
+    def finish(self, params: PyTree, total: PyTree) -> PyTree:
+        """Returns a sum like `params`; exactly 0 for a client without examples."""
+        del params
+        return total

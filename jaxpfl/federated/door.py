@@ -303,7 +303,7 @@ class Door:
         Raises:
           InputError: as `__call__`.
         """
-        bucket = self.largest_bucket(columns)
+        bucket = self.bucket(columns)
         chunk = self._chunk_of(self.query.cohort.capacity)
         add = partial(accumulate, self._engine(chunk))
         jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
@@ -356,16 +356,16 @@ class Door:
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.capacity))
-        sums, bucket = self._layout.placed(self._sums()), dealt(self.largest_bucket(columns))
+        sums, bucket = self._layout.placed(self._sums()), dealt(self.bucket(columns))
         places = shardings(self.query.client_fn, self.mesh, broadcast)
         placed = jax.tree.map(lambda leaf, place: _placed(place, leaf), broadcast, places)
         scalar, key = everywhere(_shape()), everywhere(_key())
         return accumulate.trace(engine, placed, sums, bucket, scalar, key)
 
-    def largest_bucket(self, columns: Mapping[str, np.ndarray]) -> Bucket:
-        """The shapes of a bucket of the largest shape."""
+    def bucket(self, columns: Mapping[str, Any], steps: int | None = None) -> Bucket:
+        """The shapes of a bucket of so many steps; None = of the largest shape."""
         spec = self.query.cohort
-        slots, shape = spec.capacity, (spec.rungs[-1], spec.batch_size)
+        slots, shape = spec.capacity, (steps or spec.rungs[-1], spec.batch_size)
         parts: dict[str, Any] = {
             "batches": {
                 name: _shape((slots, *shape, *column.shape[1:]), column.dtype)
@@ -374,7 +374,7 @@ class Door:
             "mask": _shape((slots, *shape), np.bool_),
             "steps": _shape((slots,), np.int32),
             "weight": _shape((slots,)),
-            "client": _shape((slots,), np.uint32),
+            "key": _shape((slots, 2), np.uint32),
         }
         return Bucket(**parts)
 

@@ -4,7 +4,7 @@ A loop is followed until its carried values keep their labels. What cannot be fo
 name: an unknown primitive, a callback, anything with an effect.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.extend.source_info_util as sources
@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
+from jaxpfl.federated import client, local_training
 from jaxpfl.federated.accumulators import rounded_sum, scaled
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.flow_labels import (
@@ -32,7 +33,7 @@ from jaxpfl.federated.flow_labels import (
     chosen,
     joined,
 )
-from jaxpfl.federated.flow_rules import PURE, Rules
+from jaxpfl.federated.flow_rules import COLLECTIVES, PURE, Rules
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal
 
@@ -49,6 +50,7 @@ _CALLS = {
     "remat2": "jaxpr",
     "shard_map": "jaxpr",
 }
+_LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.
 _PASSES = 50
 
@@ -78,6 +80,7 @@ class Following:
         self._repeated = 0
         # By where they are defined, so that no function of the same name is taken for them.
         self._steps = {
+            **{_definition(each): self._compute for each in client.COMPUTING},
             _definition(clip_factors): self._clip,
             _definition(scaled): self._scale,
             _definition(bound_to_bits): self._bind,
@@ -117,8 +120,7 @@ class Following:
         return self.rules.public("constant", id(number))
 
     def _hold(self, constant: Any) -> None:
-        if np.size(constant) > 1:
-            self.constants[id(constant)] = f"{constant.dtype}{list(np.shape(constant))}"
+        self.constants[id(constant)] = described(constant)
 
     def _equation(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         name = eqn.primitive.name
@@ -224,6 +226,14 @@ class Following:
         if label[0] in (KEY, NOISE):
             label = SECRET, None
         return self.rules.value(label, *description, cause=value.cause)
+
+    def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
+        """What clients compute: whatever it is, it is private."""
+        require_followed(eqn.params["jaxpr"], self.constants)
+        return [
+            self.rules.value((PRIVATE, None), place, index, cause=Cause(eqn, False))
+            for index in range(len(eqn.outvars))
+        ]
 
     # The steps of the mechanism, each of which has tests of its own.
 
@@ -358,12 +368,62 @@ def _defined(jaxpr: Any) -> str:
     return found.rpartition(":")[0]
 
 
+def require_followed(jaxpr: Any, constants: dict[int, str]) -> None:
+    """Refuses a client function that does anything but compute from its operands.
+
+    Args:
+      jaxpr: its program. That of one client, in which a function with a rule of its own for several
+        clients is not yet replaced by what the rule says.
+      constants: gets shapes and dtypes of the arrays that the program holds.
+
+    Raises:
+      InformationLeak: names the equation and its line: a callback, a collective, a rule of its own
+        under vmap, an unknown primitive, anything with an effect.
+    """
+    left, seen = [jaxpr], set()
+    while left:
+        program = left.pop()
+        if id(program) in seen:
+            continue
+        seen.add(id(program))
+        constants |= {id(each): described(each) for each in getattr(program, "consts", ())}
+        for eqn in getattr(program, "jaxpr", program).eqns:
+            name = eqn.primitive.name
+            values = [each.val for each in eqn.invars if isinstance(each, core.Literal)]
+            constants |= {id(each): described(each) for each in values if np.size(each) > 1}
+            if name == "custom_vmap_call" and eqn.params["rule"] in local_training.RULES:
+                continue
+            known = name in _CALLS or name in _LOOPS or _pure(eqn)
+            if name in COLLECTIVES or not known:
+                raise InformationLeak(f"{name} cannot be followed: {told(eqn)}")
+            left += _jaxprs(list(eqn.params.values()))
+
+
+def described(constant: Any) -> str:
+    """The kind of an array that a program holds."""
+    return f"{constant.dtype}{list(np.shape(constant))}"
+
+
 def _require_pure(eqn: Any) -> None:
     """Refuses an equation whose result may not follow from its operands, or that has an effect."""
-    name = eqn.primitive.name
-    effects = [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
-    if name not in PURE or effects:
-        raise InformationLeak(f"{name} cannot be followed: {told(eqn)}")
-    for inner in core.jaxprs_in_params(eqn.params):
-        for each in inner.eqns:
+    if not _pure(eqn):
+        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {told(eqn)}")
+    for inner in _jaxprs(list(eqn.params.values())):
+        for each in getattr(inner, "jaxpr", inner).eqns:
             _require_pure(each)
+
+
+def _pure(eqn: Any) -> bool:
+    effects = [each for each in eqn.effects if type(each).__name__ != "NamedAxisEffect"]
+    return eqn.primitive.name in PURE and not effects
+
+
+def _jaxprs(values: Sequence[Any]) -> Iterator[Any]:
+    """The programs among an equation's settings, however they are nested."""
+    for value in values:
+        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _jaxprs(value)
+        elif isinstance(value, Mapping):
+            yield from _jaxprs(list(value.values()))

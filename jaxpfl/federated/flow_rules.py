@@ -48,6 +48,23 @@ PURE |= {"stack", "unstack", "tile"}
 # A function of its operands alone, as JAX 0.12 has `top_k` under vmap.
 PURE |= {"call_hi_primitive"}
 
+# What devices, or clients side by side, tell each other. No client function needs it.
+COLLECTIVES = {
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "axis_index",
+    "pbroadcast",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "psum",
+    "psum_invariant",
+    "ragged_all_to_all",
+    "reduce_scatter",
+    "shard_map",
+}
+
 # The same numbers in the same order.
 _SAME = {
     "broadcast_in_dim",

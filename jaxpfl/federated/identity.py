@@ -5,7 +5,6 @@ the same machine. A release with another identity has a cohort and a charge of i
 """
 
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -13,13 +12,13 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import cores
 from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.federated import client
 from jaxpfl.federated.client import Examples
 from jaxpfl.federated.query import Query
 
@@ -72,51 +71,24 @@ def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
 
 
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:
-    """The client function as JAX traces it for one client; its `out_info` is the contribution.
+    """A query's client function as JAX traces it for one client, see `client.traced`.
 
     Of `broadcast` and `columns` only shapes and dtypes are used.
-
-    Raises:
-      InputError: it takes other arguments, or its contribution is not a tree of float arrays.
     """
-    spec = query.cohort
+    spec, shape = query.cohort, jax.ShapeDtypeStruct
     steps, batch = spec.rungs[-1], spec.batch_size
-    examples = Examples(
+    examples: Any = Examples(
         {
-            name: jax.ShapeDtypeStruct(
+            name: shape(
                 (steps, batch, *column.shape[1:]), jax.dtypes.canonicalize_dtype(column.dtype)
             )
             for name, column in columns.items()
         },  # pyright: ignore[reportArgumentType]
-        jax.ShapeDtypeStruct((steps, batch), np.bool_),  # pyright: ignore[reportArgumentType]
-        jax.ShapeDtypeStruct((), np.int32),  # pyright: ignore[reportArgumentType]
+        shape((steps, batch), np.bool_),  # pyright: ignore[reportArgumentType]
+        shape((), np.int32),  # pyright: ignore[reportArgumentType]
     )
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
-    key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry4x32"))
-    try:
-        inspect.signature(query.client_fn).bind(shapes, examples, key)
-    except TypeError as error:
-        raise InputError(
-            f"the client function of query {query.label!r} must take (broadcast, examples, key): "
-            f"{error}"
-        ) from error
-    try:
-        found = jax.jit(query.client_fn).trace(shapes, examples, key)
-    except TypeError as error:
-        if "not a valid JAX type" not in str(error):
-            raise
-        raise InputError(
-            f"the client function of query {query.label!r} must return a tree of float arrays: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    leaves = jax.tree.leaves(found.out_info)
-    kinds = [str(leaf.dtype) for leaf in leaves]
-    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise InputError(
-            f"the client function of query {query.label!r} must return a tree of float arrays, "
-            f"found {', '.join(kinds) or 'no array'}"
-        )
-    return found
+    shapes = jax.tree.map(lambda leaf: shape(np.shape(leaf), leaf.dtype), broadcast)
+    return client.traced(query.client_fn, query.label, shapes, examples)
 
 
 def digest(lowered: Any) -> str:

@@ -1,11 +1,14 @@
 """Proves of a release's program that nothing of the clients leaves it but by the noisy sum.
 
-`check_information_flow` traces the door of a query, as `federated.release` opens it, to JAX's
-equations, labels its inputs, and follows the labels through every equation (`flow_labels`). An
-output may depend on the clients only through these five steps, in this order:
+`check_release` runs by itself before a query's first charge (`federated.asked`). It reads two
+programs, as JAX traces them. That of ONE client must compute from its operands alone: callbacks,
+collectives, rules of its own under vmap and whatever is not known are refused. Of the door's, as
+`federated.release` opens it, inputs are labelled, and the labels followed through every equation
+(`flow_labels`). An output may depend on the clients only through these six steps, in this order:
 
 | step              | what is required of it, in the program that was traced                      |
 |-------------------|-----------------------------------------------------------------------------|
+| the client's own  | it does nothing but compute; whatever it returns is private                 |
 | `clip_factors`    | the bound is the round's clip norm, which is public                         |
 | `scaled`          | a contribution is multiplied by its own factor, row by row                  |
 | `bound_to_bits`   | the noise's key follows from a secret key and the checksum of what is summed|
@@ -18,9 +21,8 @@ is not proven here: other tests hold it. The noise's key depends on the exact su
 alone, as the output of a pseudorandom function (see `federated.door`); this is the only dependence
 on clients that is allowed without noise, together with a release's name, which is made likewise.
 
-Not seen: how long a program takes, the sizes of arrays, and arrays that a client function holds
-because it was made with them: they are constants of the program, and count as public. The report
-lists them.
+Not seen: how long a program takes, and what a client function captured when it was made: numbers
+and arrays of its closure are constants of the program, and count as public. The report lists them.
 """
 
 from collections.abc import Mapping
@@ -29,11 +31,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl.data.population import Population
-from jaxpfl.errors import InformationLeak, InputError
-from jaxpfl.federated import asked
-from jaxpfl.federated.door import Keys, Summed
-from jaxpfl.federated.flow_following import Following, because, what
+from jaxpfl.errors import InformationLeak
+from jaxpfl.federated.captured import captured
+from jaxpfl.federated.door import Door, Keys, Summed
+from jaxpfl.federated.flow_following import Following, because, require_followed, what
 from jaxpfl.federated.flow_labels import (
     KEY,
     NOISE,
@@ -58,9 +59,10 @@ class InformationFlow(NamedTuple):
     """What was proven of a program; public.
 
     Attributes:
-      equations: the number of those that were followed.
-      noisy: outputs that depend on clients, each by noisy sums.
-      constants: shapes and dtypes of the arrays that the program holds, which count as public.
+      equations: the number of those of the door that were followed.
+      noisy: outputs that depend on clients, each by noisy sums; none of a plan without noise.
+      constants: what counts as public because the program holds it: names and kinds of what the
+        client function captures, and shapes and dtypes of arrays. No values.
       bounded_by_client: the client function bounds each example itself, and the door does not clip.
     """
 
@@ -88,46 +90,58 @@ class Labelled(NamedTuple):
     noise: Any = None
 
 
-def check_information_flow(
-    query: Query, clients: Population, broadcast: PyTree = ()
+def check_release(
+    query: Query, door: Door, client: Any, broadcast: PyTree, columns: Mapping[str, Any]
 ) -> InformationFlow:
     """Proves that a query's release tells nothing of the clients but by its noisy sum.
 
-    Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
-    after the query's `prepare`.
+    Nothing is compiled or run, but traced: at every rung of the ladder, with the chunk that is run.
+
+    Args:
+      client: the client function as traced for one client.
+      broadcast, columns: only shapes and dtypes are used.
 
     Raises:
-      InputError: the plan has no noise, the query does not fit the data, or this process is one of
-        several.
       InformationLeak: an output depends on the clients in another way, or an equation cannot be
         followed; the sentence names the equation and its line.
     """
-    plan = query.plan
-    if not plan.private:
-        raise InputError(f"the plan of query {query.label!r} has no noise: nothing can be proven")
-    door, bucket = asked.traced_door(query, clients, broadcast)
+    plan, constants = query.plan, {}
+    try:
+        require_followed(client.jaxpr, constants)
+    except InformationLeak as error:
+        raise InformationLeak(
+            f"the client function of query {query.label!r}: {error}. Take it out; or run it with "
+            "Plan.without_privacy(..., unchecked=True), which says of everything that it is not "
+            "private"
+        ) from None
+    held = {*captured(query.client_fn), *constants.values()}
     noise = None
-    if plan.correlation != "independent":
+    if plan.private and plan.correlation != "independent":
         noise = jax.ShapeDtypeStruct((door.coordinates,), np.float32)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
-    # Two buckets, so that what the first one adds is an input of the second.
-    given = Labelled(shapes, _array(), [bucket, bucket], release_keys(), noise)
+    buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]
+    # At least two, so that what the first one adds is an input of the second.
+    given = Labelled(shapes, _array(), [*buckets, buckets[0]], release_keys(), noise)
 
     def release(given: Labelled) -> Summed:
         return door(given.public, given.clients, given.clip_norm, given.keys, given.noise)
 
-    return check_program(release, given, clips=plan.unit == "client")
+    found = check_program(release, given, clips=plan.unit == "client", private=plan.private)
+    return found._replace(constants=tuple(sorted({*held, *found.constants})))
 
 
-def check_program(program: Any, given: Labelled, *, clips: bool = True) -> InformationFlow:
-    """`check_information_flow` for any function of `Labelled` that can be traced.
+def check_program(
+    program: Any, given: Labelled, *, clips: bool = True, private: bool = True
+) -> InformationFlow:
+    """The second half of `check_release`, for any function of `Labelled` that can be traced.
 
     Args:
       clips: contributions must be clipped to the round's clip norm; otherwise the client function
         bounds them, and any bound will do.
+      private: the plan has noise. Without, the outputs are the exact sums, as the plan says.
 
     Raises:
-      InformationLeak: as `check_information_flow`.
+      InformationLeak: as `check_release`.
     """
     traced, results = jax.make_jaxpr(program, return_shape=True)(given)
     following = Following()
@@ -146,11 +160,12 @@ def check_program(program: Any, given: Labelled, *, clips: bool = True) -> Infor
         jax.tree_util.keystr(path) or "the result"
         for path, _ in jax.tree_util.tree_leaves_with_path(results)
     ]
-    _check_outputs(following, dict(zip(names, outputs, strict=True)))
+    if private:
+        _check_outputs(following, dict(zip(names, outputs, strict=True)))
     return InformationFlow(
         len(following.equations),
         tuple(name for name, each in zip(names, outputs, strict=True) if each.kind is RELEASED),
-        tuple(sorted(following.constants.values())),
+        tuple(sorted(set(following.constants.values()))),
         not clips,
     )
 

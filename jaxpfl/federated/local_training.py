@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
 from jaxpfl.models.decoder import lora
@@ -22,7 +22,7 @@ _FEWEST_ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
-    """A client function: trains from the broadcast parameters and returns the change.
+    """A client function by steps: trains from the broadcast parameters and returns the change.
 
     The steps of the packed cohort include all epochs and their shuffles (`data.CohortSpec.epochs`).
     The optimiser's state starts anew in every round, as in McMahan et al. 2017, Algorithm 1
@@ -49,41 +49,37 @@ class LocalTraining:
         """Where the broadcast, or a change of it, is on a mesh: as the model's own rule says."""
         return shardings(self.model, mesh, params)
 
-    def __call__(self, params: PyTree, examples: Examples, key: jax.Array) -> PyTree:
-        """Returns params_after - params_before; exactly 0 for a client without examples."""
-        params, base = params if self.adapters else (params, None)
+    def init(self, params: PyTree, key: jax.Array) -> PyTree:
+        """The broadcast parameters, and the optimiser's state."""
+        del key  # nothing is drawn
+        local = params[0] if self.adapters else params
+        return local, self.optimizer.init(local)
 
-        def loss(params, batch, mask):
-            whole = lora.join(params, base) if self.adapters else params
+    def step(
+        self, params: PyTree, state: PyTree, batch: Batch, mask: jax.Array, key: jax.Array
+    ) -> PyTree:
+        """One step of the optimiser on one batch."""
+        local, optimizer_state = state
+
+        def loss(local, batch, mask):
+            whole = lora.join(local, params[1]) if self.adapters else local
             return self.model.loss(whole, batch, mask)[0]
 
-        def step(index, carry):
-            local, optimizer_state = carry
-            batch = {name: column[index] for name, column in examples.batches.items()}
-            mask = examples.mask[index]
-            if isinstance(self.model, Augmenting):
-                batch = self.model.augment(batch, jax.random.fold_in(key, index))
-            gradients = _of_leading_rows(jax.grad(loss), local, batch, mask)
-            # Optax mixes integer and float types in some places; the results are still float32.
-            with jax.numpy_dtype_promotion("standard"):
-                updates, new_state = self.optimizer.update(gradients, optimizer_state, local)
-            # In a step of padding alone, momentum and weight decay would move the parameters.
-            real = jnp.any(mask)
-            updates = jax.tree.map(lambda u: jnp.where(real, u, jnp.zeros_like(u)), updates)
-            new_state = jax.tree.map(
-                lambda new, old: jnp.where(real, new, old), new_state, optimizer_state
-            )
-            return optax.apply_updates(local, updates), new_state
+        if isinstance(self.model, Augmenting):
+            batch = self.model.augment(batch, key)
+        gradients = _of_leading_rows(jax.grad(loss), local, batch, mask)
+        # Optax mixes integer and float types in some places; the results are still float32.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = self.optimizer.update(gradients, optimizer_state, local)
+        return optax.apply_updates(local, updates), optimizer_state
 
-        # A traced bound: padding steps are not run.
-        trained, _ = jax.lax.fori_loop(
-            0, examples.steps, step, (params, self.optimizer.init(params))
-        )
-        return jax.tree.map(jnp.subtract, trained, params)
+    def finish(self, params: PyTree, state: PyTree) -> PyTree:
+        """Returns params_after - params_before; exactly 0 for a client without examples."""
+        return jax.tree.map(jnp.subtract, state[0], params[0] if self.adapters else params)
 
 
 def _of_leading_rows(
-    gradient: Callable[..., PyTree], local: PyTree, batch: dict[str, jax.Array], mask: jax.Array
+    gradient: Callable[..., PyTree], local: PyTree, batch: Batch, mask: jax.Array
 ) -> PyTree:
     """`gradient(local, batch, mask)`, computed on as many leading rows as hold an example.
 
@@ -97,7 +93,7 @@ def _of_leading_rows(
         return gradient(local, batch, mask)
 
     def leading(width: int) -> Callable[..., PyTree]:
-        def of(local: PyTree, batch: dict[str, jax.Array], mask: jax.Array) -> PyTree:
+        def of(local: PyTree, batch: Batch, mask: jax.Array) -> PyTree:
             rows = {name: column[:width] for name, column in batch.items()}
             return gradient(local, rows, mask[:width])
 
@@ -124,3 +120,7 @@ def _of_several_clients(
 ) -> tuple[jax.Array, bool]:
     del axis_size, in_batched
     return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False
+
+
+RULES = (_of_several_clients,)
+"""The only rules for several clients, see `federated.information_flow`; they mix none."""

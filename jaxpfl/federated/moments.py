@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.federated.pairs import Pair, plus
 
 Moment = Literal["count", "sum", "second"]
@@ -45,7 +45,7 @@ Moment = Literal["count", "sum", "second"]
 
 @dataclasses.dataclass(frozen=True)
 class ClientMoment:
-    """A client function: one moment of the column "embedding".
+    """A client function by steps: one moment of the column "embedding".
 
     Attributes:
       moment: "count", "sum" or "second".
@@ -54,7 +54,7 @@ class ClientMoment:
       isometric: whether the half of a second moment has the factor sqrt(2) off its diagonal; False
         is the plain triangle of the paper.
 
-    The broadcast is the centre, float32 [d]; "count" and "sum" ignore it.
+    The broadcast is the centre, float32 [d], which "count" and "sum" only read d from.
     """
 
     moment: Moment
@@ -71,37 +71,50 @@ class ClientMoment:
         """Returns the L2 bound of a client with at most `max_examples` examples."""
         return self.example_bound if self.average else max_examples * self.example_bound
 
-    def __call__(self, centre_D: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
-        """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
+    def init(self, centre_D: jax.Array, key: jax.Array) -> "_Total":
+        """Sums of nothing."""
         del key  # nothing is drawn
-        dimension = examples.batches["embedding"].shape[-1]
-        grid = _Grid.of(self.clip_norm, examples.mask.shape[1])
-
-        def add(step, carry):
-            total, count = carry
-            rows_BxD = examples.batches["embedding"][step].astype(jnp.float32)
-            rows_BxD, valid_B = _clipped(rows_BxD, examples.mask[step], self.clip_norm)
-            count = count + jnp.sum(valid_B.astype(jnp.float32))
-            if self.moment == "sum":
-                total = _with_sum(total, *grid.parts(rows_BxD), grid)
-            elif self.moment == "second":
-                centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
-                total = _with_products(total, *grid.parts(centred_BxD), grid)
-            return total, count
-
+        dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
         zeros = jnp.zeros(shape, jnp.float32)
-        total, count = jax.lax.fori_loop(
-            0, examples.steps, add, (Pair(zeros, zeros), jnp.float32(0))
-        )
+        return _Total(Pair(zeros, zeros), jnp.float32(0), jnp.float32(0))
+
+    def step(
+        self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
+    ) -> "_Total":
+        """Adds one batch's examples."""
+        del key  # nothing is drawn
+        grid = _Grid.of(self.clip_norm, mask_B.shape[0])
+        rows_BxD = batch["embedding"].astype(jnp.float32)
+        rows_BxD, valid_B = _clipped(rows_BxD, mask_B, self.clip_norm)
+        count = total.count + jnp.sum(valid_B.astype(jnp.float32))
         if self.moment == "count":
-            return jnp.minimum(count, 1) if self.average else count
-        # A power of two, so that only the sum is rounded.
-        unit = grid.step if self.moment == "sum" else grid.step**2
-        total = (total.high + total.low) * jnp.float32(unit)
+            return total._replace(count=count)
+        if self.moment == "sum":
+            added = _with_sum(total.moment, *grid.parts(rows_BxD), grid)
+            # A power of two, so that only the sum is rounded.
+            return _Total(added, count, jnp.float32(grid.step))
+        centred_BxD, _ = _clipped(rows_BxD - centre_D[None, :], valid_B, self.clip_norm)
+        added = _with_products(total.moment, *grid.parts(centred_BxD), grid)
+        return _Total(added, count, jnp.float32(grid.step**2))
+
+    def finish(self, centre_D: jax.Array, total: "_Total") -> jax.Array:
+        """Returns a scalar, [d], or the half of [d, d] (see `half_shape`)."""
+        del centre_D
+        if self.moment == "count":
+            return jnp.minimum(total.count, 1) if self.average else total.count
+        found = (total.moment.high + total.moment.low) * total.unit
         if self.average:
-            total = total / jnp.maximum(count, 1)
-        return to_half(total, isometric=self.isometric) if self.moment == "second" else total
+            found = found / jnp.maximum(total.count, 1)
+        return to_half(found, isometric=self.isometric) if self.moment == "second" else found
+
+
+class _Total(NamedTuple):
+    """A client's sums so far: the moment in units, the number of examples, and the unit."""
+
+    moment: Pair
+    count: jax.Array
+    unit: jax.Array
 
 
 class _Grid(NamedTuple):

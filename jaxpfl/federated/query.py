@@ -13,7 +13,7 @@ from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.accumulators import Accumulator, Compensated, FixedPoint
-from jaxpfl.federated.client import ClientFn
+from jaxpfl.federated.client import ClientFn, Stepping
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
 from jaxpfl.privacy.plan import Plan
 
@@ -62,12 +62,13 @@ class Query:
 
     Attributes:
       label: names the query among an algorithm's; public.
-      client_fn: `(broadcast, examples, key) -> contribution` for one client.
+      client_fn: what one client computes, by steps or whole, see `federated.client`.
       plan: who takes part, in how many rounds, with which clip and noise.
       cohort: how a client's examples are capped and batched. Without a number of clients per bucket
         it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has
         so many; it is a multiple of the devices (or of the copies of the model on them). Of blocks
-        of examples it gets no more than twice those of the plan.
+        of examples it gets no more than twice those of the plan. For a whole client function its
+        ladder is `max_steps` alone.
       columns: the columns that `client_fn` reads; None = all numeric ones.
       prepare: what each client computes once from its own data before the first round, such as the
         mean of its embeddings: a map from the population to one with as many clients. The result
@@ -99,6 +100,10 @@ class Query:
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
+        if not isinstance(self.client_fn, Stepping):
+            # One public shape: which of several a client gets would depend on other clients.
+            one_shape = dataclasses.replace(self.cohort, ladder=(self.cohort.max_steps,))
+            object.__setattr__(self, "cohort", one_shape)
         if self.plan.unit == "client":
             self._require_sums_that_fit()
             return

@@ -28,7 +28,7 @@ al. 2024, "Differentially private synthetic data via foundation model APIs 1: im
 
 import dataclasses
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ import scipy.linalg
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import score_rows
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
 Centring = Literal["none", "all", "prompt"]
@@ -182,7 +182,7 @@ def mean_embeddings(embedding_NxD: np.ndarray, offsets: np.ndarray) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class LinearScores:
-    """A client function: the coordinates of a client's scores, float32 [d].
+    """A client function by steps: the coordinates of a client's scores, float32 [d].
 
     It reads the column "mean_embedding", one example a client; the broadcast is `factor_DxD`.
 
@@ -194,12 +194,22 @@ class LinearScores:
 
     scaled_to: float | None = None
 
-    def __call__(self, factor_DxD: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
-        """Returns y = L^T m."""
+    def init(self, factor_DxD: jax.Array, key: jax.Array) -> jax.Array:
+        """A mean of nothing, float32 [d]."""
         del key  # nothing is drawn
-        held = examples.batches["mean_embedding"].astype(jnp.float32)
-        _require_same_dimension(held.shape[-1], factor_DxD.shape[-1])
-        mean_D = jnp.sum(jnp.where(examples.mask[..., None], held, jnp.float32(0)), axis=(0, 1))
+        return jnp.zeros(factor_DxD.shape[0], jnp.float32)
+
+    def step(
+        self, factor_DxD: jax.Array, mean_D: Any, batch: Batch, mask_B: Any, key: jax.Array
+    ) -> jax.Array:
+        """Takes the client's one example."""
+        del key
+        held_BxD = batch["mean_embedding"].astype(jnp.float32)
+        _require_same_dimension(held_BxD.shape[-1], factor_DxD.shape[-1])
+        return mean_D + jnp.sum(jnp.where(mask_B[:, None], held_BxD, jnp.float32(0)), axis=0)
+
+    def finish(self, factor_DxD: jax.Array, mean_D: jax.Array) -> jax.Array:
+        """Returns y = L^T m."""
         if self.scaled_to is not None:
             mean_D = _moderate(mean_D)  # lengths cancel
         coordinates_D = jnp.matmul(mean_D, factor_DxD, precision="highest")
@@ -211,7 +221,7 @@ class LinearScores:
 
 @dataclasses.dataclass(frozen=True)
 class NearestVotes:
-    """A client function: how many of its texts are nearest to each candidate, float32 [M].
+    """A client function by steps: how many of its texts are nearest to each candidate, float32 [M].
 
     It reads the column "embedding"; the broadcast is the candidates' unit rows, float32 [M, d].
     Nearest is by cosine, ties go to the lowest index, and a zero embedding does not vote. A client
@@ -219,24 +229,30 @@ class NearestVotes:
     with n texts has at most n, all for one candidate.
     """
 
-    def __call__(self, unit_MxD: jax.Array, examples: Examples, key: jax.Array) -> jax.Array:
-        """Returns the votes."""
+    def init(self, unit_MxD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """No votes yet, and whether all embeddings are finite."""
         del key  # nothing is drawn
-        _require_same_dimension(examples.batches["embedding"].shape[-1], unit_MxD.shape[-1])
+        return jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
 
-        def add(step, carry):
-            votes_M, finite = carry
-            rows_BxD = examples.batches["embedding"][step].astype(jnp.float32)
-            real_B = examples.mask[step]
-            finite = finite & jnp.all(~real_B | jnp.all(jnp.isfinite(rows_BxD), axis=1))
-            # The same candidate is nearest whatever the text's length.
-            product_BxM = jnp.matmul(_moderate(rows_BxD), unit_MxD.T, precision="highest")
-            nearest_B = jnp.argmax(product_BxM, axis=1)
-            vote_B = (real_B & jnp.any(rows_BxD != 0, axis=1)).astype(jnp.float32)
-            return votes_M.at[nearest_B].add(vote_B), finite
+    def step(
+        self, unit_MxD: jax.Array, state: Any, batch: Batch, real_B: Any, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Adds the votes of one batch."""
+        del key
+        votes_M, finite = state
+        rows_BxD = batch["embedding"].astype(jnp.float32)
+        _require_same_dimension(rows_BxD.shape[-1], unit_MxD.shape[-1])
+        finite = finite & jnp.all(~real_B | jnp.all(jnp.isfinite(rows_BxD), axis=1))
+        # The same candidate is nearest whatever the text's length.
+        product_BxM = jnp.matmul(_moderate(rows_BxD), unit_MxD.T, precision="highest")
+        nearest_B = jnp.argmax(product_BxM, axis=1)
+        vote_B = (real_B & jnp.any(rows_BxD != 0, axis=1)).astype(jnp.float32)
+        return votes_M.at[nearest_B].add(vote_B), finite
 
-        start = jnp.zeros(unit_MxD.shape[0], jnp.float32), jnp.bool_(True)
-        votes_M, finite = jax.lax.fori_loop(0, examples.steps, add, start)
+    def finish(self, unit_MxD: jax.Array, state: Any) -> jax.Array:
+        """Returns the votes."""
+        del unit_MxD
+        votes_M, finite = state
         return jnp.where(finite, votes_M, jnp.float32(jnp.nan))
 
 

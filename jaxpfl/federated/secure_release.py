@@ -21,7 +21,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked
-from jaxpfl.federated.client import ClientFn, Examples
+from jaxpfl.federated.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.privacy.clipping import Clip
@@ -137,27 +137,21 @@ def _messages(
     count = len(asked.held)
     generator = np.random.default_rng(secret.seed("dropped", ""))
     missing = set(generator.permutation(count)[:dropped].tolist())
-    key = secret.key("train", "")
-    cohort = Cohort(
-        asked.held, np.arange(count), asked.query.cohort, seed=secret.seed("cohort", ""), round=1
-    )
-    for bucket in cohort:
-        updates_C = jax.device_get(_updates(asked.query.client_fn, broadcast, bucket, key))
-        leaves_C = jax.tree.leaves(updates_C)
-        for slot in np.flatnonzero(bucket.weight):
-            client = int(bucket.client[slot])
-            if client in missing:
-                continue
-            update_P = np.concatenate([leaf[slot].ravel() for leaf in leaves_C], dtype=np.float64)
-            share = bytes.fromhex(secret.digest("noise share", str(client)))
-            yield secure.message(update_P, Words(share))
+    key, seed = secret.key("train", ""), secret.seed("cohort", "")
+    for client in sorted(set(range(count)) - missing):
+        (bucket,) = Cohort(asked.held, np.array([client]), asked.query.cohort, seed=seed, round=1)
+        update = jax.device_get(_update(asked.query.client_fn, broadcast, bucket, key))
+        update_P = np.concatenate(
+            [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
+        )
+        share = bytes.fromhex(secret.digest("noise share", str(client)))
+        yield secure.message(update_P, Words(share))
 
 
 @partial(jax.jit, static_argnames=("client_fn",))
-def _updates(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
-    """Each client's contribution, [clients, ...]. PRIVATE."""
-
-    def one_client(batches, mask, steps, client):
-        return client_fn(broadcast, Examples(batches, mask, steps), jax.random.fold_in(key, client))
-
-    return jax.vmap(one_client)(bucket.batches, bucket.mask, bucket.steps, bucket.client)
+def _update(client_fn: ClientFn, broadcast: PyTree, bucket: Bucket, key: jax.Array) -> PyTree:
+    """The contribution of a bucket's one client. PRIVATE."""
+    alone = jax.tree.map(lambda leaf: leaf[0], bucket)
+    own_key = jax.random.fold_in(jax.random.fold_in(key, alone.key[0]), alone.key[1])
+    examples = Examples(alone.batches, alone.mask, alone.steps)
+    return contribution(client_fn, broadcast, examples, own_key)

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.accumulators import Accumulator
-from jaxpfl.federated.client import ClientFn, Examples
+from jaxpfl.federated.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.pairs import Pair
 from jaxpfl.privacy.clipping import Clipping, clip_factors
@@ -149,26 +149,30 @@ def accumulate(
                 lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, index * engine.chunk, engine.chunk),
                 bucket,
             )
-            steps = layout.furthest(jnp.max(part.steps))
+            # How long the loop of clients that run side by side is, which none of them sees.
+            longest = layout.furthest(jnp.max(part.steps))
 
-            def one_client(batches, mask, client):
-                examples = Examples(batches, mask, steps)
-                contribution = engine.client_fn(
-                    broadcast, examples, jax.random.fold_in(key, client)
-                )
+            def one_client(bucket, longest):
+                examples = Examples(bucket.batches, bucket.mask, bucket.steps)
+                own_key = jax.random.fold_in(jax.random.fold_in(key, bucket.key[0]), bucket.key[1])
+                found = contribution(engine.client_fn, broadcast, examples, own_key, longest)
+                if engine.chunk > 1:
+                    # One for each client, even if it is a constant.
+                    real = bucket.weight > 0
+                    found = jax.tree.map(lambda leaf: jax.lax.select_n(real, leaf, leaf), found)
                 # The norm of whole leaves: sums of parts would be rounded in another way.
                 known = clip_factors(
-                    layout.whole(contribution), engine.clipping, bound, accumulator.ordered_norms
+                    layout.whole(found), engine.clipping, bound, accumulator.ordered_norms
                 )
-                return contribution, *known
+                return found, *known
 
             if engine.chunk == 1:
                 # Not vmapped: with a batch axis of one, XLA would not use plain matrix products.
                 alone = jax.tree.map(lambda leaf: leaf[0], part)
-                outputs = one_client(alone.batches, alone.mask, alone.client)
+                outputs = one_client(alone, longest if layout.splits else None)
                 outputs = jax.tree.map(lambda leaf: leaf[None], outputs)
             else:
-                outputs = jax.vmap(one_client)(part.batches, part.mask, part.client)
+                outputs = jax.vmap(one_client, (0, None))(part, longest)
             leaves_C, factors_C, norm_C, finite_C = outputs
             leaves_C = layout.split(leaves_C, None)
             real_C = part.weight > 0

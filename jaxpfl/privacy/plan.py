@@ -45,6 +45,8 @@ class Plan:
       allow_large_delta: a written reason to accept delta >= 1 / N.
       simulates: a larger population whose noise is scaled down to these clients, see
         `simulated_by`; None for a plan whose guarantee is that of its own clients.
+      unchecked: runs client functions whose flow of information cannot be followed, such as those
+        with a callback. Only without noise, because noise does not cover what they tell.
 
     Raises:
       InputError: a field has a wrong type, is out of range or contradicts another field.
@@ -59,6 +61,7 @@ class Plan:
     accountant: Accountant | None = None
     allow_large_delta: str | None = None
     simulates: LargerPopulation | None = None
+    unchecked: bool = False
 
     def __post_init__(self) -> None:
         # Not numpy numbers, which could not be written as JSON.
@@ -79,6 +82,11 @@ class Plan:
             if self.delta or self.simulates is not None:
                 raise InputError("a plan without noise has delta = 0: use Plan.without_privacy")
             return
+        if self.unchecked:
+            raise InputError(
+                "unchecked = True needs a plan without noise, because noise does not cover what a "
+                "client function tells otherwise: use Plan.without_privacy"
+            )
         if not isinstance(self.noise, Noise):
             raise InputError(f"noise must be a Noise, found {self.noise!r}")
         self._check_delta()
@@ -203,11 +211,13 @@ class Plan:
         participation: Participation,
         clip: Clip | None = None,
         unit: Unit = "client",
+        unchecked: bool = False,
     ) -> Self:
         """Returns a plan with no noise and no guarantee, which its statement says.
 
         Args:
           clip: None for a norm of 1e6, which is too large to change most contributions.
+          unchecked: see `Plan`.
         """
         return cls(
             rounds=rounds,
@@ -216,6 +226,7 @@ class Plan:
             participation=participation,
             delta=0.0,
             unit=unit,
+            unchecked=unchecked,
         )
 
     def scaled_to(self, larger: LargerPopulation) -> Self:
@@ -394,6 +405,8 @@ class Plan:
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         stated = self.guarantee(rounds).statement()
+        if self.unchecked:
+            return f"{stated}; what client functions tell was not checked"
         if self.simulates is None:
             return stated
         larger = self.scaled_to(self.simulates).statement(rounds)
@@ -421,6 +434,7 @@ class Plan:
             "allow_large_delta": self.allow_large_delta,
             "unit": self.unit,
             **({"simulates": dataclasses.asdict(self.simulates)} if self.simulates else {}),
+            **({"unchecked": True} if self.unchecked else {}),
         }
 
     @classmethod
@@ -442,6 +456,7 @@ class Plan:
                 accountant=fields["accountant"],
                 allow_large_delta=fields["allow_large_delta"],
                 simulates=LargerPopulation(**simulates) if simulates else None,
+                unchecked=fields.get("unchecked", False),
             )
         except (LookupError, TypeError) as error:
             raise InputError(

@@ -36,7 +36,7 @@ from jaxpfl.algorithms.federated_metrics.plan import MetricsPlan
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Batch
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
@@ -244,7 +244,7 @@ def release(
 
 @dataclasses.dataclass(frozen=True)
 class ClientMetrics:
-    """The client function, which computes the vector that the head of this file defines.
+    """The client function, by steps, which computes the vector that the head of this file defines.
 
     Attributes:
       edges: edges of the histogram's bins.
@@ -256,28 +256,34 @@ class ClientMetrics:
     slices: int
     weights: tuple[float, float]
 
-    def __call__(self, broadcast: Any, examples: Examples, key: jax.Array) -> dict[str, jax.Array]:
-        """Returns "histogram" [bins], "correct" [slices] and "incorrect" [slices], float32."""
+    def init(self, broadcast: Any, key: jax.Array) -> Any:
+        """Counts of nothing: examples, correct ones, and both by slice."""
         del broadcast, key  # the model was evaluated before, and nothing is random
-        numbers_J = jnp.arange(self.slices, dtype=jnp.int32)
-
-        def add(step, carry):
-            held, hits, correct_J, incorrect_J = carry
-            real_B = examples.mask[step]
-            correct_B = real_B & examples.batches["correct"][step]
-            here_BxJ = examples.batches["slice"][step][:, None] == numbers_J[None, :]
-            right_BxJ = here_BxJ & correct_B[:, None]
-            wrong_BxJ = here_BxJ & (real_B & ~correct_B)[:, None]
-            return (
-                held + jnp.sum(real_B, dtype=jnp.float32),
-                hits + jnp.sum(correct_B, dtype=jnp.float32),
-                correct_J + jnp.sum(right_BxJ, axis=0, dtype=jnp.float32),
-                incorrect_J + jnp.sum(wrong_BxJ, axis=0, dtype=jnp.float32),
-            )
-
         zero_J = jnp.zeros(self.slices, jnp.float32)
-        start = (jnp.float32(0), jnp.float32(0), zero_J, zero_J)
-        held, hits, correct_J, incorrect_J = jax.lax.fori_loop(0, examples.steps, add, start)
+        return jnp.float32(0), jnp.float32(0), zero_J, zero_J
+
+    def step(
+        self, broadcast: Any, state: Any, batch: Batch, real_B: jax.Array, key: jax.Array
+    ) -> Any:
+        """Counts one batch."""
+        del broadcast, key
+        held, hits, correct_J, incorrect_J = state
+        correct_B = real_B & batch["correct"]
+        numbers_J = jnp.arange(self.slices, dtype=jnp.int32)
+        here_BxJ = batch["slice"][:, None] == numbers_J[None, :]
+        right_BxJ = here_BxJ & correct_B[:, None]
+        wrong_BxJ = here_BxJ & (real_B & ~correct_B)[:, None]
+        return (
+            held + jnp.sum(real_B, dtype=jnp.float32),
+            hits + jnp.sum(correct_B, dtype=jnp.float32),
+            correct_J + jnp.sum(right_BxJ, axis=0, dtype=jnp.float32),
+            incorrect_J + jnp.sum(wrong_BxJ, axis=0, dtype=jnp.float32),
+        )
+
+    def finish(self, broadcast: Any, state: Any) -> dict[str, jax.Array]:
+        """Returns "histogram" [bins], "correct" [slices] and "incorrect" [slices], float32."""
+        del broadcast
+        held, hits, correct_J, incorrect_J = state
         divisor = jnp.maximum(held, 1)
         inner = jnp.asarray(self.edges[1:-1], jnp.float32)
         number = jnp.sum(hits / divisor >= inner, dtype=jnp.int32)

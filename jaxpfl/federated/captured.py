@@ -1,0 +1,120 @@
+"""What a client function captures besides its arguments: public by declaration, so it is listed.
+
+Nothing can tell whether a number in a closure was computed from the clients. Whoever reads a run's
+record sees each one by name, with its kind and never its value.
+"""
+
+import dataclasses
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+_PLAIN = {bool: "a truth value", int: "a whole number", float: "a number", complex: "a number"}
+_PLAIN |= {str: "text", bytes: "bytes"}
+_DEEPEST = 8
+_OWN = Path(__file__).parents[1]
+_INSTALLED = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+
+
+def captured(function: Any) -> tuple[str, ...]:
+    """Names and kinds of the values that a function, or an object with methods, reads.
+
+    From its closure, defaults, fields and bound arguments, in depth; and, if it is not from an
+    installed package, from the globals that its code names. Modules and classes are left out.
+    """
+    found: dict[str, None] = {}
+    _Reader(found).read("", function, 0)
+    return tuple(found)
+
+
+class _Reader:
+    def __init__(self, found: dict[str, None]) -> None:
+        self.found = found
+        self.seen: set[int] = set()
+
+    def read(self, name: str, value: Any, depth: int) -> None:
+        """Puts down a value, or what it consists of."""
+        kind = _PLAIN.get(type(value))
+        if value is None or isinstance(value, type | ModuleType | BuiltinFunctionType):
+            return
+        if kind is not None:
+            self.found[f"{name}: {kind}"] = None
+        elif isinstance(value, jax.Array | np.ndarray | np.generic):
+            self.found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
+        elif id(value) not in self.seen and depth < _DEEPEST:
+            self.seen.add(id(value))
+            parts = list(_parts(value))
+            for part, each in parts:
+                self.read(f"{name}.{part}" if name else part, each, depth + 1)
+            if not parts and not callable(value):
+                self.found[f"{name}: {type(value).__name__}"] = None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value consists of, by name."""
+    if isinstance(value, MethodType):
+        yield "", value.__self__
+        value = value.__func__
+    value = getattr(value, "__wrapped__", value)
+    if isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, partial):
+        yield "function", value.func
+        yield from [(str(place), each) for place, each in enumerate(value.args)]
+        yield from value.keywords.items()
+    elif isinstance(value, Mapping):
+        yield from [(str(key), each) for key, each in value.items()]
+    elif isinstance(value, tuple | list | set | frozenset):
+        yield from [(str(place), each) for place, each in enumerate(value)]
+    elif dataclasses.is_dataclass(value):
+        yield from [(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)]
+    if not isinstance(value, FunctionType | partial | Mapping | tuple | list | set | frozenset):
+        yield from _of_class(type(value))
+        if not dataclasses.is_dataclass(value):
+            yield from getattr(value, "__dict__", {}).items()
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """The methods of a class that is not from an installed package: their globals."""
+    if not _installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
+        yield from [
+            (name, each) for name, each in vars(kind).items() if isinstance(each, FunctionType)
+        ]
+
+
+def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    cells = function.__closure__ or ()
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    for place, each in enumerate(function.__defaults__ or ()):
+        yield f"default {place}", each
+    yield from (function.__kwdefaults__ or {}).items()
+    if not _installed(code.co_filename):
+        for name in sorted(_names(code)):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of globals that code may read, that of functions within it, too."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*(_names(each) for each in inner))
+
+
+def _installed(file: str | None) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one."""
+    if file is None:
+        return True
+    path = Path(file)
+    return any(path.is_relative_to(folder) for folder in (_OWN, *_INSTALLED))
