@@ -57,7 +57,7 @@ def child(devices: int, repeats: int, file: str) -> None:
             mask=np.ones(shape, bool),
             steps=np.full(clients, steps, np.int32),
             weight=np.ones(clients, np.float32),
-            client=np.arange(clients, dtype=np.uint32),
+            key=np.zeros((clients, 2), np.uint32),
         )
 
     draw = np.random.default_rng(0)

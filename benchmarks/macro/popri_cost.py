@@ -27,6 +27,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -44,7 +45,7 @@ from jaxpfl.experiments.engine.build import build_optimizer
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
-from jaxpfl.federated.client import ClientFn, Examples
+from jaxpfl.federated.client import ClientFn, Examples, contribution
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Released
@@ -246,7 +247,9 @@ class ClientStep:
 
     @property
     def up(self) -> int:
-        like = jax.eval_shape(self.function, self.broadcast, self.examples, jax.random.key(0))
+        like = jax.eval_shape(
+            partial(contribution, self.function), self.broadcast, self.examples, jax.random.key(0)
+        )
         return sum(leaf.size for leaf in jax.tree.leaves(like))
 
     def times(self, calls: int) -> Callable[[], None]:
@@ -255,7 +258,7 @@ class ClientStep:
 
         @jax.jit
         def step(broadcast: Any, examples: Examples, key: jax.Array) -> Any:
-            found = self.function(broadcast, examples, key)
+            found = contribution(self.function, broadcast, examples, key)
             factors, _, counts = clip_factors(found, "flat", bound)
             return jax.tree.map(lambda x, by: jnp.where(counts, x * by, 0.0), found, factors)
 

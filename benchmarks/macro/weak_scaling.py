@@ -190,7 +190,7 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
             np.ones(shape, bool),
             np.full(cohort, STEPS, np.int32),
             np.ones(cohort, np.float32),
-            np.arange(cohort, dtype=np.uint32),
+            np.zeros((cohort, 2), np.uint32),
         )
         bucket = jax.device_put(bucket, dealt)
         secret = Secret.reproducible(0)

@@ -58,7 +58,7 @@ def main(config: Config) -> list[dict]:
             mask=np.ones(shape, bool),
             steps=np.ones(clients, np.int32),
             weight=np.ones(clients, np.float32),
-            client=np.arange(clients, dtype=np.uint32),
+            key=np.zeros((clients, 2), np.uint32),
         ),
         dealt,
     )

@@ -82,13 +82,13 @@ def _norm_in_order(client_fn: Any, start: Any, held: work.Arrays, released: floa
     import jax.numpy as jnp
     import optax
 
-    from jaxpfl.federated import Examples
+    from jaxpfl.federated import Examples, contribution
 
     @jax.jit
     def clipped(image, label, mask):
         steps = jnp.sum(jnp.any(mask, 1), dtype=jnp.int32)
         examples = Examples({"image": image, "label": label}, mask, steps)
-        change = client_fn(start, examples, jax.random.key(0))
+        change = contribution(client_fn, start, examples, jax.random.key(0))
         factor = jnp.minimum(jnp.float32(1), work.CLIP_NORM / optax.tree.norm(change))
         return jax.tree.map(lambda leaf: leaf * factor, change)
 

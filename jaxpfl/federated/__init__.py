@@ -19,7 +19,7 @@ evaluation       evaluates a public model on a device's own examples
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.asked import check_information_flow
-from jaxpfl.federated.client import BoundedByExample, ClientFn, ClientSteps, Examples
+from jaxpfl.federated.client import BoundedByExample, ClientFn, ClientSteps, Examples, contribution
 from jaxpfl.federated.clipped_gradients import ClippedGradients
 from jaxpfl.federated.evaluation import correct_examples
 from jaxpfl.federated.information_flow import InformationFlow
@@ -52,6 +52,7 @@ __all__ = [
     "SecureRelease",
     "check_information_flow",
     "client_mesh",
+    "contribution",
     "correct_examples",
     "next_clip_norm",
     "optimizer",

@@ -4,12 +4,12 @@ Of nothing else. What depends on other clients, such as the size of the largest 
 computed together, could carry their data past the clip, and no test finds every function that does.
 So a client function is not handed any such thing. It has one of two forms:
 
-| form     | written as                                           | what it is handed                |
-|----------|------------------------------------------------------|----------------------------------|
-| by steps | `ClientSteps(init, step, finish)`, or an object with | one batch at a time, of the      |
-|          | these three methods                                  | cohort's public batch size       |
-| whole    | a function `(broadcast, examples, key)`              | all batches in one public shape, |
-|          |                                                      | and the client's number of steps |
+| form     | written as                                    | what it is handed                |
+|----------|-----------------------------------------------|----------------------------------|
+| by steps | `ClientSteps(init, step, finish)`, or an      | one batch at a time, of the      |
+|          | object with these three methods               | cohort's public batch size       |
+| whole    | a function `(broadcast, examples, key)`       | all batches in one public shape, |
+|          |                                               | and the client's number of steps |
 
 By steps, the engine loops, and a step after a client's last one leaves its state as it was. Clients
 with few examples then take little memory and time. A whole function always gets

@@ -1,6 +1,7 @@
 """DP-FedAvg-GAN against a plain loop over clients and batches, and what one client can do."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxpfl.algorithms import GeneratorTraining
 from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Examples, Execution, Releaser, client_mesh
+from jaxpfl.federated import Examples, Execution, Releaser, client_mesh, contribution
 from jaxpfl.federated.summing import accumulate
 from jaxpfl.models import GAN
 from jaxpfl.privacy import Ledger
@@ -111,15 +112,16 @@ def test_a_client_trains_on_its_own_images_against_drawn_ones():
     mask = np.ones((2, 4), bool)
     mask[1, 3] = False
     key = jax.random.key(5, impl="threefry4x32")
-    words = jax.random.bits(key, (2,), jnp.uint32)
-    draws, batches = jax.random.wrap_key_data(words, impl="threefry2x32"), []
+    batches = []
     for step in range(2):
-        noise_key, share_key = jax.random.split(jax.random.fold_in(draws, step))
+        words = jax.random.bits(jax.random.fold_in(key, step + 1), (2,), jnp.uint32)
+        draws = jax.random.wrap_key_data(words, impl="threefry2x32")
+        noise_key, share_key = jax.random.split(draws)
         z = jax.random.normal(noise_key, (4, GAN_4.noise), jnp.float32)
         share = jax.random.uniform(share_key, (4,), jnp.float32)
         rows = mask[step]
         batches.append((images[step][rows], z[rows], share[rows]))
-    training = jax.jit(CriticTraining(GAN_4, CLIENT))
+    training = jax.jit(partial(contribution, CriticTraining(GAN_4, CLIENT)))
     with jax.debug_key_reuse(False):
         found = training(params, Examples({"image": images}, mask, np.int32(2)), key)
         close(found, trained_by_hand(GAN_4, params, batches), rtol=1e-4, atol=2e-6)
@@ -246,15 +248,17 @@ def test_rounds_without_images_are_noise_only(tmp_path):
 
 def test_weight_decay_of_the_optimiser_moves_neither_statistics_nor_an_idle_client():
     params = GAN_4.init(jax.random.key(0))
-    training = jax.jit(CriticTraining(FIXED, optax.adamw(0.1, weight_decay=0.5)))
+    training = jax.jit(
+        partial(contribution, CriticTraining(FIXED, optax.adamw(0.1, weight_decay=0.5)))
+    )
     mask = np.zeros((2, 4), bool)
     blank = np.full((2, 4, 4, 4, 1), np.nan, np.float32)
     keys = [jax.random.key(i, impl="threefry4x32") for i in range(2)]
-    idle = training(params, Examples({"image": blank}, mask, np.int32(2)), keys[0])
+    idle = training(params, Examples({"image": blank}, mask, np.int32(0)), keys[0])
     assert norm(idle) == 0.0
     mask[0, :2] = True
     one = np.zeros_like(blank)
-    delta = training(params, Examples({"image": one}, mask, np.int32(2)), keys[1])
+    delta = training(params, Examples({"image": one}, mask, np.int32(1)), keys[1])
     # Two batches, drawn and real, whose variance is nearly 0: 1 - 0.999^2.
     assert np.abs(delta["normalisation"]["variance"] + 0.002).max() < 0.001
     assert norm(delta["hidden"]) > 0.1

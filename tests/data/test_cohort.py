@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from jaxpfl.data import Cohort, CohortSpec, Population, from_clients, pack
+from jaxpfl.data.cohort import client_keys
 from jaxpfl.data.mapped import Mapped
 from jaxpfl.errors import InputError
 
@@ -28,17 +29,24 @@ def packed(population, clients, spec, **options):
     return list(pack(population, clients, spec, **{"seed": 0, "round": 0, **options}))
 
 
-def batches_of(buckets) -> dict[int, list[list[int]]]:
+def client_of(seed=0) -> dict[tuple[int, ...], int]:
+    """Client by the words that its draws follow from."""
+    words = client_keys(population_of([0] * 100), np.arange(100), seed)
+    return {tuple(key): number for number, key in enumerate(words.tolist())}
+
+
+def batches_of(buckets, seed=0) -> dict[int, list[list[int]]]:
     """Client -> its batches in order, without padding."""
-    found = {}
+    found, known = {}, client_of(seed)
     for bucket in buckets:
         for slot in np.flatnonzero(bucket.weight):
             steps = [
                 bucket.batches["x"][slot, step][bucket.mask[slot, step]].tolist()
                 for step in range(bucket.steps[slot])
             ]
-            assert int(bucket.client[slot]) not in found
-            found[int(bucket.client[slot])] = steps
+            client = known[tuple(bucket.key[slot].tolist())]
+            assert client not in found
+            found[client] = steps
     return found
 
 
@@ -99,7 +107,7 @@ def test_types_are_those_that_were_agreed():
         "pair": "float32",
     }
     assert bucket.batches["pair"].shape == (2, 2, 2, 2)
-    fields = (bucket.mask, bucket.steps, bucket.weight, bucket.client)
+    fields = (bucket.mask, bucket.steps, bucket.weight, bucket.key)
     assert [field.dtype.name for field in fields] == ["bool", "int32", "float32", "uint32"]
 
 
@@ -126,7 +134,7 @@ def test_the_order_of_the_cohort_changes_no_bit():
     backward = packed(population, np.arange(40)[::-1], spec, shards=2)
     for here, there in zip(forward, backward, strict=True):
         np.testing.assert_array_equal(here.batches["x"], there.batches["x"])
-        np.testing.assert_array_equal(here.client, there.client)
+        np.testing.assert_array_equal(here.key, there.key)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"round": 1}, {"seed": 2**64}])
@@ -184,7 +192,7 @@ def test_clients_without_examples_are_counted():
     (bucket,) = packed(population_of([0, 2, 0]), [0, 1, 2], CohortSpec(2, 4, clients_per_bucket=4))
     assert bucket.weight.tolist() == [1, 1, 1, 0]
     assert bucket.steps.tolist() == [1, 0, 0, 0]
-    assert bucket.client.tolist() == [1, 0, 2, 0]
+    assert [client_of().get(tuple(key)) for key in bucket.key.tolist()] == [1, 0, 2, None]
     empty = from_clients({"a": {"x": np.zeros((0, 3), np.float32)}, "b": {"x": []}})
     (bucket,) = packed(empty, [0, 1], CohortSpec(2, 4, clients_per_bucket=4))
     assert bucket.weight.tolist() == [1, 1, 0, 0]
@@ -213,7 +221,7 @@ def test_shards_get_balanced_work_and_real_clients_first():
 
 
 def leaves_of(bucket):
-    return [*bucket.batches.values(), bucket.mask, bucket.steps, bucket.weight, bucket.client]
+    return [*bucket.batches.values(), bucket.mask, bucket.steps, bucket.weight, bucket.key]
 
 
 @hypothesis.given(

@@ -33,7 +33,7 @@ def bucket_of(values_CxD: np.ndarray, slots: int | None = None, padding: float =
         mask=real[:, None, None],
         steps=real.astype(np.int32),
         weight=real.astype(np.float32),
-        client=np.arange(slots, dtype=np.uint32),
+        key=np.stack([np.zeros(slots), np.arange(slots)], axis=1).astype(np.uint32),
     )
 
 

@@ -11,16 +11,17 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.errors import InformationLeak, InputError
-from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh
+from jaxpfl.errors import InformationLeak
+from jaxpfl.federated import (
+    Execution,
+    FixedPoint,
+    Query,
+    check_information_flow,
+    client_mesh,
+)
 from jaxpfl.federated.accumulators import rounded_sum, scaled
 from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.information_flow import (
-    Labelled,
-    check_information_flow,
-    check_program,
-    release_keys,
-)
+from jaxpfl.federated.information_flow import Labelled, check_program, release_keys
 from jaxpfl.federated.pairs import Pair
 from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan
 from jaxpfl.privacy.clipping import clip_factors
@@ -94,12 +95,18 @@ def test_a_release_depends_on_clients_by_noisy_sums_alone(of, execution):
 
 @dataclasses.dataclass(frozen=True)
 class Counting:
-    """A client function: the number of examples."""
+    """A client function by steps: the number of examples."""
 
     example_bound: float = 1.0
 
-    def __call__(self, broadcast, examples, key):
-        return jnp.sum(jnp.float32(examples.mask))
+    def init(self, broadcast, key):
+        return jnp.float32(0)
+
+    def step(self, broadcast, state, batch, mask, key):
+        return state + jnp.sum(jnp.float32(mask))
+
+    def finish(self, broadcast, state):
+        return state
 
 
 def test_under_the_unit_example_it_says_that_the_client_function_bounds():
@@ -114,9 +121,9 @@ def test_under_the_unit_example_it_says_that_the_client_function_bounds():
     assert check_information_flow(asked, population()).bounded_by_client
 
 
-def test_without_noise_nothing_can_be_proven():
-    with pytest.raises(InputError, match="has no noise"):
-        check_information_flow(query(of=no_noise()), population(), np.zeros(DIM, "f4"))
+def test_without_noise_no_output_is_noisy():
+    found = check_information_flow(query(of=no_noise()), population(), np.zeros(DIM, "f4"))
+    assert found.noisy == ()
 
 
 def test_what_a_client_function_holds_is_listed():

@@ -1,6 +1,7 @@
 """What a client does: SGD against a plain loop, and padding that leaves no trace."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxpfl.federated import Examples, LocalTraining
+from jaxpfl.federated import Examples, LocalTraining, contribution
 
 DIM = 3
 
@@ -64,11 +65,11 @@ def by_hand(held, learning_rate, momentum=0.0):
     return w, b
 
 
-def train(held, optimizer, params=None):
+def train(held, optimizer, params=None, longest=None):
     model = LinearModel()
-    client = jax.jit(LocalTraining(model, optimizer))
+    client = jax.jit(partial(contribution, LocalTraining(model, optimizer)))
     start = model.init(jax.random.key(0)) if params is None else params
-    return client(start, held, jax.random.key(1))
+    return client(start, held, jax.random.key(1), longest)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -98,9 +99,10 @@ def test_client_without_examples_changes_nothing():
     """TRUST 1: exactly 0, whatever the optimizer would do on its own."""
     # Parameters of zero would hide a weight decay.
     params = {"w": jnp.ones(DIM), "b": jnp.float32(1)}
-    for steps in (0, 2):
-        held = examples((), steps=2, batch=4)._replace(steps=np.int32(steps))
-        delta = train(held, optax.adamw(0.1, weight_decay=0.1), params)
+    # Alone, and beside one with two batches.
+    for longest in (None, jnp.int32(2)):
+        held = examples((), steps=2, batch=4)
+        delta = train(held, optax.adamw(0.1, weight_decay=0.1), params, longest)
         np.testing.assert_array_equal(delta["w"], np.zeros(DIM))
         np.testing.assert_array_equal(delta["b"], 0.0)
 
@@ -109,15 +111,14 @@ def test_vmap_is_the_loop():
     held = [examples((4, seed), steps=2, batch=4, seed=seed) for seed in (1, 2, 3)]
     optimizer = optax.sgd(0.1)
     together = jax.tree.map(lambda *leaves: np.stack(leaves), *held)
-    together = together._replace(steps=jnp.int32(2))
     model = LinearModel()
     client = LocalTraining(model, optimizer)
     params = model.init(jax.random.key(0))
 
-    def one(batches, mask):
-        return client(params, Examples(batches, mask, together.steps), jax.random.key(1))
+    def one(held):
+        return contribution(client, params, held, jax.random.key(1), jnp.int32(2))
 
-    found = jax.vmap(one)(together.batches, together.mask)
+    found = jax.vmap(one)(together)
     for index, alone in enumerate(held):
         np.testing.assert_allclose(found["w"][index], train(alone, optimizer)["w"], rtol=1e-5)
 
@@ -153,7 +154,8 @@ def test_rows_without_examples_are_not_computed(sizes, rows):
     client = LocalTraining(RowCounter(), optax.sgd(1.0))
     params = LinearModel().init(jax.random.key(0))
     held = examples(sizes, steps=3, batch=32)
-    assert jax.jit(client)(params, held, jax.random.key(1))["b"] == -rows
+    found = jax.jit(partial(contribution, client))(params, held, jax.random.key(1))
+    assert found["b"] == -rows
 
 
 @pytest.mark.parametrize("model", [LinearModel(), RowCounter()])
@@ -164,13 +166,13 @@ def test_no_client_changes_what_another_beside_it_computes(model):
 
     @jax.jit
     @jax.vmap
-    def both(batches, mask):
-        return client(params, Examples(batches, mask, jnp.int32(2)), jax.random.key(1))
+    def both(held):
+        return contribution(client, params, held, jax.random.key(1), jnp.int32(2))
 
     found = []
     for other in (examples((2,), steps=2, batch=32), examples((32, 32), steps=2, batch=32)):
         pair = jax.tree.map(lambda *leaves: np.stack(leaves), held, other)
-        found.append(jax.tree.map(lambda leaf: leaf[0], both(pair.batches, pair.mask)))
+        found.append(jax.tree.map(lambda leaf: leaf[0], both(pair)))
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 

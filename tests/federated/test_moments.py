@@ -11,7 +11,7 @@ from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Examples, contribution
 from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
 from tests.federated.cohorts import door, through
 from tests.plans import flat_plan, flat_without_privacy
@@ -116,7 +116,8 @@ def test_a_sum_is_rounded_once_whatever_the_order(moment, steps, batch, bits):
     rows = 0.27 * (1 + 0.05 * rng.random((steps * batch, DIM)) * rng.choice([1, 1, 1e-3]))
     rows_SxBxD = np.float32(rows).reshape(steps, batch, DIM)
     fn = ClientMoment(moment, CLIP, isometric=False)
-    found = fn(
+    found = contribution(
+        fn,
         jnp.zeros(DIM),
         Examples(
             {"embedding": jnp.asarray(rows_SxBxD)}, jnp.ones((steps, batch), bool), jnp.int32(steps)

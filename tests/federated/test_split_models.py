@@ -52,7 +52,7 @@ def change(made, mesh, *, clients=8, chunk=None):
     count = np.arange(8) < clients
     steps = np.where(count, 1 + np.arange(8) % 2, 0).astype(np.int32)
     mask = np.broadcast_to((np.arange(2)[None] < steps[:, None])[..., None], (8, 2, 2))
-    bucket = Bucket(columns, mask, steps, count.astype(np.float32), np.arange(8, dtype=np.uint32))
+    bucket = Bucket(columns, mask, steps, count.astype(np.float32), np.zeros((8, 2), np.uint32))
     contribution = broadcast[0] if training.adapters else broadcast
     settings = dict(cohort=CohortSpec(2, 4), mesh=mesh, chunk=chunk)
     opened = door(training, no_noise(clip_norm=0.2), contribution, **settings)

@@ -1,5 +1,6 @@
 """ResNet-18 against the same network made of flax's and XLA's layers, and its preparation."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ from flax import nnx
 from jax import lax
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated.client import Examples
+from jaxpfl.federated.client import Examples, contribution
 from jaxpfl.federated.local_training import LocalTraining
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.models import ResNet, count_parameters
@@ -109,7 +110,7 @@ def test_a_client_trains_on_crops_that_its_key_draws():
         jnp.ones((1, 4), bool),
         jnp.int32(1),
     )
-    train = jax.jit(LocalTraining(SHALLOW, optimizer("sgd", 0.1)))
+    train = jax.jit(partial(contribution, LocalTraining(SHALLOW, optimizer("sgd", 0.1))))
     params = SHALLOW.init(jax.random.key(0))
     changes = [train(params, examples, jax.random.key(i))["stem"]["kernel"] for i in (0, 0, 1)]
     np.testing.assert_array_equal(changes[0], changes[1])
