@@ -92,9 +92,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "epsilon NaN": (lambda: plan(epsilon=float("nan")), "epsilon finite nan"),
     "a large delta": (lambda: plan(delta=0.5), "delta smaller allow_large_delta"),
     "half a round": (lambda: plan(rounds=1.5), "rounds whole number 1.5"),
-    "a number as the clip": (lambda: plan(clip=1.0), "clip Clip found 1.0"),
+    "a number as the clip": (lambda: plan(clip=1.0), "clip Clip found float"),
     "a clip norm of 0": (lambda: jp.Clip(0.0), "clip_norm positive"),
-    "a number as participation": (lambda: plan(participation=4), "Poisson found 4"),
+    "a number as participation": (lambda: plan(participation=4), "Poisson found int"),
     "more clients than there are": (
         lambda: plan(participation=jp.Poisson(CLIENTS, 20)),
         "20 population of 12",

@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[str, set[str]]] = {
 }
 IMPORTS: dict[str, set[str]] = {
     "federated.door": {ASKED, FLOW},
-    "federated.asked": {RELEASE, SECURE, FOLLOWING, FLOW, "federated/rehearsal.py"},
+    "federated.asked": {RELEASE, SECURE, FOLLOWING, "federated/rehearsal.py"},
     "federated.summing": {DOOR},
     "federated.checksum": {DOOR, "federated/flow_following.py"},
 }

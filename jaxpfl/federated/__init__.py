@@ -18,7 +18,6 @@ evaluation       evaluates a public model on a device's own examples
 
 from jaxpfl.federated.accumulators import Compensated, FixedPoint
 from jaxpfl.federated.adaptive_clipping import next_clip_norm
-from jaxpfl.federated.asked import check_information_flow
 from jaxpfl.federated.client import BoundedByExample, ClientFn, ClientSteps, Examples, contribution
 from jaxpfl.federated.clipped_gradients import ClippedGradients
 from jaxpfl.federated.evaluation import correct_examples
@@ -28,6 +27,7 @@ from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.one_release import OneRelease
 from jaxpfl.federated.optimizers import optimizer
 from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.rehearsal import check_information_flow
 from jaxpfl.federated.release import Release, Released, Releaser
 from jaxpfl.federated.secure_release import SecureRelease
 from jaxpfl.privacy.secret import Secret

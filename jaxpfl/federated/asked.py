@@ -91,8 +91,7 @@ class Asked:
             )
         columns = identity.read_columns(query, prepared)
         require_room(query, columns)
-        client = identity.traced(query, broadcast, columns)
-        door = Door(query, client.out_info)
+        door, client = opened(query, broadcast, columns)
         unchecked = query.plan.unchecked
         flow = None if unchecked else check_release(query, door, client, broadcast, columns)
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
@@ -172,27 +171,18 @@ def traced(
       TypeError, ValueError: the client function does not fit the columns.
     """
     require_room(query, columns, elsewhere=True)
-    contribution = identity.traced(query, broadcast, columns).out_info
-    return contribution, *Door(query, contribution).trace(broadcast, columns)
+    door, client = opened(query, broadcast, columns)
+    return client.out_info, *door.trace(broadcast, columns)
 
 
-def check_information_flow(
-    query: Query, clients: Population, broadcast: PyTree = ()
-) -> InformationFlow:
-    """What is proven of a query before its first charge, without a release.
-
-    Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
-    after the query's `prepare`.
+def opened(query: Query, broadcast: PyTree, columns: Mapping[str, Any]) -> tuple[Door, Any]:
+    """The door of a query, and its client function as traced for one client.
 
     Raises:
-      InputError: the query does not fit the data, or this process is one of several.
-      InformationLeak: as `information_flow.check_release`.
+      InputError: as `traced`.
     """
-    prepared = clients if query.prepare is None else query.prepare(clients)
-    columns = identity.read_columns(query, prepared)
-    program = identity.traced(query, broadcast, columns)
-    door = Door(query, program.out_info)
-    return check_release(query, door, program, broadcast, columns)
+    client = identity.traced(query, broadcast, columns)
+    return Door(query, client.out_info), client
 
 
 def _typed(words: jax.Array) -> jax.Array:

@@ -391,7 +391,8 @@ def require_followed(jaxpr: Any, constants: dict[int, str]) -> None:
             name = eqn.primitive.name
             values = [each.val for each in eqn.invars if isinstance(each, core.Literal)]
             constants |= {id(each): described(each) for each in values if np.size(each) > 1}
-            if name == "custom_vmap_call" and eqn.params["rule"] in local_training.RULES:
+            # JAX wraps the rule, in an attribute of that name.
+            if name == "custom_vmap_call" and eqn.params["rule"].rule in local_training.RULES:
                 continue
             known = name in _CALLS or name in _LOOPS or _pure(eqn)
             if name in COLLECTIVES or not known:

@@ -11,7 +11,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts
-from jaxpfl.federated.client import ClientFn
+from jaxpfl.federated.client import ClientFn, Stepping
 from jaxpfl.federated.query import Execution, Query
 from jaxpfl.federated.release import Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -53,8 +53,8 @@ def release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: `(broadcast, examples, key) -> contribution` for one client, see
-        `federated.client`. It is traced with abstract shapes before anything is charged.
+      client_fn: what one client computes, by steps or whole, see `federated.client`. It is traced
+        with abstract shapes, and its flow of information checked, before anything is charged.
       clients: as many as the plan's population.
       plan: of one round.
       ledger: file that the release is charged to; made if absent.
@@ -64,15 +64,16 @@ def release(
       budget: hard limit of the whole ledger.
 
     Raises:
+      InformationLeak: the client function does something else than compute, such as a callback.
       InputError: an argument is of another kind, the plan has several rounds or another population,
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
     hosts.require_one_process("jaxpfl.release needs")
-    if not callable(client_fn):
+    if not callable(client_fn) and not isinstance(client_fn, Stepping):
         raise InputError(
-            "client_fn must be a function (broadcast, examples, key) -> contribution, found "
-            f"{type(client_fn).__name__}"
+            "client_fn must be a function (broadcast, examples, key) -> contribution or "
+            f"ClientSteps, found {type(client_fn).__name__}"
         )
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")

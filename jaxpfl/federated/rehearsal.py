@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.federated.asked import traced
+from jaxpfl.data.population import Population
+from jaxpfl.federated import identity
+from jaxpfl.federated.asked import opened, traced
+from jaxpfl.federated.information_flow import InformationFlow, check_release
 from jaxpfl.federated.query import Query
 from jaxpfl.federated.release import Released
 
@@ -80,6 +83,24 @@ def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> t
     # An accumulator holds pairs of numbers.
     found = Asked(query.label, size_of(shapes), up, bucket, chunk * replicas, 2 * up * replicas)
     return found, contribution
+
+
+def check_information_flow(
+    query: Query, clients: Population, broadcast: PyTree = ()
+) -> InformationFlow:
+    """What is proven of a query before its first charge, without a release.
+
+    Nothing is compiled, run or charged. Of the clients and the broadcast only shapes are used,
+    after the query's `prepare`.
+
+    Raises:
+      InputError: the query does not fit the data, or this process is one of several.
+      InformationLeak: as `information_flow.check_release`.
+    """
+    prepared = clients if query.prepare is None else query.prepare(clients)
+    columns = identity.read_columns(query, prepared)
+    door, client = opened(query, broadcast, columns)
+    return check_release(query, door, client, broadcast, columns)
 
 
 def rehearse(

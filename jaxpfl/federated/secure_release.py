@@ -73,8 +73,7 @@ def secure_release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: `(broadcast, examples, key) -> contribution` for one client, see
-        `federated.client`.
+      client_fn: what one client computes, by steps or whole, see `federated.client`.
       clients: as many as `secure` has; all take part.
       delta: of the stated guarantees, below 1 / clients.
       ledger: file that the release is charged to; made if absent.

@@ -6,9 +6,8 @@ with the wrong accountant. The participation decides adjacency and accountant: s
 `privacy.participation`.
 
 The unit is what is added, removed or replaced: a client with all its examples, or one example. Then
-examples are sampled, whoever holds them, and the client function bounds each example by itself
-(`federated.BoundedByExample`). The noise multiplier is always z = (noise standard deviation on the
-sum) / S.
+examples are sampled, whoever holds them, and the client function bounds each by itself
+(`federated.BoundedByExample`). The noise multiplier z is the sum's noise standard deviation / S.
 """
 
 import dataclasses
@@ -45,8 +44,7 @@ class Plan:
       allow_large_delta: a written reason to accept delta >= 1 / N.
       simulates: a larger population whose noise is scaled down to these clients, see
         `simulated_by`; None for a plan whose guarantee is that of its own clients.
-      unchecked: runs client functions whose flow of information cannot be followed, such as those
-        with a callback. Only without noise, because noise does not cover what they tell.
+      unchecked: runs client functions that cannot be checked (callbacks); only without noise.
 
     Raises:
       InputError: a field has a wrong type, is out of range or contradicts another field.
@@ -67,12 +65,9 @@ class Plan:
         # Not numpy numbers, which could not be written as JSON.
         object.__setattr__(self, "rounds", checks.positive_int("rounds", self.rounds))
         object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
-        if not isinstance(self.clip, Clip):
-            raise InputError(f"clip must be a Clip, found {self.clip!r}")
-        if not isinstance(self.participation, Participation):
-            raise InputError(
-                f"participation must be Poisson, FixedSize or Cyclic, found {self.participation!r}"
-            )
+        checks.instance("clip", self.clip, Clip, "a Clip")
+        kinds = "Poisson, FixedSize or Cyclic"
+        checks.instance("participation", self.participation, Participation, kinds)
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, ("pld", "rdp"))
         if self.adaptive_clip is not None and self.sampling == "cyclic":
@@ -83,12 +78,8 @@ class Plan:
                 raise InputError("a plan without noise has delta = 0: use Plan.without_privacy")
             return
         if self.unchecked:
-            raise InputError(
-                "unchecked = True needs a plan without noise, because noise does not cover what a "
-                "client function tells otherwise: use Plan.without_privacy"
-            )
-        if not isinstance(self.noise, Noise):
-            raise InputError(f"noise must be a Noise, found {self.noise!r}")
+            raise InputError("unchecked = True needs a plan without noise: Plan.without_privacy")
+        checks.instance("noise", self.noise, Noise, "a Noise")
         self._check_delta()
         if self.noise.correlation != "independent" and self.sampling != "cyclic":
             raise InputError(
@@ -123,7 +114,7 @@ class Plan:
         reason = self.allow_large_delta
         if reason is not None and (not isinstance(reason, str) or not reason.strip()):
             raise InputError(f"allow_large_delta must be a written reason, found {reason!r}")
-        if self.delta >= 1 / self.population and reason is None:
+        if reason is None and self.delta >= 1 / self.population:
             raise InputError(
                 f"delta = {self.delta:g} is not below 1 / population = {1 / self.population:g}, so "
                 "that even publishing a client's data would satisfy it: choose a smaller delta, or "
@@ -160,8 +151,7 @@ class Plan:
             or `prior_releases` are of another kind.
         """
         target = checks.positive("epsilon", epsilon)
-        if not isinstance(clip, Clip):
-            raise InputError(f"clip must be a Clip, found {clip!r}")
+        checks.instance("clip", clip, Clip, "a Clip")
         trial = cls(
             rounds=rounds,
             # An adaptive clip would check the noise multiplier, which is not known yet.
@@ -215,9 +205,7 @@ class Plan:
     ) -> Self:
         """Returns a plan with no noise and no guarantee, which its statement says.
 
-        Args:
-          clip: None for a norm of 1e6, which is too large to change most contributions.
-          unchecked: see `Plan`.
+        Without a clip, its norm is 1e6, which is too large to change most contributions.
         """
         return cls(
             rounds=rounds,
@@ -256,10 +244,9 @@ class Plan:
           InputError: `participation` is not of fewer clients, or cannot simulate this plan's.
         """
         if self.noise is None or participation.sampling != self.sampling:
-            raise InputError(
-                f"a simulation needs a plan with noise and sampling = {participation.sampling!r}, "
-                f"found {self.sampling!r}{'' if self.private else ' without noise'}"
-            )
+            found = f"{self.sampling!r}{'' if self.private else ' without noise'}"
+            wanted = f"a plan with noise and sampling = {participation.sampling!r}"
+            raise InputError(f"a simulation needs {wanted}, found {found}")
         size, here = self.clients_per_round, participation.clients_per_round
         z = self.noise.multiplier * here / size
         # Rounding must not make the epsilon that is stated for the larger population too small.
@@ -405,12 +392,11 @@ class Plan:
     def statement(self, rounds: int | None = None) -> str:
         """Returns the guarantee in one line, with unit, adjacency and accountant."""
         stated = self.guarantee(rounds).statement()
-        if self.unchecked:
-            return f"{stated}; what client functions tell was not checked"
-        if self.simulates is None:
-            return stated
-        larger = self.scaled_to(self.simulates).statement(rounds)
-        return f"{self.simulation}; {both_statements(larger, stated)}"
+        stated += "; what client functions tell was not checked" if self.unchecked else ""
+        if self.simulates is not None:
+            larger = self.scaled_to(self.simulates).statement(rounds)
+            stated = f"{self.simulation}; {both_statements(larger, stated)}"
+        return stated
 
     def sample(self, seed: int, round: int) -> np.ndarray:
         """Returns a round's cohort: sorted client indices, int64; see `check_round`. PRIVATE."""

@@ -1,6 +1,7 @@
 """Sums of clipped gradients of single examples, against a loop in float64, and their bound."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import ClippedGradients
+from jaxpfl.federated import ClippedGradients, contribution
 from tests.federated.test_local_training import DIM, LinearModel, examples
 
 CLIP = 0.7
@@ -36,7 +37,7 @@ def vector(tree) -> np.ndarray:
 
 
 def summed(held, clip_norm=CLIP) -> np.ndarray:
-    client = jax.jit(ClippedGradients(LinearModel(), clip_norm))
+    client = jax.jit(partial(contribution, ClippedGradients(LinearModel(), clip_norm)))
     return vector(client(PARAMS, held, jax.random.key(0)))
 
 
@@ -100,7 +101,7 @@ class Moved(LinearModel):
 
 def test_examples_of_an_augmenting_model_are_drawn_anew():
     held = examples((4,), steps=1, batch=4)
-    client = jax.jit(ClippedGradients(Moved(), CLIP))
+    client = jax.jit(partial(contribution, ClippedGradients(Moved(), CLIP)))
     found = [vector(client(PARAMS, held, jax.random.key(seed))) for seed in (0, 0, 1)]
     np.testing.assert_array_equal(found[0], found[1])
     assert np.abs(found[0] - found[2]).max() > 1e-3

@@ -177,7 +177,7 @@ def test_client_keys_belong_to_clients():
     bucket = bucket_of(values)
     alone = []
     for client in range(4):
-        single = bucket_of(values[:1], 2)._replace(key=np.full((2, 2), client, np.uint32))
+        single = bucket_of(values[:1], 2)._replace(key=np.array([[0, client]] * 2, np.uint32))
         alone.append(summed([single], client_fn=draws, chosen=no_noise(clip_norm=100.0)))
     together = summed([bucket], client_fn=draws, chosen=no_noise(clip_norm=100.0))
     np.testing.assert_allclose(sum(alone), together, rtol=1e-6)

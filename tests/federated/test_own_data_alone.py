@@ -1,0 +1,219 @@
+"""What a client computes follows from the broadcast, its own examples and its key: nothing else.
+
+An adversary's client function may return anything that it is handed. What it is handed for one
+client must be the same, bit for bit, whoever else takes part.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import jaxpfl as jp
+from jaxpfl.data import from_clients
+from jaxpfl.data.cohort import CohortSpec, pack
+from jaxpfl.errors import InputError
+from jaxpfl.federated import ClientSteps, Execution, Query, client_mesh
+from jaxpfl.federated.door import Door, Keys
+from jaxpfl.federated.identity import traced
+from tests.federated.cohorts import keys, no_noise
+from tests.federated.own_functions import FUNCTIONS
+
+# Batches of two: ladders, so that a bucket's shape follows from its largest client.
+SPECS = {
+    "default ladder": CohortSpec(2, 16, clients_per_bucket=32),
+    "each step a rung": CohortSpec(2, 16, ladder=tuple(range(1, 9)), clients_per_bucket=64),
+    "two epochs": CohortSpec(2, 8, epochs=2, clients_per_bucket=32),
+}
+CLIP = 1.0
+
+
+def exact_sum(client_fn, held, spec, chunk, broadcast=1.0):
+    """The sum of everybody's clipped contributions, without noise, through the door."""
+    clients = from_clients({name: {"x": np.float32(x)} for name, x in held.items()})
+    plan = no_noise(population=len(clients), clients_per_round=len(clients), clip_norm=CLIP)
+    query = Query("q", client_fn, plan, spec, execution=Execution(client_mesh(1), chunk))
+    broadcast = jnp.float32(broadcast)
+    like = traced(query, broadcast, clients.columns).out_info
+    buckets = pack(clients, np.arange(len(clients)), query.cohort, seed=7, round=1)
+    opened = Door(query, like)
+    found = opened(broadcast, buckets, jnp.float32(CLIP), keys())
+    return np.asarray(jax.tree.leaves(found.value)[0], np.float64)
+
+
+def clients_of(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    return {f"client {i}": 3 * rng.normal(size=n) for i, n in enumerate(sizes)}
+
+
+LAYOUTS = [(name, chunk) for name in SPECS for chunk in (1, 32)]
+DRAWN = dict(client_fn=FUNCTIONS, place=st.integers(0, 9), size=st.sampled_from([0, 1, 16, 40]))
+
+
+@pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
+@settings(max_examples=6, phases=[Phase.generate])
+@given(**DRAWN)
+def test_one_client_moves_the_sum_by_at_most_the_clip_norm(layout, chunk, client_fn, place, size):
+    """TRUST 41: drawn client functions in both forms; the client may be the bucket's largest, and
+    all others come after it or before it.
+    """
+    _check_moved(layout, chunk, client_fn, place, size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
+@settings(max_examples=200, phases=[Phase.generate])
+@given(**DRAWN)
+def test_two_hundred_functions_in_each_layout(layout, chunk, client_fn, place, size):
+    """TRUST 41."""
+    _check_moved(layout, chunk, client_fn, place, size)
+
+
+def _check_moved(layout, chunk, client_fn, place, size):
+    others = clients_of([1, 3, 0, 2, 5, 1, 4, 2])
+    giant = 5 * np.random.default_rng(place).normal(size=size)
+    names = list(others)
+    with_it = {n: others[n] for n in names[:place]} | {"giant": giant}
+    with_it |= {n: others[n] for n in names[place:]}
+    spec = SPECS[layout]
+    moved = exact_sum(client_fn, with_it, spec, chunk) - exact_sum(client_fn, others, spec, chunk)
+    assert np.linalg.norm(moved) <= CLIP * (1 + 1e-5)
+
+
+def whole_adversary(broadcast, examples, key):
+    """Everything that a whole function is handed, and the shapes of all of it."""
+    shapes = [float(size) for each in (examples.batches["x"], examples.mask) for size in each.shape]
+    return {
+        "x": examples.batches["x"].ravel(),
+        "mask": examples.mask.ravel().astype(jnp.float32),
+        "steps": examples.steps.astype(jnp.float32),
+        "key": jax.random.key_data(key).astype(jnp.float32),
+        "shapes": jnp.asarray(shapes),
+    }
+
+
+STEPS = 8
+
+
+def _seen(batch, mask, key):
+    words = jax.random.key_data(key).astype(jnp.float32)
+    shape = jnp.asarray([float(mask.shape[0]), float(batch["x"].shape[0])])
+    return jnp.concatenate([batch["x"], mask.astype(jnp.float32), words, shape])
+
+
+stepping_adversary = ClientSteps(
+    lambda broadcast, key: (
+        jnp.int32(0),
+        jax.random.key_data(key).astype(jnp.float32),
+        jnp.zeros((2 * STEPS, 2 + 2 + 4 + 2)),
+    ),
+    # All that was ever handed over, one row a step, and how often.
+    lambda broadcast, state, batch, mask, key: (
+        state[0] + 1,
+        state[1],
+        state[2].at[state[0]].set(_seen(batch, mask, key)),
+    ),
+    lambda broadcast, state: {
+        "steps": state[0].astype(jnp.float32),
+        "key": state[1],
+        "seen": state[2],
+    },
+)
+
+
+def contribution_beside(client_fn, others, spec, chunk):
+    """What "self" sends, with these others: theirs are zero by their own broadcast-free data."""
+    held = {"self": np.float32([1.5, -2.0, 0.25])} | others
+
+    def alone(tree, is_self):
+        return jax.tree.map(lambda leaf: jnp.where(is_self, leaf, jnp.zeros_like(leaf)), tree)
+
+    if isinstance(client_fn, ClientSteps):
+        chosen = ClientSteps(
+            lambda b, key: (jnp.bool_(False), client_fn.init(b, key)),
+            lambda b, s, batch, mask, key: (
+                s[0] | jnp.any(batch["self"] & mask),
+                client_fn.step(b, s[1], batch, mask, key),
+            ),
+            lambda b, s: alone(client_fn.finish(b, s[1]), s[0]),
+        )
+    else:
+
+        def chosen(broadcast, examples, key):
+            is_self = jnp.any(examples.batches["self"] & examples.mask)
+            return alone(client_fn(broadcast, examples, key), is_self)
+
+    clients = from_clients(
+        {
+            name: {"x": np.float32(x), "self": np.full(len(x), name == "self")}
+            for name, x in held.items()
+        }
+    )
+    count = len(clients)
+    plan = no_noise(population=count, clients_per_round=count, clip_norm=1e12)
+    query = Query("q", chosen, plan, spec, execution=Execution(client_mesh(1), chunk))
+    opened = Door(query, traced(query, (), clients.columns).out_info)
+    buckets = pack(clients, np.arange(count), query.cohort, seed=7, round=1)
+    return jax.device_get(opened((), buckets, jnp.float32(1e12), keys()).value)
+
+
+OTHERS = {
+    "nobody": {},
+    "small ones": {f"a {i}": np.ones(1, np.float32) for i in range(5)},
+    "a giant": {"a giant": np.full(60, 7.0, np.float32)},
+    "many": {f"{i}": np.full(i % 13, float(i), np.float32) for i in range(70)},
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 32])
+@pytest.mark.parametrize("layout", SPECS)
+@pytest.mark.parametrize("adversary", [whole_adversary, stepping_adversary], ids=["whole", "steps"])
+def test_nothing_that_a_client_is_handed_depends_on_others(adversary, layout, chunk):
+    """TRUST 41: shapes, steps, mask, values, keys: all of it is sent, and is always the same."""
+    expected, *found = (
+        contribution_beside(adversary, others, SPECS[layout], chunk) for others in OTHERS.values()
+    )
+    assert np.any(expected["key"] != 0)
+    for each in found:
+        jax.tree.map(np.testing.assert_array_equal, each, expected)
+
+
+def test_whole_functions_get_one_public_shape():
+    query = Query("q", whole_adversary, no_noise(), SPECS["each step a rung"])
+    assert query.cohort.rungs == (8,)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"init": lambda broadcast: 0.0}, "init"),
+        ({"step": lambda broadcast, state, batch, mask: state}, "step"),
+        ({"finish": lambda state: state}, "finish"),
+        ({"step": lambda broadcast, state, batch, mask, key: jnp.zeros(3)}, "state"),
+        ({"finish": lambda broadcast, state: jnp.int32(1)}, "float"),
+    ],
+)
+def test_steps_that_do_not_fit_together_are_refused_before_a_charge(change, named, tmp_path):
+    parts = {
+        "init": lambda broadcast, key: jnp.float32(0),
+        "step": lambda broadcast, state, batch, mask, key: state + 1,
+        "finish": lambda broadcast, state: state,
+    }
+    clients = from_clients({"a": {"x": np.ones(2)}, "b": {"x": np.ones(1)}})
+    plan = jp.Plan(1, jp.Clip(1.0), jp.Noise(1.0), jp.Poisson(2, 1), 1e-2)
+    ledger = tmp_path / "ledger.jsonl"
+    with pytest.raises(InputError, match=named):
+        jp.release(ClientSteps(**{**parts, **change}), clients, plan, ledger=ledger)
+    assert not ledger.exists() or len(jp.Ledger.read(ledger)) == 0
+
+
+def test_the_key_of_a_release_is_every_clients_own():
+    """Keys follow from ids: not from an index that another client's removal would shift."""
+    found = [
+        contribution_beside(whole_adversary, others, SPECS["default ladder"], 1)["key"]
+        for others in ({}, {"0 before it in every order": np.ones(3, np.float32)})
+    ]
+    np.testing.assert_array_equal(*found)
+    assert isinstance(keys(), Keys)
