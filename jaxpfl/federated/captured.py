@@ -18,7 +18,7 @@ import numpy as np
 
 _PLAIN = {bool: "a truth value", int: "a whole number", float: "a number", complex: "a number"}
 _PLAIN |= {str: "text", bytes: "bytes"}
-_DEEPEST = 8
+_DEEPEST, _LONGEST = 8, 32
 _OWN = Path(__file__).parents[1]
 _INSTALLED = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
 
@@ -50,7 +50,8 @@ class _Reader:
             self.found[f"{name}: {value.dtype}{list(np.shape(value))}"] = None
         elif id(value) not in self.seen and depth < _DEEPEST:
             self.seen.add(id(value))
-            parts = list(_parts(value))
+            long = isinstance(value, Mapping | tuple | list | set) and len(value) > _LONGEST
+            parts = [] if long else list(_parts(value))
             for part, each in parts:
                 self.read(f"{name}.{part}" if name else part, each, depth + 1)
             if not parts and not callable(value):
@@ -82,11 +83,11 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """The methods of a class that is not from an installed package: their globals."""
+    """What a class that is not from an installed package holds, and its methods."""
     if not _installed(getattr(sys.modules.get(kind.__module__), "__file__", None)):
-        yield from [
-            (name, each) for name, each in vars(kind).items() if isinstance(each, FunctionType)
-        ]
+        held = (FunctionType, jax.Array, np.ndarray, np.generic, *_PLAIN)
+        found = [(name, each) for name, each in vars(kind).items() if isinstance(each, held)]
+        yield from [(name, each) for name, each in found if not name.startswith("__")]
 
 
 def _of_function(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import InputError
+from jaxpfl.errors import InformationLeak, InputError
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -174,6 +174,7 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
       broadcast, examples: shapes.
 
     Raises:
+      InformationLeak: it uses a collective over clients or devices.
       InputError: it takes other arguments, a step returns another state, or the contribution is
         not a tree of float arrays.
     """
@@ -188,6 +189,13 @@ def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Example
     try:
         # A function of its own, so that nothing is kept of it.
         found = jax.jit(partial(contribution, client_fn)).trace(broadcast, examples, key)
+    except NameError as error:
+        if "unbound axis name" not in str(error):
+            raise
+        raise InformationLeak(
+            f"the client function of query {label!r} asks other clients or devices by a collective "
+            f"(psum and the like): {str(error).splitlines()[0]}"
+        ) from error
     except TypeError as error:
         if "not a valid JAX type" not in str(error):
             raise

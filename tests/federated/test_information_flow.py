@@ -7,14 +7,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import jaxpfl as jp
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.errors import InformationLeak
+from jaxpfl.errors import InformationLeak, InputError
 from jaxpfl.federated import (
+    ClientSteps,
     Execution,
     FixedPoint,
+    LocalTraining,
     Query,
     check_information_flow,
     client_mesh,
@@ -23,10 +27,11 @@ from jaxpfl.federated.accumulators import rounded_sum, scaled
 from jaxpfl.federated.checksum import bound_to_bits
 from jaxpfl.federated.information_flow import Labelled, check_program, release_keys
 from jaxpfl.federated.pairs import Pair
-from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Noise, Plan
+from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal
 from tests.federated.cohorts import DIM, no_noise, plan
+from tests.federated.test_local_training import LinearModel
 
 CLIENTS = 8
 MESH = client_mesh(1)
@@ -126,15 +131,56 @@ def test_without_noise_no_output_is_noisy():
     assert found.noisy == ()
 
 
-def test_what_a_client_function_holds_is_listed():
-    """It is a constant of the program: whoever put clients' data there is not found out."""
-    table = np.arange(DIM, dtype=np.float32)
+class Holding:
+    """A client function of one's own class."""
 
-    def holds(broadcast, examples, key):
-        return examples.batches["x"][0, 0] * table
+    factor = 2.5
 
-    found = check_information_flow(query(holds), population())
-    assert f"float32[{DIM}]" in found.constants
+    def __init__(self):
+        self.table = np.arange(DIM, dtype=np.float32)
+
+    def __call__(self, broadcast, examples, key):
+        return examples.batches["x"][0, 0] * self.table * self.factor
+
+
+MEAN, CLIENT_NAME = 17.25, "client 3"
+
+
+def held_global(broadcast, examples, key):
+    return examples.batches["x"][0, 0] + (MEAN if CLIENT_NAME else 0.0)
+
+
+def held_in_closure():
+    mean, one = jnp.float32(3.5), np.ones(1, np.float32)
+
+    def holds(broadcast, examples, key, scale=0.5):
+        return examples.batches["x"][0, 0] * scale + mean + one
+
+    return holds
+
+
+@pytest.mark.parametrize(
+    ("client_fn", "named"),
+    [
+        (Holding(), {"table: float32[5]", "factor: a number"}),
+        (held_global, {"MEAN: a number", "CLIENT_NAME: text"}),
+        (held_in_closure(), {"mean: float32[]", "one: float32[1]", "default 0: a number"}),
+        (
+            ClientSteps(
+                lambda broadcast, key: jnp.zeros(DIM),
+                partial(lambda b, *given, by: given[0] + by, by=1.5),
+                lambda broadcast, state: state * MEAN,
+            ),
+            {"step.by: a number", "finish.MEAN: a number"},
+        ),
+    ],
+    ids=["object", "globals", "closure", "steps"],
+)
+def test_what_a_client_function_captures_is_listed_by_name_without_values(client_fn, named):
+    """Nobody can tell whether it was computed from clients: whoever reads the record sees it."""
+    found = check_information_flow(query(client_fn), population()).constants
+    assert named <= set(found)
+    assert not any("17.25" in each or "client 3" in each or "3.5" in each for each in found)
 
 
 def printing(broadcast, examples, key):
@@ -151,15 +197,168 @@ def asking_the_host(broadcast, examples, key):
     return {"a": jax.lax.fori_loop(0, 2, step, start)}
 
 
-@pytest.mark.parametrize(
-    ("client_fn", "name"), [(printing, "debug_print"), (asking_the_host, "pure_callback")]
+@jax.custom_batching.custom_vmap
+def mixing(x):
+    return x
+
+
+@mixing.def_vmap
+def _sum_of_all(axis_size, batched, x):
+    return jnp.broadcast_to(x.sum(0), x.shape), True
+
+
+def with_a_rule_of_its_own(broadcast, examples, key):
+    return mixing(examples.batches["x"][0, 0])
+
+
+def foreign(broadcast, examples, key):
+    shape = jax.ShapeDtypeStruct((DIM,), jnp.float32)
+    return jax.ffi.ffi_call("nothing", shape, vmap_method="sequential")(examples.batches["x"][0, 0])
+
+
+def hidden_in_a_solver(broadcast, examples, key):
+    x = examples.batches["x"][0, 0]
+
+    def matvec(v):
+        return jax.pure_callback(np.asarray, v, v, vmap_method="sequential") * 2.0
+
+    return jax.lax.custom_linear_solve(matvec, x, solve=lambda mv, b: b / 2, symmetric=True)
+
+
+def on_a_mesh(broadcast, examples, key):
+    spec = jax.sharding.PartitionSpec()
+    inner = jax.shard_map(lambda x: x, mesh=MESH, in_specs=spec, out_specs=spec, check_vma=False)
+    return inner(examples.batches["x"][0, 0])
+
+
+def told_all(broadcast, examples, key):
+    return jax.lax.psum(examples.batches["x"][0, 0], "clients")
+
+
+def in_steps(broadcast, state, batch, mask, key):
+    jax.debug.print("{}", jnp.sum(mask))
+    return state + jnp.sum(batch["x"])
+
+
+printing_steps = ClientSteps(
+    lambda broadcast, key: jnp.float32(0), in_steps, lambda broadcast, state: state
 )
-def test_a_callback_in_a_client_function_is_named_with_its_line(client_fn, name):
+
+# Client functions that tell something otherwise, and what is named.
+TELLING = {
+    "print": (printing, "debug_print"),
+    "callback": (asking_the_host, "pure_callback"),
+    "rule": (with_a_rule_of_its_own, "custom_vmap_call"),
+    "foreign": (foreign, "ffi_call"),
+    "solver": (hidden_in_a_solver, "pure_callback"),
+    "mesh": (on_a_mesh, "shard_map"),
+    "collective": (told_all, "psum"),
+    "steps": (printing_steps, "debug_print"),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("which", TELLING)
+def test_a_client_function_that_tells_something_is_named_with_its_line(which, chunk):
+    """TRUST 42: whatever the chunk, though a rule is gone from the program of several clients."""
+    client_fn, name = TELLING[which]
+    asked = query(client_fn, mesh=client_mesh(1), chunk=chunk)
     with pytest.raises(InformationLeak) as caught:
-        check_information_flow(query(client_fn), population())
-    assert re.search(
-        rf"{name} cannot be followed: .*{__name__.rpartition('.')[2]}.py:\d+", str(caught.value)
+        check_information_flow(asked, population())
+    assert name in str(caught.value)
+    if which != "collective":
+        assert re.search(rf"{__name__.rpartition('.')[2]}.py:\d+", str(caught.value))
+
+
+def run_once(client_fn, plan, folder):
+    asked = Query("q", client_fn, plan, CohortSpec(1, 1, clients_per_bucket=4))
+
+    def step(state, release, round):
+        return release(asked).value, {}
+
+    algorithm = jp.algorithms.Algorithm("own", lambda key: jnp.zeros(DIM), step, (asked,))
+    jp.run(algorithm, population(), ledger=folder / "ledger.jsonl", out=folder / "run")
+
+
+PLAN = Plan(1, Clip(1.0), Noise(1.0), Poisson(CLIENTS, CLIENTS), 1e-2)
+WAYS = {
+    "jp.run": lambda fn, folder: run_once(fn, PLAN, folder),
+    "jp.run without noise": lambda fn, folder: run_once(
+        fn, Plan.without_privacy(rounds=1, participation=Poisson(CLIENTS, CLIENTS)), folder
+    ),
+    "jp.release": lambda fn, folder: jp.release(
+        fn, population(), PLAN, ledger=folder / "ledger.jsonl"
+    ),
+    "jp.secure_release": lambda fn, folder: jp.secure_release(
+        fn,
+        population(),
+        jp.SecureSum(clients=CLIENTS, clip_norm=1.0, noise_multiplier=1.0),
+        delta=1e-2,
+        ledger=folder / "ledger.jsonl",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_check_runs_by_itself_before_the_first_charge(way, tmp_path, capfd):
+    """TRUST 42: a print that was left in a client function prints nothing, and costs nothing."""
+
+    def left_in(broadcast, examples, key):
+        jax.debug.print("CLIENT {}", jnp.sum(examples.batches["x"]))
+        return examples.batches["x"][0, 0]
+
+    with pytest.raises(InformationLeak, match="debug_print"):
+        WAYS[way](left_in, tmp_path)
+    out, err = capfd.readouterr()
+    assert "CLIENT" not in out + err
+    ledger = tmp_path / "ledger.jsonl"
+    assert not ledger.exists() or len(Ledger.read(ledger)) == 0
+
+
+def test_unchecked_it_runs_and_everything_says_that_it_is_not_private(tmp_path, capfd):
+    participation = Poisson(CLIENTS, CLIENTS)
+    made = Plan.without_privacy(rounds=1, participation=participation, unchecked=True)
+
+    def left_in(broadcast, examples, key):
+        jax.debug.print("CLIENT {}", jnp.sum(examples.batches["x"]))
+        return examples.batches["x"][0, 0]
+
+    found = jp.release(left_in, population(), made, ledger=tmp_path / "ledger.jsonl")
+    jax.effects_barrier()
+    assert "CLIENT" in capfd.readouterr().out
+    assert "NOT PRIVATE" in found.privacy
+    assert "not checked" in found.privacy
+    assert "NOT PRIVATE" in found.ledger
+    assert Plan.from_dict(made.to_dict()) == made
+    with pytest.raises(InputError, match="without noise"):
+        dataclasses.replace(PLAN, unchecked=True)
+
+
+def test_a_constant_may_be_sent():
+    """A count of clients, which is the same for all of them, is clipped like anything else."""
+    for chunk in (1, 4):
+        asked = query(lambda b, e, k: jnp.float32(1), mesh=client_mesh(1), chunk=chunk)
+        assert check_information_flow(asked, population()).noisy == (".value",)
+
+
+@pytest.mark.parametrize("chunk", [1, 32])
+@pytest.mark.parametrize("batch", [4, 16, 32])
+def test_local_training_passes_at_any_batch_and_chunk(batch, chunk):
+    """Its one rule for clients side by side mixes none of them, and is followed."""
+    spec = CohortSpec(batch, 3 * batch, clients_per_bucket=32)
+    clients = from_clients(
+        {str(i): {"x": np.ones((2, 3), np.float32), "y": np.ones(2, np.float32)} for i in range(8)}
     )
+    model = LinearModel()
+    asked = Query(
+        "q",
+        LocalTraining(model, optax.adamw(0.1)),
+        small(),
+        spec,
+        execution=Execution(client_mesh(1), chunk),
+    )
+    params = model.init(jax.random.key(0))
+    assert len(check_information_flow(asked, clients, params).noisy) == 2
 
 
 # Small releases of a matrix of contributions, honest and not.

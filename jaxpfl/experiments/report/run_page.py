@@ -191,7 +191,12 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"plan of the {query['label']}", json.dumps(query["plan"], indent=2))
         for query in run["queries"]
     ]
-    return [*plans, ("versions", "\n".join([head, *versions]))]
+    held = [
+        (f"what the client function of the {query['label']} captures", "\n".join(query["captured"]))
+        for query in run["queries"]
+        if query["captured"]
+    ]
+    return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 
 
 def evaluation_figures(found: RunFiles, curves: Mapping[str, RunFiles], mark: str) -> list[Figure]:
