@@ -57,7 +57,7 @@ def main(config: Config) -> list[dict]:
         mask=jax.device_put(np.ones((clients, 1, 1), bool), dealt),
         steps=nothing_C,
         weight=jax.device_put(np.ones(clients, np.float32), dealt),
-        client=jax.device_put(np.arange(clients, dtype=np.uint32), dealt),
+        key=jax.device_put(np.zeros((clients, 2), np.uint32), dealt),
     )
     plan = jp.Plan(
         rounds=100,

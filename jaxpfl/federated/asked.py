@@ -157,7 +157,7 @@ class Asked:
 def traced(
     query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
 ) -> tuple[PyTree, int, int]:
-    """Traces what a release of the query would compute: nothing is compiled, run or charged.
+    """Traces and checks what a release of the query would compute: nothing is compiled or charged.
 
     Args:
       broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
@@ -167,11 +167,14 @@ def traced(
       clients that one device computes at a time.
 
     Raises:
+      InformationLeak: as `information_flow.check_release`.
       InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
       TypeError, ValueError: the client function does not fit the columns.
     """
     require_room(query, columns, elsewhere=True)
     door, client = opened(query, broadcast, columns)
+    if not query.plan.unchecked:
+        check_release(query, door, client, broadcast, columns)
     return client.out_info, *door.trace(broadcast, columns)
 
 

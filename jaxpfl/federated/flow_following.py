@@ -7,6 +7,7 @@ name: an unknown primitive, a callback, anything with an effect.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.extend.source_info_util as sources
 import numpy as np
 from jax.extend import core
@@ -50,6 +51,8 @@ _CALLS = {
     "remat2": "jaxpr",
     "shard_map": "jaxpr",
 }
+# The rule by which JAX takes clients in turn, each by itself.
+_ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__
 _LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.
 _PASSES = 50
@@ -391,10 +394,11 @@ def require_followed(jaxpr: Any, constants: dict[int, str]) -> None:
             name = eqn.primitive.name
             values = [each.val for each in eqn.invars if isinstance(each, core.Literal)]
             constants |= {id(each): described(each) for each in values if np.size(each) > 1}
-            # JAX wraps the rule, in an attribute of that name.
-            if name == "custom_vmap_call" and eqn.params["rule"].rule in local_training.RULES:
-                continue
             known = name in _CALLS or name in _LOOPS or _pure(eqn)
+            if name == "custom_vmap_call":
+                # JAX wraps the rule, in an attribute of that name.
+                rule = eqn.params["rule"].rule
+                known = rule in local_training.RULES or rule.__code__ is _ONE_BY_ONE
             if name in COLLECTIVES or not known:
                 raise InformationLeak(f"{name} cannot be followed: {told(eqn)}")
             left += _jaxprs(list(eqn.params.values()))

@@ -66,8 +66,8 @@ class Plan:
         object.__setattr__(self, "rounds", checks.positive_int("rounds", self.rounds))
         object.__setattr__(self, "delta", checks.non_negative("delta", self.delta))
         checks.instance("clip", self.clip, Clip, "a Clip")
-        kinds = "Poisson, FixedSize or Cyclic"
-        checks.instance("participation", self.participation, Participation, kinds)
+        kinds, hint = Participation, "Poisson, FixedSize or Cyclic"
+        checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
         if self.accountant is not None:
             checks.one_of("accountant", self.accountant, ("pld", "rdp"))
         if self.adaptive_clip is not None and self.sampling == "cyclic":

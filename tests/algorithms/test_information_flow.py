@@ -1,5 +1,7 @@
 """What is proven of every system's programs: they tell nothing of clients but noisy sums."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,6 +13,17 @@ from tests.algorithms.systems import SYSTEMS
 LONG = ("fed_avg_gan", "popri")
 
 
+def with_chunk(query, chunk):
+    """The query with so many clients side by side; None = as it is."""
+    if chunk is None:
+        return query
+    return dataclasses.replace(
+        query,
+        cohort=dataclasses.replace(query.cohort, clients_per_bucket=64),
+        execution=dataclasses.replace(query.execution, chunk=chunk),
+    )
+
+
 @pytest.mark.parametrize(
     "system",
     [
@@ -18,13 +31,14 @@ LONG = ("fed_avg_gan", "popri")
         for name, system in SYSTEMS.items()
     ],
 )
-def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system):
+@pytest.mark.parametrize("chunk", [None, 1, 32])
+def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system, chunk):
     """The first round of each: its step gets zeros instead of releases."""
     algorithm, clients = system()
     asked = []
 
     def release(query, broadcast=(), *, clip_norm=None):
-        found = check_information_flow(query, clients, broadcast)
+        found = check_information_flow(with_chunk(query, chunk), clients, broadcast)
         prepared = clients if query.prepare is None else query.prepare(clients)
         columns = identity.read_columns(query, prepared)
         shapes = identity.traced(query, broadcast, columns).out_info
