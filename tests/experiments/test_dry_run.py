@@ -102,8 +102,8 @@ def test_sizes_are_those_of_the_model(tiny):
     assert record["models"]["model"]["parameters"] == parameters
     (asked,) = record["rounds"]["rounds"]["queries"]
     assert asked["down"] == asked["up"] == 4 * parameters
-    # Of 8 clients: 2 batches of 4 rows of 9 tokens, their mask, and three numbers.
-    assert asked["bucket"] == 8 * (2 * 4 * (9 * 4 + 1) + 3 * 4)
+    # Of 8 clients: 2 batches of 4 rows of 9 tokens, their mask, and four numbers.
+    assert asked["bucket"] == 8 * (2 * 4 * (9 * 4 + 1) + 4 * 4)
 
 
 def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):

@@ -26,8 +26,7 @@ CLEAN = {
     "def sum(plan):\n    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
     "federated/rehearsal.py": "from jaxpfl.federated import asked\n",
     "federated/flow_following.py": "from jaxpfl.federated.checksum import bound_to_bits\n",
-    "federated/information_flow.py": "from jaxpfl.federated import asked\n"
-    "from jaxpfl.federated.door import Keys\n",
+    "federated/information_flow.py": "from jaxpfl.federated.door import Keys\n",
     "federated/following.py": "from jaxpfl.federated import asked\n"
     "def follow(shared):\n    shared.sum()\n",
     "federated/release.py": "from jaxpfl.federated import asked\n"

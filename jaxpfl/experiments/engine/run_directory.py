@@ -22,6 +22,7 @@ from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.run_record import begun, described, stamp_of
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Setting, Tracking
+from jaxpfl.federated.captured import captured
 from jaxpfl.federated.identity import environment
 
 
@@ -92,6 +93,11 @@ class RunDirectory:
             "note": self._setting.note,
             **described(self._algorithm, self._setting),
             "plan": self._algorithm.queries[0].plan.to_dict(),
+            # Public by declaration, so that a reader must be able to see what it is.
+            "captured": {
+                query.label: [*captured(query.client_fn), *captured(query.prepare)]
+                for query in self._algorithm.queries
+            },
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
             "population": self._population.name,

@@ -9,7 +9,6 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
-from jaxpfl.federated.captured import captured
 from jaxpfl.federated.identity import read_columns
 from jaxpfl.models.base import Checking
 
@@ -25,8 +24,6 @@ def described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
                 "label": query.label,
                 "plan": query.plan.to_dict(),
                 "cohort": dataclasses.asdict(query.cohort),
-                # Public by declaration, so that a reader must be able to see what it is.
-                "captured": [*captured(query.client_fn), *captured(query.prepare)],
             }
             for query in algorithm.queries
         ],

@@ -192,9 +192,9 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         for query in run["queries"]
     ]
     held = [
-        (f"what the client function of the {query['label']} captures", "\n".join(query["captured"]))
-        for query in run["queries"]
-        if query["captured"]
+        (f"what the client function of the {label} captures, public by declaration", "\n".join(each))
+        for label, each in run["captured"].items()
+        if each
     ]
     return [*plans, *held, ("versions", "\n".join([head, *versions]))]
 
