@@ -260,12 +260,15 @@ class Door:
         sums = zero_sums(accumulator, self._layout, self._like)
         own = len(hosts.shares(self.mesh))
         for bucket in cohort:
-            slots = bucket.weight.shape[0] * replicas(self.mesh) // own
+            # What is only traced is the whole bucket, not a process's share of it.
+            traced, slots = isinstance(bucket.mask, Tracer), bucket.weight.shape[0]
+            if not traced:
+                slots = slots * replicas(self.mesh) // own
+                bucket = hosts.put_shares(bucket, self.mesh)
             engine = self._engine(self._chunk_of(slots))
-            bucket = hosts.put_shares(bucket, self.mesh)
             given = engine, broadcast, sums, bucket, clip_norm, keys.train
             shape = bucket.mask.shape
-            if shape not in self._compiled and not isinstance(bucket.mask, Tracer):
+            if shape not in self._compiled and not traced:
                 # Ahead, so that the compiler's memory is free before the clients' is taken.
                 accumulate.lower(*given).compile()
                 memory.give_back()

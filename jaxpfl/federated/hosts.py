@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # JAX has no public access to its key-value store.
@@ -167,7 +168,10 @@ def here(tree: PyTree) -> PyTree:
 
 def meet(tree: PyTree) -> None:
     """Where arrays are spread over processes: waits until all processes have computed them."""
-    if not several() or all(leaf.is_fully_addressable for leaf in jax.tree.leaves(tree)):
+    leaves = jax.tree.leaves(tree)
+    if not several() or all(
+        isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves
+    ):
         return
     jax.block_until_ready(tree)
     _client().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", _WAIT_MS)

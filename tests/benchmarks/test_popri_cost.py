@@ -101,13 +101,14 @@ def test_the_published_step_and_ours_give_the_same_scores():
     import jax
     import jax.numpy as jnp
 
+    from jaxpfl.federated import contribution
     from jaxpfl.federated.scores import score_space, unit_rows
 
     rng = np.random.default_rng(1)
     candidates_KxJxD = rng.standard_normal((20, 3, 8), np.float32)
     rows_NxD = rng.standard_normal((5, 8), np.float32)
     ours = popri_cost.coordinates(rows_NxD, candidates_KxJxD)
-    sent_D = ours.function(ours.broadcast, ours.examples, jax.random.key(0))
+    sent_D = contribution(ours.function, ours.broadcast, ours.examples, jax.random.key(0))
     space = score_space(jnp.asarray(candidates_KxJxD), "prompt")
     unit_MxD = unit_rows(jnp.asarray(candidates_KxJxD)).reshape(-1, 8)
     examples = popri_cost.examples_of("embedding", rows_NxD, 5)

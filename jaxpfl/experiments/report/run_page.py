@@ -192,7 +192,10 @@ def _details(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         for query in run["queries"]
     ]
     held = [
-        (f"what the client function of the {label} captures, public by declaration", "\n".join(each))
+        (
+            f"what the client function of the {label} captures, public by declaration",
+            "\n".join(each),
+        )
         for label, each in run["captured"].items()
         if each
     ]
