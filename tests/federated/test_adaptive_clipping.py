@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import next_clip_norm
-from jaxpfl.privacy import AdaptiveClip, Plan
+from jaxpfl.data import from_clients
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, next_clip_norm
+from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Plan, Poisson
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (
     DIM,
@@ -84,6 +86,30 @@ def test_the_indicators_noise_is_no_noise_of_the_sum():
 def test_without_adaptive_clipping_the_clip_norm_stays():
     opened = door(held_vector, plan(), SHAPE)
     assert float(through(opened, ZERO, [with_norms([3.0, 4.0])]).clip_norm) == 1.0
+
+
+@pytest.mark.parametrize(("norm", "below"), [(3.0, 0), (0.5, 5)])
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_clients_of_padding_are_not_counted(chunk, norm, below, tmp_path):
+    """TRUST 23, 26: 27 of 32 slots are empty, and in one chunk with 5 clients."""
+    clients = from_clients({f"client {k}": {"x": [norm]} for k in range(5)})
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=0.5)
+    everyone = dict(rounds=1, participation=Poisson(5, 5))
+    asked = Query(
+        "sum",
+        lambda broadcast, examples, key: jnp.sum(
+            jnp.where(examples.mask, examples.batches["x"], 0.0)
+        ),
+        Plan.without_privacy(clip=Clip(1.0, adaptive=adaptive), **everyone),
+        CohortSpec(1, 1, clients_per_bucket=32),
+        execution=Execution(mesh=client_mesh(1), chunk=chunk),
+    )
+    with (
+        Ledger(tmp_path / "ledger.jsonl", clients) as ledger,
+        Releaser(clients, ledger, Secret(), run="run") as releaser,
+    ):
+        found = releaser.release(asked, round=1)
+    assert float(found.clip_norm) == pytest.approx(np.exp(-0.5 * (below / 5 - 0.5)), rel=1e-6)
 
 
 @pytest.mark.parametrize("below", [1.0, 0.0])

@@ -1,5 +1,6 @@
 """What several processes agree on and send each other, without the others: a group of one."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -18,6 +19,33 @@ CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for 
 WORDS = np.zeros(4, np.uint32)
 
 
+class Line:
+    """Both ends of what process 0 tells and sends, for one process after the other."""
+
+    def __init__(self, index: int, told: list, sent: list) -> None:
+        self.index, self._told, self._sent = index, told, sent
+
+    def tell(self, **message) -> None:
+        self._told.append(message)
+
+    def send(self, content: bytes) -> None:
+        self._sent.append(content)
+
+    def hear(self):
+        return self._told.pop(0)
+
+    def receive(self, size: int) -> bytes:
+        content = self._sent.pop(0)
+        assert len(content) == size
+        return content
+
+    def answers(self) -> list[str]:
+        return []
+
+    def answer(self, text: str) -> None:
+        pass
+
+
 def group():
     """Takes the messages of process 0, to which no other process listens."""
     return SimpleNamespace(
@@ -25,21 +53,21 @@ def group():
     )
 
 
-def query_of(mesh=None) -> Query:
+def query_of(mesh=None, plan=PLAN) -> Query:
     return Query(
         "sums",
         lambda broadcast, examples, key: jax.tree.leaves(broadcast)[0] * 1.0,
-        PLAN,
+        plan,
         jp.CohortSpec(2, 4, clients_per_bucket=8),
         execution=jp.Execution(mesh=mesh),
     )
 
 
-def others(query: Query, broadcast) -> Others:
+def others(query: Query, broadcast, among=None) -> Others:
     def step(state, release, round):
         return release(query, broadcast(state)), {}
 
-    return Others(group(), lambda key: jnp.zeros(2), step, (query,), CLIENTS)
+    return Others(among or group(), lambda key: jnp.zeros(2), step, (query,), CLIENTS)
 
 
 def test_a_broadcast_that_was_changed_in_place_is_sent_again():
@@ -52,6 +80,27 @@ def test_a_broadcast_that_was_changed_in_place_is_sent_again():
     broadcast[:] = 3.0
     second, _ = shared.sum(query, broadcast, work)
     np.testing.assert_array_equal(second.value, [18.0, 18.0])
+
+
+def followed(of_the_other: jp.Plan):
+    """A round of process 0, and what the other process hears at last."""
+    told, sent = [], []
+    first = others(query := query_of(), lambda state: state, among=Line(0, told, sent))
+    # That both have the same, which they compare at the beginning, is not so here.
+    told.clear(), sent.clear()
+    work = Work(1, np.float32(100.0), 5, train=WORDS, noise=WORDS, checksum=WORDS, shared=WORDS)
+    first.sum(query, np.ones(2, np.float32), work)
+    told.append({"over": True})
+    other = query_of(plan=of_the_other)
+    return others(other, lambda state: state, among=Line(1, told, sent)).follow()
+
+
+def test_a_process_that_draws_another_cohort_does_not_sum_it():
+    """TRUST 38: a client in two processes' shares would count twice."""
+    assert followed(PLAN) == {"over": True}
+    half = dataclasses.replace(PLAN, participation=jp.Poisson(6, 3))
+    with pytest.raises(InputError, match="drew another cohort than process 0"):
+        followed(half)
 
 
 def test_a_key_in_the_broadcast_is_refused_before_a_charge():

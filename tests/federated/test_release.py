@@ -15,6 +15,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
+from jaxpfl.privacy.chain import Chain
 from tests.plans import flat_without_privacy
 
 CLIENTS = 24
@@ -170,6 +171,39 @@ def test_another_broadcast_is_a_second_release_on_the_same_cohort(ledger_path):
     again, charges = ask(ledger_path, asked, broadcast=1e-6)
     np.testing.assert_array_equal(again, second)
     assert len(charges) == 2
+
+
+def test_each_of_several_results_of_one_identity_is_charged_once(ledger_path):
+    """TRUST 34: the first is the round itself, each other one a second release."""
+    asked = query()
+    for _ in range(2):
+        for number in range(5):
+            _, charges = ask(ledger_path, asked, broadcast=1e-6 * number)
+    assert len(charges) == 5
+    assert len({charge.identity for charge in charges}) == 5
+
+
+class ForgetfulSecret(Secret):
+    """One of its purposes gives the same words in every round."""
+
+    def __init__(self, forgotten: str) -> None:
+        super().__init__(bytes(range(16)))
+        self.forgotten = forgotten
+
+    def words_of(self, purpose, text):
+        return super().words_of(purpose, "" if purpose == self.forgotten else text)
+
+
+@pytest.mark.parametrize("forgotten", ["", "noise", "checksum"])
+def test_equal_sums_of_two_rounds_have_independent_noise(forgotten, ledger_path):
+    """Both secrets of the noise are the round's own, so that either tells two rounds apart."""
+    clients = population()
+    clients = clients.with_columns({"x": np.zeros((CLIENTS, DIM), np.float32)})
+    settings = dict(clients=clients, secret=ForgetfulSecret(forgotten))
+    first, second = (ask(ledger_path, round=round, **settings)[0] for round in (1, 2))
+    require_independent_noise(first, second)
+    releases = [line["release"] for line in Chain.read(ledger_path).lines if "release" in line]
+    assert len(set(releases)) == 2
 
 
 def test_what_no_identity_knows_still_gets_noise_and_a_charge_of_its_own(ledger_path, monkeypatch):
@@ -392,6 +426,16 @@ def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
     # Its noise follows from the identity alone, so another sum must not meet it.
     with pytest.raises(InputError, match="second release would reveal it"):
         ask(ledger_path, asked, round=2, broadcast=1e-6)
+
+
+def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
+    """It is refused by the release itself, and not by a `confirm` that may never come."""
+    asked, clients = query(of=cyclic("tree")), population()
+    ask(ledger_path, asked)
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        with pytest.raises(InputError, match="second release would reveal it"):
+            releaser.release(asked, jnp.float32(1e-6), round=1)
 
 
 def test_one_number_is_charged_and_says_what_it_costs(ledger_path):
