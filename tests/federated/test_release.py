@@ -63,13 +63,15 @@ def ledger_path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
-def ask(path, asked=None, *, clients=None, round=1, secret=None, broadcast=0.0, budget=None):
+def ask(
+    path, asked=None, *, clients=None, round=1, secret=None, run="run", broadcast=0.0, budget=None
+):
     """One release on the ledger at `path`: its value and the ledger's charges."""
     clients = population() if clients is None else clients
     asked = query() if asked is None else asked
     secret = Secret.reproducible(7) if secret is None else secret
     with Ledger(path, clients, budget=budget) as ledger:
-        with Releaser(clients, ledger, secret, run="run") as releaser:
+        with Releaser(clients, ledger, secret, run=run) as releaser:
             found = releaser.release(asked, jnp.float32(broadcast), round=round)
             value = np.asarray(found.value)
         return value, list(ledger.charges)
@@ -89,12 +91,18 @@ def test_the_same_question_is_the_same_release_and_one_charge(ledger_path):
     assert len(charges) == 1
 
 
-def test_another_secret_or_round_is_another_release(ledger_path):
+def test_another_secret_round_label_or_run_is_another_release(ledger_path):
     first, _ = ask(ledger_path)
-    for change in (dict(secret=Secret()), dict(round=2)):
+    changes = (
+        dict(secret=Secret()),
+        dict(round=2),
+        dict(asked=query(label="other")),
+        dict(run="run of another"),
+    )
+    for change in changes:
         second, charges = ask(ledger_path, **change)
         require_independent_noise(first, second)
-    assert len(charges) == 3
+    assert len(charges) == 5
 
 
 def sampled(client_fn=held_vector, rounds: int = 6, delta: float = 1e-6, **changes) -> Query:
@@ -255,6 +263,22 @@ def test_a_cohort_is_a_secret_draw_of_the_identity(tmp_path):
     assert all(0 < len(cohort) < CLIENTS for cohort in cohorts)
 
 
+def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
+    """Who knew the order of all examples could tell how it changes without a client."""
+    held = np.arange(4 * CLIENTS, dtype=np.float32)[:, None]
+    names = [str(k) for k in range(CLIENTS)]
+    clients = Population({"x": held}, np.arange(CLIENTS + 1) * 4, names)
+    # Everyone takes part, each with one of four examples.
+    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    found = [
+        ask(tmp_path / str(k), query(of=public), clients=clients, secret=Secret.reproducible(seed))[
+            0
+        ]
+        for k, seed in enumerate((1, 1, 2))
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def step_that_leaks(state, release, round):
     """Walks all that a step is given, and keeps what it finds of arrays."""
     found, seen, todo = [], set(), [release]
@@ -354,6 +378,38 @@ def forgetful(clients: Population) -> Population:
 
 def test_preparing_keeps_every_client(ledger_path):
     refused(ledger_path, "prepare must keep every client", asked=query(prepare=forgetful))
+
+
+def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
+    """Of equal shapes; what is kept of one is not taken for the other."""
+    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    queries = query(of=public), query(half_of_it, of=public, label="half")
+    clients = population()
+    with (
+        Ledger(ledger_path, clients) as ledger,
+        Releaser(clients, ledger, Secret(), run="run") as releaser,
+    ):
+        whole, half = (releaser.release(each, jnp.float32(0), round=1).value for each in queries)
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-5, atol=1e-8)
+    assert np.std(whole) > 0
+
+
+def test_a_releaser_charges_the_ledger_of_its_clients_alone(ledger_path):
+    with (
+        Ledger(ledger_path, population(seed=1)) as ledger,
+        pytest.raises(InputError, match="ledger of another population"),
+    ):
+        Releaser(population(), ledger, Secret(), run="run")
+
+
+def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
+    clients, asked = population(), query()
+    with Ledger(ledger_path, clients, unit="example") as ledger:
+        with pytest.raises(InputError, match="must protect the same unit"):
+            Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        with pytest.raises(InputError, match="must protect the same unit"):
+            Releaser(clients, ledger, Secret(), run="run").release(asked, round=1)
+        assert not ledger.charges
 
 
 def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):

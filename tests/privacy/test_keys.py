@@ -33,6 +33,16 @@ def test_the_noise_of_a_seed_is_not_what_its_training_draws_from():
     assert words(root) != np.frombuffer(secret.words, np.uint32).tolist()
 
 
+def test_each_purpose_has_keys_of_its_own():
+    """TRUST 18, 21: a round's noise is no draw that its clients make, nor of its cohort."""
+    secret = Secret(bytes(range(16)))
+    purposes = ("train", "noise", "checksum", "shared noise", "cohort")
+    assert len({secret.digest(purpose, "round 1") for purpose in purposes}) == 5
+    assert len({tuple(words(secret.key(purpose, "round 1"))) for purpose in purposes}) == 5
+    # No text is a part of a purpose.
+    assert secret.digest("noise", "1") != secret.digest("nois", "e1")
+
+
 @pytest.mark.parametrize("made", ["words_of", "seed"])
 def test_what_follows_from_a_secret_has_128_bits_of_its_own(made):
     """TRUST 21: each bit is another function of the secret, and none of 32 bits gives them all."""
