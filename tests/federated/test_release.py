@@ -484,6 +484,21 @@ def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
         ask(ledger_path, asked, round=2, broadcast=1e-6)
 
 
+def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
+    """Of a resumed run, too: parts of two streams would not cancel as the cost assumes."""
+    asked, clients = query(of=cyclic("tree")), population()
+    with (
+        Ledger(tmp_path / "one.jsonl", clients) as ledger,
+        Releaser(clients, ledger, Secret.reproducible(7), run="run") as releaser,
+    ):
+        expected = [
+            releaser.release(asked, jnp.float32(0), round=round).value for round in (1, 2, 3)
+        ]
+    for round in (1, 2, 3):
+        found, _ = ask(tmp_path / "several.jsonl", asked, round=round)
+        np.testing.assert_array_equal(found, expected[round - 1])
+
+
 def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
     """It is refused by the release itself, and not by a `confirm` that may never come."""
     asked, clients = query(of=cyclic("tree")), population()
