@@ -145,6 +145,12 @@ INSTANTS = {
         lambda temporary, *_: temporary.name.endswith("4"),
         after=True,
     ),
+    "before the result": lambda patched: crashing(
+        patched,
+        run_directory.files,
+        "write_json",
+        lambda path, *_, **__: path.name == "result.json",
+    ),
     "before the secret goes": lambda patched: crashing(
         patched, run_directory, "forget", lambda _: True
     ),

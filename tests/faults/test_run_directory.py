@@ -115,6 +115,25 @@ def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny
     assert not path.exists()
 
 
+def test_the_secret_stays_until_the_last_checkpoint_is_on_the_disk(tiny_config, tmp_path):
+    """TRUST 33, 35: what is only in memory could not be made again without it."""
+    out, real = tmp_path / "run", checkpoint.commit
+
+    def failing(temporary, path, manifest):
+        if path.name == "round_00000002":
+            raise OSError(errno.EIO, "the disk is gone")
+        real(temporary, path, manifest)
+
+    config = _config(tiny_config, ["--training.rounds", "2"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint, "commit", failing)
+        with pytest.raises(OSError, match="the disk is gone"):
+            carry_out.run(config, out, progress=False)
+    assert (out / "private" / "secret.json").exists()
+    assert carry_out.resume(out, progress=False).record["rounds"] == 2
+    assert not (out / "private" / "secret.json").exists()
+
+
 def test_a_run_without_privacy_says_so_everywhere(finished):
     """TRUST 11: every artefact says so, and those of the private run do not."""
     other = finished / "non_private"

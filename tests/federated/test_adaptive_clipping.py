@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import next_clip_norm
-from jaxpfl.privacy import AdaptiveClip, Plan
+from jaxpfl.data import from_clients
+from jaxpfl.data.cohort import CohortSpec
+from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, next_clip_norm
+from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Plan, Poisson
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (
     DIM,
@@ -67,23 +69,68 @@ def test_a_rounds_noise_and_clip_use_the_rounds_own_clip_norm():
         assert abs(float(clip_norm) / used - 1) > 0.05  # it moved, so the test can tell
 
 
-def test_the_indicators_noise_is_no_noise_of_the_sum():
+def noise_of_indicators(chosen, clip_norm) -> float:
+    """C exp(-eta (b - gamma)) with b = noise / n + 1/2, solved for the noise; eta is 1."""
+    return -float(np.log(np.float64(clip_norm))) * chosen.denominator
+
+
+# A vector of sums is padded to a multiple of 512, whose last coordinate is a leaf's own at most.
+@pytest.mark.parametrize("width", [DIM, 512])
+def test_the_indicators_noise_is_no_noise_of_the_sum(width):
     """Noise that two releases share cancels in their difference, and protects neither."""
     adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, indicator_noise=1.0)
     chosen = plan(adaptive_clip=adaptive)
-    opened = door(held_vector, chosen, SHAPE)
+    opened = door(held_vector, chosen, {"a": jax.ShapeDtypeStruct((width,), jnp.float32)})
+    apart = np.zeros(width)
     for index in range(3):
         found = through(opened, ZERO, [], keys(index), clip_norm=jnp.float32(1.0))
-        # C exp(-eta (b - gamma)) with b = noise / n + 1/2, solved for the noise.
-        drawn = -float(np.log(np.float64(found.clip_norm))) * chosen.denominator
+        drawn = noise_of_indicators(chosen, found.clip_norm)
         value_D = np.asarray(found.value["a"], np.float64) / chosen.value_noise_std(1.0)
         assert abs(drawn) > 1e-3
-        assert np.abs(np.abs(value_D) - abs(drawn)).min() > 1e-3
+        apart = np.maximum(apart, np.abs(np.abs(value_D) - abs(drawn)))
+    assert apart.min() > 1e-3
+
+
+def test_the_indicators_noise_has_the_plans_size():
+    """TRUST 18, 26: the cost of the quantile is that of this noise."""
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=1.0, indicator_noise=4.0)
+    chosen = plan(adaptive_clip=adaptive)
+    opened = door(held_vector, chosen, SHAPE)
+    found = [
+        noise_of_indicators(chosen, through(opened, ZERO, [], keys(index)).clip_norm)
+        for index in range(400)
+    ]
+    # Its standard error is 3.5 %.
+    assert np.std(found) == pytest.approx(4.0, rel=0.1)
 
 
 def test_without_adaptive_clipping_the_clip_norm_stays():
     opened = door(held_vector, plan(), SHAPE)
     assert float(through(opened, ZERO, [with_norms([3.0, 4.0])]).clip_norm) == 1.0
+
+
+@pytest.mark.parametrize(("norm", "below"), [(3.0, 0), (0.5, 5)])
+@pytest.mark.parametrize("chunk", [1, 32])
+def test_clients_of_padding_are_not_counted(chunk, norm, below, tmp_path):
+    """TRUST 23, 26: 27 of 32 slots are empty, and in one chunk with 5 clients."""
+    clients = from_clients({f"client {k}": {"x": [norm]} for k in range(5)})
+    adaptive = AdaptiveClip(target_quantile=0.5, learning_rate=0.5)
+    everyone = dict(rounds=1, participation=Poisson(5, 5))
+    asked = Query(
+        "sum",
+        lambda broadcast, examples, key: jnp.sum(
+            jnp.where(examples.mask, examples.batches["x"], 0.0)
+        ),
+        Plan.without_privacy(clip=Clip(1.0, adaptive=adaptive), **everyone),
+        CohortSpec(1, 1, clients_per_bucket=32),
+        execution=Execution(mesh=client_mesh(1), chunk=chunk),
+    )
+    with (
+        Ledger(tmp_path / "ledger.jsonl", clients) as ledger,
+        Releaser(clients, ledger, Secret(), run="run") as releaser,
+    ):
+        found = releaser.release(asked, round=1)
+    assert float(found.clip_norm) == pytest.approx(np.exp(-0.5 * (below / 5 - 0.5)), rel=1e-6)
 
 
 @pytest.mark.parametrize("below", [1.0, 0.0])

@@ -238,17 +238,17 @@ if index == "1":
 """,
     "out of memory": """
 if index == "1":
-    from jaxpfl.federated.door import Door
+    from jaxpfl.federated.asked import Asked
     def without_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
-    Door.__call__ = without_memory
+    Asked.sum = without_memory
 """,
     "a failure that quotes data": """
 if index == "0":
-    from jaxpfl.federated.door import Door
+    from jaxpfl.federated.asked import Asked
     def quoting(*_):
         raise KeyError("what client 3 wrote")
-    Door.__call__ = quoting
+    Asked.sum = quoting
 """,
 }
 

@@ -477,6 +477,23 @@ def factors_of_other_rows(given):
     return noisy(total, noise_of(given, total))
 
 
+def row_by_row(given, place=lambda index: index):
+    """Each client's contribution, and the factor at another place, if it is another."""
+    factors = factors_of(given.clients, given.clip_norm)
+
+    def add_row(index, total):
+        row = jax.lax.dynamic_slice_in_dim(given.clients, index, 1)
+        factor = jax.lax.dynamic_slice_in_dim(factors, place(index), 1)
+        return total + jnp.sum(scaled(row, factor), axis=0)
+
+    total = jax.lax.fori_loop(0, CLIENTS // 2, add_row, jnp.zeros(DIM))
+    return noisy(total, noise_of(given, total))
+
+
+def factors_of_rows_elsewhere(given):
+    return row_by_row(given, lambda index: index + 2)
+
+
 def same_key_drawn_twice(given):
     total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
     key = bound_to_bits(given.keys.noise, given.keys.checksum, (total, other), MESH)
@@ -637,6 +654,7 @@ LEAKS = {
     same_noise_in_two_sums: r"have the same noise",
     key_and_one_made_of_it: r"drawn twice with one key",
     factors_of_other_rows: r"added to what is no sum of clipped contributions.* = scaled ",
+    factors_of_rows_elsewhere: r"added to what is no sum of clipped contributions.* = scaled ",
     same_key_drawn_twice: r"drawn twice with one key",
     noise_not_bound: r"a key that is not bound to the sum",
     noise_bound_to_another_sum: r"not bound to the sum that it is added to",
@@ -662,8 +680,9 @@ WITHOUT_LINE = {
 }
 
 
-def test_an_honest_program_passes():
-    found = check_program(honest, GIVEN)
+@pytest.mark.parametrize("program", [honest, row_by_row])
+def test_an_honest_program_passes(program):
+    found = check_program(program, GIVEN)
     assert found.noisy == ("the result",)
     assert found.constants == ()
 

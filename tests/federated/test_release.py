@@ -15,6 +15,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
+from jaxpfl.privacy.chain import Chain
 from tests.plans import flat_without_privacy
 
 CLIENTS = 24
@@ -62,13 +63,15 @@ def ledger_path(tmp_path):
     return tmp_path / "ledger.jsonl"
 
 
-def ask(path, asked=None, *, clients=None, round=1, secret=None, broadcast=0.0, budget=None):
+def ask(
+    path, asked=None, *, clients=None, round=1, secret=None, run="run", broadcast=0.0, budget=None
+):
     """One release on the ledger at `path`: its value and the ledger's charges."""
     clients = population() if clients is None else clients
     asked = query() if asked is None else asked
     secret = Secret.reproducible(7) if secret is None else secret
     with Ledger(path, clients, budget=budget) as ledger:
-        with Releaser(clients, ledger, secret, run="run") as releaser:
+        with Releaser(clients, ledger, secret, run=run) as releaser:
             found = releaser.release(asked, jnp.float32(broadcast), round=round)
             value = np.asarray(found.value)
         return value, list(ledger.charges)
@@ -88,12 +91,18 @@ def test_the_same_question_is_the_same_release_and_one_charge(ledger_path):
     assert len(charges) == 1
 
 
-def test_another_secret_or_round_is_another_release(ledger_path):
+def test_another_secret_round_label_or_run_is_another_release(ledger_path):
     first, _ = ask(ledger_path)
-    for change in (dict(secret=Secret()), dict(round=2)):
+    changes = (
+        dict(secret=Secret()),
+        dict(round=2),
+        dict(asked=query(label="other")),
+        dict(run="run of another"),
+    )
+    for change in changes:
         second, charges = ask(ledger_path, **change)
         require_independent_noise(first, second)
-    assert len(charges) == 3
+    assert len(charges) == 5
 
 
 def sampled(client_fn=held_vector, rounds: int = 6, delta: float = 1e-6, **changes) -> Query:
@@ -172,6 +181,39 @@ def test_another_broadcast_is_a_second_release_on_the_same_cohort(ledger_path):
     assert len(charges) == 2
 
 
+def test_each_of_several_results_of_one_identity_is_charged_once(ledger_path):
+    """TRUST 34: the first is the round itself, each other one a second release."""
+    asked = query()
+    for _ in range(2):
+        for number in range(5):
+            _, charges = ask(ledger_path, asked, broadcast=1e-6 * number)
+    assert len(charges) == 5
+    assert len({charge.identity for charge in charges}) == 5
+
+
+class ForgetfulSecret(Secret):
+    """One of its purposes gives the same words in every round."""
+
+    def __init__(self, forgotten: str) -> None:
+        super().__init__(bytes(range(16)))
+        self.forgotten = forgotten
+
+    def words_of(self, purpose, text):
+        return super().words_of(purpose, "" if purpose == self.forgotten else text)
+
+
+@pytest.mark.parametrize("forgotten", ["", "noise", "checksum"])
+def test_equal_sums_of_two_rounds_have_independent_noise(forgotten, ledger_path):
+    """Both secrets of the noise are the round's own, so that either tells two rounds apart."""
+    clients = population()
+    clients = clients.with_columns({"x": np.zeros((CLIENTS, DIM), np.float32)})
+    settings = dict(clients=clients, secret=ForgetfulSecret(forgotten))
+    first, second = (ask(ledger_path, round=round, **settings)[0] for round in (1, 2))
+    require_independent_noise(first, second)
+    releases = [line["release"] for line in Chain.read(ledger_path).lines if "release" in line]
+    assert len(set(releases)) == 2
+
+
 def test_what_no_identity_knows_still_gets_noise_and_a_charge_of_its_own(ledger_path, monkeypatch):
     """An identity that overlooks a change of the code: the sum's bits bind the noise."""
     monkeypatch.setattr(identity, "described", lambda *_: "always the same")
@@ -219,6 +261,22 @@ def test_a_cohort_is_a_secret_draw_of_the_identity(tmp_path):
     assert who_takes_part(asked, secret, tmp_path / "d") == cohorts[0]
     assert len(set(cohorts)) == 3
     assert all(0 < len(cohort) < CLIENTS for cohort in cohorts)
+
+
+def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
+    """Who knew the order of all examples could tell how it changes without a client."""
+    held = np.arange(4 * CLIENTS, dtype=np.float32)[:, None]
+    names = [str(k) for k in range(CLIENTS)]
+    clients = Population({"x": held}, np.arange(CLIENTS + 1) * 4, names)
+    # Everyone takes part, each with one of four examples.
+    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    found = [
+        ask(tmp_path / str(k), query(of=public), clients=clients, secret=Secret.reproducible(seed))[
+            0
+        ]
+        for k, seed in enumerate((1, 1, 2))
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 def step_that_leaks(state, release, round):
@@ -322,6 +380,38 @@ def test_preparing_keeps_every_client(ledger_path):
     refused(ledger_path, "prepare must keep every client", asked=query(prepare=forgetful))
 
 
+def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
+    """Of equal shapes; what is kept of one is not taken for the other."""
+    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
+    queries = query(of=public), query(half_of_it, of=public, label="half")
+    clients = population()
+    with (
+        Ledger(ledger_path, clients) as ledger,
+        Releaser(clients, ledger, Secret(), run="run") as releaser,
+    ):
+        whole, half = (releaser.release(each, jnp.float32(0), round=1).value for each in queries)
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-5, atol=1e-8)
+    assert np.std(whole) > 0
+
+
+def test_a_releaser_charges_the_ledger_of_its_clients_alone(ledger_path):
+    with (
+        Ledger(ledger_path, population(seed=1)) as ledger,
+        pytest.raises(InputError, match="ledger of another population"),
+    ):
+        Releaser(population(), ledger, Secret(), run="run")
+
+
+def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
+    clients, asked = population(), query()
+    with Ledger(ledger_path, clients, unit="example") as ledger:
+        with pytest.raises(InputError, match="must protect the same unit"):
+            Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        with pytest.raises(InputError, match="must protect the same unit"):
+            Releaser(clients, ledger, Secret(), run="run").release(asked, round=1)
+        assert not ledger.charges
+
+
 def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):
     """Its value was computed: until `confirm` returns, nothing of it may leave."""
     asked = query(of=plan(taken=12))
@@ -392,6 +482,31 @@ def test_correlated_noise_goes_on_only_as_it_began(correlation, ledger_path):
     # Its noise follows from the identity alone, so another sum must not meet it.
     with pytest.raises(InputError, match="second release would reveal it"):
         ask(ledger_path, asked, round=2, broadcast=1e-6)
+
+
+def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
+    """Of a resumed run, too: parts of two streams would not cancel as the cost assumes."""
+    asked, clients = query(of=cyclic("tree")), population()
+    with (
+        Ledger(tmp_path / "one.jsonl", clients) as ledger,
+        Releaser(clients, ledger, Secret.reproducible(7), run="run") as releaser,
+    ):
+        expected = [
+            releaser.release(asked, jnp.float32(0), round=round).value for round in (1, 2, 3)
+        ]
+    for round in (1, 2, 3):
+        found, _ = ask(tmp_path / "several.jsonl", asked, round=round)
+        np.testing.assert_array_equal(found, expected[round - 1])
+
+
+def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
+    """It is refused by the release itself, and not by a `confirm` that may never come."""
+    asked, clients = query(of=cyclic("tree")), population()
+    ask(ledger_path, asked)
+    with Ledger(ledger_path, clients) as ledger:
+        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        with pytest.raises(InputError, match="second release would reveal it"):
+            releaser.release(asked, jnp.float32(1e-6), round=1)
 
 
 def test_one_number_is_charged_and_says_what_it_costs(ledger_path):

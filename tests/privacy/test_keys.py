@@ -33,6 +33,28 @@ def test_the_noise_of_a_seed_is_not_what_its_training_draws_from():
     assert words(root) != np.frombuffer(secret.words, np.uint32).tolist()
 
 
+def test_each_purpose_has_keys_of_its_own():
+    """TRUST 18, 21: a round's noise is no draw that its clients make, nor of its cohort."""
+    secret = Secret(bytes(range(16)))
+    purposes = ("train", "noise", "checksum", "shared noise", "cohort")
+    assert len({secret.digest(purpose, "round 1") for purpose in purposes}) == 5
+    assert len({tuple(words(secret.key(purpose, "round 1"))) for purpose in purposes}) == 5
+    # No text is a part of a purpose.
+    assert secret.digest("noise", "1") != secret.digest("nois", "e1")
+
+
+@pytest.mark.parametrize("made", ["words_of", "seed"])
+def test_what_follows_from_a_secret_has_128_bits_of_its_own(made):
+    """TRUST 21: each bit is another function of the secret, and none of 32 bits gives them all."""
+    derive = getattr(Secret(bytes(range(16))), made)
+    found = [derive("purpose", str(number)) for number in range(2**18)]
+    drawn = [each if made == "seed" else int.from_bytes(each.tobytes(), "big") for each in found]
+    digits = np.array([[each >> place & 1 for place in range(128)] for each in drawn[:256]])
+    assert np.linalg.matrix_rank(digits) == 128
+    # Of so many numbers that follow from 32 bits, sixteen would be expected to occur twice.
+    assert len(set(drawn)) == 2**18
+
+
 @pytest.mark.parametrize("seed", [-1, 1.0, True, "1", float("nan")])
 def test_a_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(InputError, match="seed"):

@@ -190,6 +190,21 @@ def test_tau_is_its_series(shares, deviation):
     assert tau == 0 if shares == 1 else deviation < 2 or tau < 1e-14
 
 
+@pytest.mark.parametrize("coordinates", [1, 16, 10_000])
+@pytest.mark.parametrize("sensitivity", [1.0, 4.0, 5.0])
+def test_skellam_noise_is_bounded_by_its_formula(coordinates, sensitivity):
+    """Agarwal, Kairouz, Liu 2021, Corollary 3.6; the L1 norm is bounded in two ways."""
+    variance, square = 16.0, sensitivity**2
+    absolute = min(coordinates**0.5 * sensitivity, square)
+    found = secure_sum._skellam(sensitivity, variance, 4, coordinates)
+    for order in (2, 10, 50):
+        least = order * square / (2 * variance)
+        near, far = (xi + rho * order for rho, xi in found)
+        assert near == pytest.approx(least + 3 * absolute / (2 * variance))
+        fine = ((2 * order - 1) * square + 6 * absolute) / (4 * variance**2)
+        assert far == pytest.approx(least + fine)
+
+
 @pytest.mark.parametrize("shares", SHARES)
 def test_with_fine_steps_a_sum_costs_what_gaussian_noise_costs(shares):
     secure = dataclasses.replace(SECURE, clients=100, shares=shares, deviation=2**14, bits=48)
