@@ -165,7 +165,7 @@ class _TensorBoard:
         # TensorBoard's own writer puts the time, the machine and the process into the name, and
         # the time into the first event. Files are read in the order of their names.
         self._path = directory / f"events.out.tfevents.{len(list(directory.iterdir())):010}"
-        self._writer = RecordWriter(open(self._path, "xb"))  # noqa: SIM115 (closed by `close`)
+        self._writer = RecordWriter(open(self._path, "xb"))
         self._write(Event(file_version="brain.Event:2", wall_time=resumed_after))
         if resumed_after:
             # Tells TensorBoard to discard what a crashed run logged after its checkpoint.
