@@ -49,7 +49,7 @@ from jaxpfl.federated.flow_labels import (
     shared,
     uses,
 )
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, arrays
 
 PyTree = Any
 
@@ -105,6 +105,7 @@ def check_information_flow(
     plan = query.plan
     if not plan.private:
         raise InputError(f"the plan of query {query.label!r} has no noise: nothing can be proven")
+    broadcast = arrays(query, broadcast)
     door, bucket = asked.traced_door(query, clients, broadcast)
     noise = None
     if plan.correlation != "independent":

@@ -37,7 +37,7 @@ from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked, Work
 from jaxpfl.federated.following import Others
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, arrays
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.privacy.simulated import SIMULATED
@@ -217,6 +217,7 @@ class Releaser:
           BudgetExhausted: this release, or an earlier replay with another result, does not fit the
             budget.
         """
+        broadcast = arrays(query, broadcast)
         plan = query.plan
         number = plan.charge_number(round)
         cyclic = plan.sampling == "cyclic"
