@@ -241,11 +241,6 @@ class Population:
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
         return self._derive(columns, offsets, self.client_ids, self.name)
 
-    def each_alone(self) -> "Population":
-        """Each example as a client of its own, for what must not depend on other examples."""
-        edges = np.arange(self.num_examples + 1)
-        return self._derive(self._held, edges, text_array(list(map(str, edges[1:]))), self.name)
-
     def keeping(self, kept: np.ndarray) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
 

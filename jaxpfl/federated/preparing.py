@@ -4,6 +4,10 @@ A client that moved the rows of others would move the sum by more than the clip 
 makes of all clients is therefore compared with what it makes of a few at a time.
 """
 
+from typing import Any
+
+import numpy as np
+
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
@@ -24,7 +28,7 @@ def prepared(query: Query, population: Population) -> Population:
     """
     if query.prepare is None:
         return population
-    asked = population if query.plan.unit == "client" else population.each_alone()
+    asked = population if query.plan.unit == "client" else _each_alone(population)
     found, count = query.prepare(asked), len(asked)
     size = 1 if count <= _BLOCK else _BLOCK
     same = len(found) == count
@@ -47,3 +51,10 @@ def _content(population: Population, clients: range) -> str:
     """A hash of all bits of neighbouring clients. PRIVATE."""
     edges = population.offsets[clients.start : clients.stop + 1]
     return content_hash(population.rows(slice(int(edges[0]), int(edges[-1]))), edges - edges[0])
+
+
+def _each_alone(population: Population) -> Population:
+    """Each example as a client of its own."""
+    count = population.num_examples
+    ids: Any = [str(example) for example in range(count)]
+    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
