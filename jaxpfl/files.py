@@ -27,6 +27,7 @@ from jaxpfl.errors import CorruptFile, InputError, RunLocked
 _MOST_JSON_BYTES = 2**28
 _DEEPEST = 64
 _PIECE = 2**20
+_NO_TIME = 315532800  # 1980 in UTC, the earliest that a zip archive can hold
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # What `numpy.save` writes before arrays of numbers or texts, without the length of the header.
 _HEADER = re.compile(
@@ -63,6 +64,18 @@ def fsync_tree(directory: Path) -> None:
     """Makes every file and name below `directory` durable."""
     for path in (*directory.rglob("*"), directory):
         fsync_path(path)
+
+
+def without_times(path: Path) -> None:
+    """Gives a file or folder, and all below it, one constant time instead of its own.
+
+    When a round ended depends on how much the sampled clients hold. What is another user's keeps
+    its times; the time at which the kernel last changed an entry (ctime) cannot be set, and no copy
+    has it.
+    """
+    for each in (*path.rglob("*"), path):
+        with suppress(FileNotFoundError, PermissionError):
+            os.utime(each, (_NO_TIME, _NO_TIME), follow_symlinks=False)
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
@@ -290,6 +303,8 @@ def empty_directory(directory: Path) -> None:
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
 
+    At the end nothing in it shows by its time when it was written.
+
     The kernel releases the lock when the process ends, however it ends: a crash leaves no lock. If
     an exception leaves the context before anything was written, the directories that were made are
     removed.
@@ -321,6 +336,8 @@ def exclusive(directory: Path) -> Iterator[None]:
                     for each in made:
                         each.rmdir()
             raise
+        finally:
+            without_times(directory)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity
+from jaxpfl.federated import hosts, identity, preparing
 from jaxpfl.federated.door import Door, Keys, Summed
 from jaxpfl.federated.information_flow import InformationFlow, check_release
 from jaxpfl.federated.query import Query, require_room
@@ -83,7 +83,7 @@ class Asked:
         Raises:
           InputError: the query does not fit the data.
         """
-        prepared = population if query.prepare is None else query.prepare(population)
+        prepared = preparing.prepared(query, population)
         if _units(query, prepared) != _units(query, population):
             raise InputError(
                 f"query {query.label!r}: prepare must keep every {query.plan.unit}, found another "

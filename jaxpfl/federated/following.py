@@ -24,9 +24,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity
+from jaxpfl.federated import hosts, identity, preparing
 from jaxpfl.federated.asked import Asked, Facts, Summed, Work
-from jaxpfl.federated.query import Query, require_room
+from jaxpfl.federated.query import Query, arrays, require_room
 from jaxpfl.privacy.secret import Secret
 
 PyTree = Any
@@ -186,11 +186,12 @@ def _broadcasts(
     found: list[tuple[Query, PyTree]] = []
 
     def release(query: Query, broadcast: PyTree = (), *, clip_norm: Any = None) -> Any:
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays(query, broadcast)
+        )
         _check_shareable(query, shapes)
         found.append((query, shapes))
-        prepared = population if query.prepare is None else query.prepare(population)
-        columns = identity.read_columns(query, prepared)
+        columns = identity.read_columns(query, preparing.prepared(query, population))
         require_room(query, columns)
         contribution = identity.traced(query, shapes, columns).out_info
         value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxpfl import checks
@@ -152,6 +154,32 @@ class Query:
         wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
         share = max(wanted, -(-least // replicas))
         return replicas * (share if given is None else -(-share // given) * given)
+
+
+def arrays(query: Query, broadcast: Any) -> Any:
+    """The broadcast with numbers of Python or numpy as arrays.
+
+    Raises:
+      InputError: a leaf is neither an array of numbers nor a number that fits 32 bits.
+    """
+
+    def array(leaf: Any) -> Any:
+        kind = {bool: bool, int: np.int32, float: np.float32}.get(type(leaf))
+        try:
+            found = jnp.asarray(leaf, kind) if kind or isinstance(leaf, np.generic) else leaf
+            numbers = any(
+                jnp.issubdtype(found.dtype, each) for each in (np.number, bool, jax.dtypes.prng_key)
+            )
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            numbers = False
+        if not numbers:
+            raise InputError(
+                f"the broadcast of query {query.label!r} must be a pytree of arrays of numbers or "
+                f"of numbers that fit 32 bits, found a leaf of type {type(leaf).__name__}"
+            )
+        return found
+
+    return jax.tree.map(array, broadcast)
 
 
 LARGEST_BUCKET = 2**37

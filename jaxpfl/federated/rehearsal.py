@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.population import Population
-from jaxpfl.federated import identity
+from jaxpfl.federated import identity, preparing
 from jaxpfl.federated.asked import opened, traced
 from jaxpfl.federated.information_flow import InformationFlow, check_release
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, arrays
 from jaxpfl.federated.release import Released
 
 PyTree = Any
@@ -97,8 +97,8 @@ def check_information_flow(
       InputError: the query does not fit the data, or this process is one of several.
       InformationLeak: as `information_flow.check_release`.
     """
-    prepared = clients if query.prepare is None else query.prepare(clients)
-    columns = identity.read_columns(query, prepared)
+    columns = identity.read_columns(query, preparing.prepared(query, clients))
+    broadcast = arrays(query, broadcast)
     door, client = opened(query, broadcast, columns)
     return check_release(query, door, client, broadcast, columns)
 

@@ -37,7 +37,7 @@ from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked, Work
 from jaxpfl.federated.following import Others
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.query import Query, arrays
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.privacy.simulated import SIMULATED
@@ -167,6 +167,7 @@ class Releaser:
         self._warn = warn
         self._observe = observe
         self._asked: dict[Any, Asked] = {}
+        self._following: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
         if others is None:
             hosts.require_one_process("a Releaser of its own needs")
@@ -216,6 +217,7 @@ class Releaser:
           BudgetExhausted: this release, or an earlier replay with another result, does not fit the
             budget.
         """
+        broadcast = arrays(query, broadcast)
         plan = query.plan
         number = plan.charge_number(round)
         cyclic = plan.sampling == "cyclic"
@@ -262,6 +264,7 @@ class Releaser:
         if plan.private and plan.correlation != "independent":
             # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()
+        self._following[id(query)] = summed.clip_norm
         return Released(summed.value, summed.clip_norm)
 
     def confirm(self, before: int | None = None) -> None:
@@ -349,7 +352,16 @@ class Releaser:
         if query.plan.adaptive_clip is None:
             which = "has a constant clip norm: clip_norm is for adaptive clipping only"
             raise InputError(f"query {query.label!r} {which}")
-        return clip_norm
+        if clip_norm is self._following.get(id(query)):
+            return clip_norm  # which the device may still compute
+        shape, dtype = np.shape(clip_norm), getattr(clip_norm, "dtype", type(clip_norm).__name__)
+        found = f"{dtype}{list(shape)}"
+        if found == "float32[]" and 0 < float(clip_norm) < np.inf:
+            return clip_norm
+        raise InputError(
+            f"query {query.label!r}: clip_norm must be that of the last release, a float32 scalar "
+            f"that is positive and finite, found {clip_norm if found == 'float32[]' else found}"
+        )
 
     def _label(self, query: Query) -> str:
         found = query.label if self._name is None else self._name

@@ -23,7 +23,7 @@ from jaxpfl.federated import hosts, identity
 from jaxpfl.federated.asked import Asked
 from jaxpfl.federated.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.query import Execution, Query, arrays
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
@@ -110,6 +110,7 @@ def secure_release(
     # many examples others have.
     alone = dataclasses.replace(cohort, clients_per_bucket=1, ladder=(cohort.max_steps,))
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
+    broadcast = arrays(query, broadcast)
     asked = Asked.of(query, broadcast, clients)
     coordinates = asked.door.coordinates
     event = secure.event(coordinates)

@@ -131,6 +131,7 @@ class Chain:
             written = os.write(self._descriptor, line)
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were written")
+            files.without_times(self.path)
             os.fsync(self._descriptor)
             self._add(fields, digest)
         except BaseException as error:

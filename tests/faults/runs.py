@@ -52,15 +52,15 @@ def start_victim(config: Path, out: Path, fatal: int) -> "subprocess.Popen[str]"
 def _stored_arrays(path: Path) -> dict[str, np.ndarray]:
     """The leaves of a checkpoint by name, on the host."""
     leaves = json.loads((path / "record.json").read_text())["leaves"]
+    full = {str(at): name for at, name in enumerate(sorted(leaves)) if 0 not in leaves[name][1]}
     wanted = {
-        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
-        for name, (dtype, shape) in leaves.items()
-        if 0 not in shape
+        place: jax.ShapeDtypeStruct(tuple(leaves[name][1]), leaves[name][0])
+        for place, name in full.items()
     }
     with ocp.StandardCheckpointer() as reader:
         found = reader.restore(path / "state", wanted)
-    empty = {n: np.empty(shape, dtype) for n, (dtype, shape) in leaves.items() if n not in wanted}
-    return {**found, **empty}
+    empty = {name: np.empty(shape, dtype) for name, (dtype, shape) in leaves.items()}
+    return {**empty, **{full[place]: array for place, array in found.items()}}
 
 
 def arrays_of(out: Path) -> dict[str, np.ndarray]:

@@ -299,10 +299,10 @@ def _hashed_again(path: Path) -> None:
         ("_METADATA", b"[]"),
         ("_METADATA", b'"\xff"'),
         ("array_metadatas/process_0", b"[]"),
-        ("manifest.ocdbt", b""),
-        ("manifest.ocdbt", None),
-        ("d/*", b""),
-        ("d/*", None),
+        ("*/.zarray", b""),
+        ("*/.zarray", None),
+        ("*/0*", b""),
+        ("*/0*", None),
     ],
 )
 def test_files_that_were_written_wrongly_are_damage(tmp_path, name, content):
@@ -323,8 +323,8 @@ def test_files_that_were_written_wrongly_are_damage(tmp_path, name, content):
         MemoryError(),
         OSError(errno.EMFILE, "Too many open files"),
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
-        ValueError("RESOURCE_EXHAUSTED: Error reading manifest.ocdbt: Too many open files"),
-        ValueError("UNKNOWN: Error reading manifest.ocdbt: Input/output error"),
+        ValueError("RESOURCE_EXHAUSTED: Error reading 0/.zarray: Too many open files"),
+        ValueError("UNKNOWN: Error reading 0/.zarray: Input/output error"),
     ],
 )
 def test_what_the_machine_cannot_read_now_is_no_damage(tmp_path, monkeypatch, error):

@@ -334,6 +334,25 @@ def test_only_what_was_planned_is_asked(ledger_path):
     refused(ledger_path, "constant clip norm", clip_norm=jnp.float32(5))
 
 
+@pytest.mark.parametrize(
+    "clip_norm",
+    [
+        jnp.ones(2),
+        jnp.ones((1,)),
+        jnp.int32(1),
+        np.float64(1),
+        1.0,
+        "one",
+        jnp.float32(np.nan),
+        jnp.float32(np.inf),
+        jnp.float32(0),
+    ],
+)
+def test_a_clip_norm_that_cannot_be_one_is_refused_before_it_is_charged(ledger_path, clip_norm):
+    adaptive = query(of=plan(clip=Clip(1.0, adaptive=AdaptiveClip())))
+    refused(ledger_path, "'sum': clip_norm must be", asked=adaptive, clip_norm=clip_norm)
+
+
 def whole_number(broadcast, examples, key):
     return jnp.sum(examples.mask, dtype=jnp.int32)
 

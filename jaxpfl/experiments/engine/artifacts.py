@@ -221,10 +221,12 @@ def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
     """Completes the artifact in `temporary`: writes its manifest and renames it to `path`."""
     content = {**files.jsonable(dataclasses.asdict(manifest)), "files": _listing(temporary)}
     (temporary / _MANIFEST).write_text(_rendered(content), encoding="utf-8")
+    files.without_times(temporary)
     files.fsync_tree(temporary)
     if path.exists():
         remove(path)
     os.rename(temporary, path)
+    files.without_times(path.parent)
     files.fsync_path(path.parent)
 
 

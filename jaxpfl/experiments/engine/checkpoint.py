@@ -1,6 +1,7 @@
 """Checkpoints: artifacts whose arrays Orbax writes in the background; a run keeps the last two.
 
-    round_00000010/state/           the leaves of the state, written by Orbax with their sharding
+    round_00000010/state/           the leaves of the state, written by Orbax with their sharding,
+                                    each under its place among the sorted names of all
     round_00000010/record.json      round, dtype and shape of every leaf
     round_00000010/manifest.json    as of any artifact, see `artifacts`
 
@@ -8,10 +9,15 @@
 checkpoint gets its manifest and its name when all files are on the disk, so a crash never leaves an
 incomplete one under that name. `restore` hashes every file BEFORE Orbax opens any, because Orbax
 does not notice flipped bits.
+
+Nothing in a checkpoint tells when it was written, because that depends on how much the clients of
+the round hold. Orbax therefore writes no OCDBT, whose binary manifest has times, and what it notes
+of the checkpoint as a whole is cut down to the kind of its content.
 """
 
 import errno
 import gc
+import json
 import logging
 import os
 import shutil
@@ -48,6 +54,7 @@ _PREFIX = "round_"
 _KEPT = 2
 # What a checkpoint takes beside its arrays: Orbax's metadata, our record, and whole pages.
 _BESIDE_ARRAYS = 2**18
+_BESIDE_EACH = 2**14
 _SECONDS_TO_END = 0.05
 # The codes of TensorStore's ValueErrors that are no fault of the files, such as too many open ones.
 _OF_THE_MACHINE = {
@@ -109,7 +116,8 @@ class Checkpoints:
             options = ocp.options.MultiprocessingOptions(
                 primary_host=0, active_processes={0}, barrier_sync_key_prefix="jaxpfl"
             )
-        self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options)
+        logging.getLogger("absl").addFilter(_is_needed)
+        self._arrays = ocp.StandardCheckpointer(multiprocessing_options=options, use_ocdbt=False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
 
@@ -204,6 +212,7 @@ class Checkpoints:
         """Completes a checkpoint, in the background; on failure none of it is left."""
         try:
             self._arrays.wait_until_finished()
+            _cut_down(temporary / "state")
             commit(temporary, path, manifest)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -216,17 +225,17 @@ class Checkpoints:
             raise
         for old in self.rounds()[:-_KEPT]:
             remove(self._path(old))
+        files.without_times(self.directory)
 
     def _begin_arrays(self, directory: Path, leaves: dict[str, Any]) -> None:
         """Starts to write the leaves; returns once they are copied to the host."""
-        # Orbax refuses empty arrays, whose shape is in the record. Numpy arrays are copied, because
-        # the caller may change them during the write. Of several processes, Orbax only takes arrays
-        # that all of them share.
-        arrays = {
-            name: leaf if isinstance(leaf, jax.Array) and self._alone else np.array(leaf)
-            for name, leaf in leaves.items()
-            if leaf.size
-        }
+        # Numpy arrays are copied, because the caller may change them during the write. Of several
+        # processes, Orbax only takes arrays that all of them share.
+        arrays = {}
+        for name, place in _places(leaves).items():
+            leaf = leaves[name]
+            shared = isinstance(leaf, jax.Array) and self._alone
+            arrays[place] = leaf if shared else np.array(leaf)
         self._arrays.save(directory, arrays)
 
     def _read(self, round: int, like: Any) -> Restored:
@@ -238,11 +247,12 @@ class Checkpoints:
             raise CorruptFile(f"{path}: holds the checkpoint of round {record['round']}")
         leaves = named_leaves(like)
         require_same_leaves(record["leaves"], leaves, str(path))
-        wanted = {name: self._wanted(leaf) for name, leaf in leaves.items() if leaf.size}
+        places = _places(leaves)
+        wanted = {place: self._wanted(leaves[name]) for name, place in places.items()}
         found = self._restored_arrays(path, wanted)
-        arrays = {**leaves, **{name: _placed(found[name], leaves[name]) for name in wanted}}
+        arrays = {name: _placed(found[place], leaves[name]) for name, place in places.items()}
         structure = jax.tree_util.tree_structure(like)
-        state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in leaves])
+        state = jax.tree_util.tree_unflatten(structure, ({**leaves, **arrays}[n] for n in leaves))
         return Restored(round, state, manifest.ledger_head)
 
     def _restored_arrays(self, path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -256,11 +266,15 @@ class Checkpoints:
         with _in_silence():
             try:
                 return self._arrays.restore(path / "state", wanted)
-            except _DAMAGE as error:
+            except Exception as error:
+                # Orbax raises a plain `Exception` where the file of an array is missing.
+                if type(error) is not Exception and not isinstance(error, _DAMAGE):
+                    raise
                 code = str(error).partition(":")[0]
                 if code in _OF_THE_MACHINE:
                     raise OSError(f"{path}: its arrays cannot be read now ({code})") from error
                 cause = error.with_traceback(None)
+                cause.__cause__ = cause.__context__ = None
             # What was being read besides ends in other threads, and is deleted here.
             time.sleep(_SECONDS_TO_END)
             gc.collect()
@@ -289,6 +303,28 @@ def _in_silence() -> Iterator[None]:
         logger.disabled, sys.unraisablehook = disabled, hook
 
 
+def _places(leaves: dict[str, Any]) -> dict[str, str]:
+    """What Orbax calls each leaf: the names of folders, which a leaf's own name may not be.
+
+    Orbax refuses empty arrays, whose shape is in the record.
+    """
+    return {name: str(at) for at, name in enumerate(sorted(leaves)) if leaves[name].size}
+
+
+def _cut_down(state: Path) -> None:
+    """Takes times, and the path of the run, out of what Orbax wrote beside the arrays."""
+    path = state / "_CHECKPOINT_METADATA"
+    kept = {"item_handlers": json.loads(path.read_bytes())["item_handlers"]}
+    timeless = {**kept, "init_timestamp_nsecs": 0, "commit_timestamp_nsecs": 0}
+    path.write_text(json.dumps(timeless), encoding="utf-8")
+    (state / "commit_success.txt").write_bytes(b"")
+
+
+def _is_needed(record: logging.LogRecord) -> bool:
+    """Drops the warning that there is no OCDBT to merge, with which Orbax ends each checkpoint."""
+    return "merge of OCDBT" not in str(record.msg)
+
+
 def _placed(restored: Any, like: Any) -> Any:
     """With the sharding of `like`, if that is a JAX array."""
     return jax.device_put(restored, like.sharding) if isinstance(like, jax.Array) else restored
@@ -300,6 +336,6 @@ def _require_room(path: Path, leaves: dict[str, Any]) -> None:
     Raises:
       OSError: ENOSPC, with the checkpoint's path.
     """
-    needed = sum(leaf.nbytes for leaf in leaves.values()) + _BESIDE_ARRAYS
+    needed = sum(leaf.nbytes + _BESIDE_EACH for leaf in leaves.values()) + _BESIDE_ARRAYS
     if shutil.disk_usage(path.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

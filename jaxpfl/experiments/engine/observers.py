@@ -158,16 +158,19 @@ class _TensorBoard:
 
     def __init__(self, directory: Path, resumed_after: int, prefix: str) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore
+        from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
 
         self._prefix = prefix
-        self._writer = EventFileWriter(str(directory))
+        directory.mkdir(exist_ok=True)
+        # TensorBoard's own writer puts the time, the machine and the process into the name, and
+        # the time into the first event. Files are read in the order of their names.
+        self._path = directory / f"events.out.tfevents.{len(list(directory.iterdir())):010}"
+        self._writer = RecordWriter(open(self._path, "xb"))
+        self._write(Event(file_version="brain.Event:2", wall_time=resumed_after))
         if resumed_after:
             # Tells TensorBoard to discard what a crashed run logged after its checkpoint.
             started = SessionLog(status=SessionLog.START)
-            self._writer.add_event(
-                Event(step=resumed_after + 1, wall_time=resumed_after, session_log=started)
-            )
+            self._write(Event(step=resumed_after + 1, wall_time=resumed_after, session_log=started))
 
     def append(self, round: int, record: dict[str, Any]) -> None:
         # Generated modules, whose names a type checker cannot see.
@@ -179,7 +182,12 @@ class _TensorBoard:
             for name, value in flat(record).items()
             if math.isfinite(value)
         ]
-        self._writer.add_event(Event(step=round, wall_time=round, summary=Summary(value=entries)))
+        self._write(Event(step=round, wall_time=round, summary=Summary(value=entries)))
 
     def close(self) -> None:
         self._writer.close()
+
+    def _write(self, event: Any) -> None:
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+        files.without_times(self._path)

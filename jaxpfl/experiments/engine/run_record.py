@@ -87,7 +87,7 @@ def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> N
         if held != plan.population:
             raise InputError(
                 f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
-                f"{held}: an epsilon is only true for its own population"
+                "another number, for which its epsilon is not valid"
             )
         slots, replicas = query.cohort.capacity, query.execution.replicas
         if slots % replicas:

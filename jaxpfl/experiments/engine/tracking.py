@@ -77,6 +77,7 @@ class MetricsFile:
         self._file.seek(0, os.SEEK_END)
         self._file.write(line + b"\n")
         self._file.flush()
+        files.without_times(self.path)
         self._lines.append(line)
 
     def sync(self) -> None:

@@ -166,3 +166,4 @@ def _write(directory: Path, sweep: Sweep, record: dict[str, Any]) -> None:
     writer.writerows(rows)
     files.write_atomically(directory / "table.csv", buffer.getvalue())
     write_sweep_page(directory, sweep, record)
+    files.without_times(directory)

@@ -252,13 +252,13 @@ def failures(sweep: Sweep, directory: Path) -> dict[str, Failure | None]:
 def failure(folder: Path) -> Failure | None:
     """Identifies the failed attempt that is recorded of a point; None if there is none.
 
-    It is compared for equality alone: a clock may go backwards.
+    It is compared for equality alone, and no clock is asked.
     """
     try:
         recorded = (folder / _FAILED).stat()
     except FileNotFoundError:
         return None
-    return recorded.st_ino, recorded.st_mtime_ns
+    return recorded.st_ino, _times(folder)["begun"]
 
 
 @contextmanager
@@ -291,6 +291,7 @@ def attempted(folder: Path) -> Iterator[None]:
         before["seconds"] += time.monotonic() - began
         before["ended"] += 1
         files.write_json(path, before, mode=0o600)
+        files.without_times(folder)
 
 
 def interrupted_after(folder: Path) -> str:

@@ -163,6 +163,8 @@ class SyntheticText:
     def _carried_out(self, workspace: Workspace) -> dict[str, Any]:
         directory, stamp = workspace.directory, workspace.stamp
         began = time.monotonic()
+        # As of when the attempt began, which is public; when it ended is not.
+        date = datetime.now(UTC).date().isoformat()
         seconds: dict[str, float] = {}
         params, details = self._method(workspace, seconds)
         tokens = self.models.rows(self._held_out(self.test))
@@ -179,7 +181,7 @@ class SyntheticText:
             "method": self.config.method,
             "tested_on": f"test clients of {held_out} (declared public)",
             "validated_on": f"validation clients of {held_out} (declared public)",
-            "date": datetime.now(UTC).date().isoformat(),
+            "date": date,
             "private": not stamp or not self._sends(),
             "plan": self.plan.to_dict() if self._sends() else None,
             "privacy": guarantee["privacy"],

@@ -1,0 +1,71 @@
+"""What a broadcast may hold: numbers are arrays, and anything else is refused before a charge."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl as jp
+from jaxpfl.algorithms import Algorithm
+from jaxpfl.errors import InputError
+from jaxpfl.federated import check_information_flow
+
+PLAN = jp.Plan(1, jp.Clip(9.0), jp.Noise(0.01), jp.Poisson(4, 4), 1e-3)
+SECURE = jp.SecureSum(4, clip_norm=9.0, noise_multiplier=1e-3)
+
+
+def _clients():
+    return jp.data.from_clients({f"c{i}": {"x": np.ones(1, np.float32)} for i in range(4)})
+
+
+def _client_fn(broadcast, examples, key):
+    return sum(map(jnp.float32, jax.tree.leaves(broadcast)), jnp.float32(0)) * examples.mask.sum(
+        dtype=jnp.float32
+    )
+
+
+def _asked(how, broadcast, folder):
+    """The sum, by each of the interfaces."""
+    query, ledger = jp.Query("mine", _client_fn, PLAN, jp.CohortSpec(1, 1)), folder / "l.jsonl"
+    if how == "release":
+        return jp.release(
+            _client_fn, _clients(), PLAN, ledger=ledger, broadcast=broadcast, label="mine"
+        ).value
+    if how == "secure_release":
+        found = jp.secure_release(
+            _client_fn,
+            _clients(),
+            SECURE,
+            delta=1e-3,
+            ledger=ledger,
+            broadcast=broadcast,
+            label="mine",
+        )
+        return found.value
+    if how == "check":
+        assert check_information_flow(query, _clients(), broadcast).noisy
+        return 4 * 3.5
+
+    def step(state, release, round):
+        return release(query, broadcast).value, {}
+
+    algorithm = Algorithm("a", lambda key: jnp.float32(0), step, (query,))
+    return jp.run(algorithm, _clients(), ledger=ledger, out=folder / "run").state
+
+
+WAYS = ["release", "secure_release", "run", "check"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_numbers_are_arrays(how, tmp_path):
+    broadcast = {"a": 0.5, "b": 1, "c": True, "d": np.float64(1), "e": None}
+    assert _asked(how, broadcast, tmp_path) == pytest.approx(4 * 3.5, abs=1.0)
+
+
+@pytest.mark.parametrize("leaf", ["text", object(), 2**40, np.array(["a"]), b"x"])
+@pytest.mark.parametrize("how", WAYS)
+def test_what_is_no_number_is_refused_before_a_charge(how, leaf, tmp_path):
+    with pytest.raises(InputError, match="the broadcast of query 'mine' must be"):
+        _asked(how, {"a": leaf}, tmp_path)
+    ledger = tmp_path / "l.jsonl"
+    assert not ledger.exists() or not jp.Ledger.read(ledger).charges
