@@ -1,7 +1,8 @@
 """Files that survive a crash: a file is written whole or not at all, and synced before use.
 
 All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
-its own open file when it appends. JSON and .npz files are read here, too, by whomever they were
+its own open file when it appends. A process that was stopped, or whose files were moved or restored
+meanwhile, must not write over what is there by then: see `require_unchanged`. JSON and .npz files are read here, too, by whomever they were
 written: types, depth and sizes are checked before anything is made of them.
 """
 
@@ -24,6 +25,8 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
+# What this process wrote into the run.lock of each run directory that it holds, and its descriptor.
+_LOCKS: dict[Path, tuple[int, bytes]] = {}
 _MOST_JSON_BYTES = 2**28
 _DEEPEST = 64
 _PIECE = 2**20
@@ -65,12 +68,59 @@ def fsync_tree(directory: Path) -> None:
         fsync_path(path)
 
 
+def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> None:
+    """Refuses to go on with a file that is held open, if it is not at its path as it was left.
+
+    A lock is on the file and not on its name: nobody is told when another file gets the name.
+
+    Args:
+      descriptor: of the file, open for reading.
+      size: that it was left with.
+      end: the last bytes of it.
+
+    Raises:
+      CorruptFile: the path leads to no file or to another one, or its size or its end is another.
+    """
+    found = None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = os.stat(path)
+    held = os.fstat(descriptor)
+    if found is None:
+        change = "it is not there any more"
+    elif (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+        change = "another file has taken its place"
+    elif found.st_size != size:
+        change = f"it has {found.st_size} bytes, expected {size}"
+    elif os.pread(descriptor, len(end), size - len(end)) != end:
+        change = "its last line is not the one that was written"
+    else:
+        return
+    raise CorruptFile(
+        f"{path}: was changed from outside while this process held it: {change}; nothing more is "
+        "charged, released or saved"
+    )
+
+
+def require_locks() -> None:
+    """Refuses to go on if a run directory that this process holds is no longer its own.
+
+    Raises:
+      CorruptFile: of a run.lock, as `require_unchanged`.
+    """
+    for path, (descriptor, content) in list(_LOCKS.items()):
+        require_unchanged(path, descriptor, len(content), content)
+
+
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
     """Replaces a file atomically: a reader sees the old content or the new, even after a crash.
 
     Args:
       mode: permissions that the file has from its first byte on, such as 0o600 for a secret.
+
+    Raises:
+      CorruptFile: as `require_locks`; nothing was replaced.
     """
+    require_locks()
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.tmp")
     # A temporary file left by a crash may have other permissions.
@@ -83,6 +133,7 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
     except OSError as error:
         # A failed write does not name its file.
         raise OSError(error.errno, error.strerror, str(path)) from error
+    require_locks()
     os.replace(temporary, path)
     fsync_path(path.parent)
 
@@ -290,9 +341,9 @@ def empty_directory(directory: Path) -> None:
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
 
-    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock. If
-    an exception leaves the context before anything was written, the directories that were made are
-    removed.
+    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
+    Each holder writes a line of its own into it, for `require_locks`. If an exception leaves the
+    context before anything else was written, the directories that were made are removed.
 
     Raises:
       InputError: the directory cannot be made.
@@ -305,37 +356,44 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
     except OSError as error:
         raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
-    path = directory / "run.lock"
-    with lock(path) as held:
-        if not held:
+    path = directory.absolute() / "run.lock"
+    with lock(path) as file:
+        if file is None:
             raise RunLocked(
                 f"{directory}: another process is using this run directory; wait for it or "
                 "choose another --out"
             )
+        content = f"{os.urandom(8).hex()}\n".encode()
+        _LOCKS[path] = file.fileno(), content
         try:
+            file.write(content)
+            file.truncate()
             yield
         except BaseException:
-            if made and list(directory.iterdir()) == [path]:
-                path.unlink()
-                with suppress(OSError):  # a parent that something else uses by now
+            with suppress(CorruptFile, OSError):  # what somebody else uses by now stays
+                require_locks()
+                if made and os.listdir(directory) == [path.name]:
+                    path.unlink()
                     for each in made:
                         each.rmdir()
             raise
+        finally:
+            del _LOCKS[path]
 
 
 @contextmanager
-def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Locks the file `path`, which is made if absent; yields whether this process holds the lock.
+def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
+    """Locks the file `path`, which is made if absent; yields it, or None if another process has it.
 
     The kernel releases the lock when the process ends, however it ends.
 
     Args:
-      wait: waits until no other process holds the lock, so that True is yielded.
+      wait: waits until no other process holds the lock.
     """
-    with open(path, "ab") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
+        held: IO[bytes] | None = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
         except BlockingIOError:
-            held = False
+            held = None
         yield held

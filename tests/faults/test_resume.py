@@ -146,7 +146,7 @@ INSTANTS = {
         after=True,
     ),
     "before the secret goes": lambda patched: crashing(
-        patched, run_directory, "forget", lambda _: True
+        patched, run_directory, "forget", lambda *_: True
     ),
 }
 

@@ -35,6 +35,7 @@ from jaxpfl.experiments.engine.artifacts import (
     begin,
     check_manifest,
     commit,
+    discard,
     named_leaves,
     remove,
     remove_leftovers,
@@ -126,6 +127,7 @@ class Checkpoints:
 
         Raises:
           OSError: this or the previous checkpoint cannot be written; earlier ones stay intact.
+          CorruptFile: so, because another process may hold the run directory by now.
         """
         self.wait()
         leaves = named_leaves(state)
@@ -141,7 +143,7 @@ class Checkpoints:
         except BaseException:
             with suppress(Exception):
                 self._arrays.wait_until_finished()
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
             raise
         self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
 
@@ -206,7 +208,7 @@ class Checkpoints:
             self._arrays.wait_until_finished()
             commit(temporary, path, manifest)
         except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
             if isinstance(error, ValueError):
                 # Orbax raises it when the disk is full, with all settings of its storage.
                 if "No space left on device" in str(error):
