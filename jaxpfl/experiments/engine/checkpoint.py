@@ -209,7 +209,7 @@ class Checkpoints:
             commit(temporary, path, manifest)
         except BaseException as error:
             discard(temporary)
-            if isinstance(error, ValueError):
+            if isinstance(error, ValueError) and not isinstance(error, CorruptFile):
                 # Orbax raises it when the disk is full, with all settings of its storage.
                 if "No space left on device" in str(error):
                     full = errno.ENOSPC
