@@ -1,9 +1,9 @@
 """Files that survive a crash: a file is written whole or not at all, and synced before use.
 
 All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
-its own open file when it appends. A process that was stopped, or whose files were moved or restored
-meanwhile, must not write over what is there by then: see `require_unchanged`. JSON and .npz files are read here, too, by whomever they were
-written: types, depth and sizes are checked before anything is made of them.
+its own open file when it appends. JSON and .npz files are read here, too, by whomever they were
+written: types, depth and sizes are checked before anything is made of them. What lost its place to
+other files while it was held open is not written any further: see `require_unchanged`.
 """
 
 import fcntl

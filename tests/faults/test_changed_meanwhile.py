@@ -70,7 +70,8 @@ def content(path: Path) -> bytes | None:
 
 
 def published(out: Path) -> list[int]:
-    return [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = (content(out / "metrics.jsonl") or b"").splitlines()
+    return [json.loads(line)["round"] for line in lines]
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "run.lock"])
@@ -102,12 +103,13 @@ def test_a_change_in_any_round_stops_the_run_before_the_next_charge(tmp_path, ch
         assert not (out / "result.json").exists()
 
 
-SECRET, RESULT, BEGUN = "private/secret.json", "result.json", "run.json"
+SECRET, RESULT = "private/secret.json", "result.json"
 LAST = f"checkpoints/round_{ROUNDS:08d}"
 WRITTEN = f"checkpoints/.tmp-round_{ROUNDS:08d}/record.json"
+SYNCED = [".run.json.tmp", "metrics.jsonl", WRITTEN]
 # The file whose syncing or renaming is followed by the change, and what must not follow then.
 INSTANTS = [
-    (SECRET, BEGUN, ["run.lock"]),
+    (SYNCED[0], "run.json", ["run.lock"]),
     ("metrics.jsonl", LAST, ["ledger.jsonl", "run.lock"]),
     (WRITTEN, LAST, ["run.lock"]),
     (LAST, RESULT, ["ledger.jsonl", "run.lock"]),
@@ -128,10 +130,10 @@ def test_a_change_between_two_durable_operations_stops_the_next_one(
     changed, pending = ledger if name == ledger.name else out / name, [True]
 
     def attack(path: Path) -> None:
-        if path == out / done and pending:
-            if done != "metrics.jsonl" or published(out)[-1:] == [ROUNDS]:
-                pending.clear()
-                replaced(changed)
+        last = done != "metrics.jsonl" or published(out)[-1:] == [ROUNDS]
+        if path == out / done and last and pending:
+            pending.clear()
+            replaced(changed)
 
     def renamed(real):
         def call(source, target, **options):
@@ -143,7 +145,7 @@ def test_a_change_between_two_durable_operations_stops_the_next_one(
     def synced(real):
         def call(descriptor):
             real(descriptor)
-            for path in (out / "metrics.jsonl", out / WRITTEN):
+            for path in (out / each for each in SYNCED):
                 if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                     attack(path)
 
@@ -175,6 +177,7 @@ jp.run(algorithm(wait), CLIENTS, ledger=out / "ledger.jsonl", out=out, every=2,
 """
 
 
+@pytest.mark.long
 def test_a_stopped_process_that_goes_on_touches_nothing_of_its_successor(tmp_path):
     """TRUST 37: its directory was deleted, and another run begun there, while it was stopped."""
     out = tmp_path / "run"
@@ -191,9 +194,10 @@ def test_a_stopped_process_that_goes_on_touches_nothing_of_its_successor(tmp_pat
 
     def wait_for(name, process):
         """Until it waits in round 4 and has nothing more to write."""
-        while content(tmp_path / f"at.{name}") != b"4" or not (
-            out / "checkpoints" / "round_00000002"
-        ).exists():
+        while (
+            content(tmp_path / f"at.{name}") != b"4"
+            or not (out / "checkpoints" / "round_00000002").exists()
+        ):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
 
