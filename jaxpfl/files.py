@@ -2,7 +2,8 @@
 
 All syncing, renaming, hashing and locking of files is here, except that the ledger's chain syncs
 its own open file when it appends. JSON and .npz files are read here, too, by whomever they were
-written: types, depth and sizes are checked before anything is made of them.
+written: types, depth and sizes are checked before anything is made of them. What lost its place to
+other files while it was held open is not written any further: see `require_unchanged`.
 """
 
 import fcntl
@@ -24,6 +25,8 @@ import numpy as np
 
 from jaxpfl.errors import CorruptFile, InputError, RunLocked
 
+# What this process wrote into the run.lock of each run directory that it holds, and its descriptor.
+_LOCKS: dict[Path, tuple[int, bytes]] = {}
 _MOST_JSON_BYTES = 2**28
 _DEEPEST = 64
 _PIECE = 2**20
@@ -66,8 +69,10 @@ def fsync_tree(directory: Path) -> None:
         fsync_path(path)
 
 
-def without_times(path: Path) -> None:
+def without_times(path: Path, *, since: int = 0) -> None:
     """Gives a file or folder, and all below it, one constant time instead of its own.
+
+    What was written before `since` (nanoseconds, as `st_mtime_ns` has them) is left as it is.
 
     When a round ended depends on how much the sampled clients hold. What is another user's keeps
     its times; the time at which the kernel last changed an entry (ctime) cannot be set, and no copy
@@ -75,7 +80,52 @@ def without_times(path: Path) -> None:
     """
     for each in (*path.rglob("*"), path):
         with suppress(FileNotFoundError, PermissionError):
+            if each.lstat().st_mtime_ns < since:
+                continue
             os.utime(each, (_NO_TIME, _NO_TIME), follow_symlinks=False)
+
+
+def require_unchanged(path: Path, descriptor: int, size: int, end: bytes) -> None:
+    """Refuses to go on with a file that is held open, if it is not at its path as it was left.
+
+    A lock is on the file and not on its name: nobody is told when another file gets the name.
+
+    Args:
+      descriptor: of the file, open for reading.
+      size: that it was left with.
+      end: the last bytes of it.
+
+    Raises:
+      CorruptFile: the path leads to no file or to another one, or its size or its end is another.
+    """
+    found = None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = os.stat(path)
+    held = os.fstat(descriptor)
+    if found is None:
+        change = "it is not there any more"
+    elif (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+        change = "another file has taken its place"
+    elif found.st_size != size:
+        change = f"it has {found.st_size} bytes, expected {size}"
+    elif os.pread(descriptor, len(end), size - len(end)) != end:
+        change = "its last line is not the one that was written"
+    else:
+        return
+    raise CorruptFile(
+        f"{path}: was changed from outside while this process held it: {change}; nothing more is "
+        "charged, released or saved"
+    )
+
+
+def require_locks() -> None:
+    """Refuses to go on if a run directory that this process holds is no longer its own.
+
+    Raises:
+      CorruptFile: of a run.lock, as `require_unchanged`.
+    """
+    for path, (descriptor, content) in list(_LOCKS.items()):
+        require_unchanged(path, descriptor, len(content), content)
 
 
 def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> None:
@@ -83,7 +133,11 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
 
     Args:
       mode: permissions that the file has from its first byte on, such as 0o600 for a secret.
+
+    Raises:
+      CorruptFile: as `require_locks`; nothing was replaced.
     """
+    require_locks()
     content = data.encode() if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.tmp")
     # A temporary file left by a crash may have other permissions.
@@ -96,6 +150,7 @@ def write_atomically(path: Path, data: str | bytes, *, mode: int = 0o644) -> Non
     except OSError as error:
         # A failed write does not name its file.
         raise OSError(error.errno, error.strerror, str(path)) from error
+    require_locks()
     os.replace(temporary, path)
     fsync_path(path.parent)
 
@@ -303,11 +358,11 @@ def empty_directory(directory: Path) -> None:
 def exclusive(directory: Path) -> Iterator[None]:
     """Makes the run directory, if absent, and locks it while the context is open.
 
-    At the end nothing in it shows by its time when it was written.
+    At the end nothing that was written in it shows by its time when that was.
 
-    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock. If
-    an exception leaves the context before anything was written, the directories that were made are
-    removed.
+    The kernel releases the lock when the process ends, however it ends: a crash leaves no lock.
+    Each holder writes a line of its own into it, for `require_locks`. If an exception leaves the
+    context before anything else was written, the directories that were made are removed.
 
     Raises:
       InputError: the directory cannot be made.
@@ -320,39 +375,50 @@ def exclusive(directory: Path) -> Iterator[None]:
         raise InputError(f"{directory}: is a file, expected a directory or a new name") from error
     except OSError as error:
         raise InputError(f"{directory}: cannot be made: {error.strerror}") from error
-    path = directory / "run.lock"
-    with lock(path) as held:
-        if not held:
+    path = directory.absolute() / "run.lock"
+    with lock(path) as file:
+        if file is None:
             raise RunLocked(
                 f"{directory}: another process is using this run directory; wait for it or "
                 "choose another --out"
             )
+        content = f"{os.urandom(8).hex()}\n".encode()
+        _LOCKS[path] = file.fileno(), content
+        began = 2**63
         try:
+            file.write(content)
+            file.truncate()
+            began = os.fstat(file.fileno()).st_mtime_ns
             yield
         except BaseException:
-            if made and list(directory.iterdir()) == [path]:
-                path.unlink()
-                with suppress(OSError):  # a parent that something else uses by now
+            with suppress(CorruptFile, OSError):  # what somebody else uses by now stays
+                require_locks()
+                if made and os.listdir(directory) == [path.name]:
+                    path.unlink()
                     for each in made:
                         each.rmdir()
             raise
         finally:
-            without_times(directory)
+            with suppress(CorruptFile):
+                # Not in the directory of a successor, if this one was deleted meanwhile.
+                require_locks()
+                without_times(directory, since=began)
+            del _LOCKS[path]
 
 
 @contextmanager
-def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Locks the file `path`, which is made if absent; yields whether this process holds the lock.
+def lock(path: Path, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
+    """Locks the file `path`, which is made if absent; yields it, or None if another process has it.
 
     The kernel releases the lock when the process ends, however it ends.
 
     Args:
-      wait: waits until no other process holds the lock, so that True is yielded.
+      wait: waits until no other process holds the lock.
     """
-    with open(path, "ab") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
+        held: IO[bytes] | None = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
         except BlockingIOError:
-            held = False
+            held = None
         yield held

@@ -14,8 +14,9 @@ Guarantees:
   never synced, so that no caller was told that it was written. If nothing is, something else was
   damaged, such as a bit of the newline, and the file is refused.
 - Lines that are cut off the END leave a valid chain, and whoever may write the file can replace it
-  by another valid one. Both are only noticed by a caller that keeps `head` elsewhere and passes it
-  to `verify`.
+  by another valid one. While the chain is open, both are noticed before the next line is written.
+  Afterwards they are only noticed by a caller that keeps `head` elsewhere and passes it to
+  `verify`.
 - Only one process at a time: the kernel's lock is held from opening to `close`.
 - A line is on the disk (fsync) when `append` returns.
 """
@@ -55,6 +56,8 @@ class Chain:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # It stays the same file if the process changes its directory.
+        self._place = path.absolute()
         _require_file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -116,24 +119,41 @@ class Chain:
         """Returns whether `head` is or was this chain's head."""
         return head in self._known
 
+    def require_unchanged(self) -> None:
+        """Refuses to go on if the file, or a run directory that this process holds, was changed.
+
+        Raises:
+          InputError: the chain is closed or was opened for reading.
+          CorruptFile: as `files.require_unchanged`. The chain is closed.
+        """
+        if self._descriptor is None:
+            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
+        try:
+            files.require_locks()
+            files.require_unchanged(self._place, self._descriptor, self._size, self._end)
+        except CorruptFile:
+            self.close()
+            raise
+
     def append(self, fields: dict[str, Any]) -> None:
         """Adds a line, which is on the disk on return.
 
         Raises:
+          InputError, CorruptFile: as `require_unchanged`. Nothing is written.
           OSError: the line cannot be written. After this or any other exception, such as
             KeyboardInterrupt, the line is removed again, and the chain is closed.
         """
-        if self._descriptor is None:
-            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
-        line, digest = _seal(fields, self._hashes[-1] if self._hashes else _NO_LINE)
-        start = os.fstat(self._descriptor).st_size
+        line, digest = _seal(fields, self.head)
+        self.require_unchanged()
+        assert self._descriptor is not None
+        start = self._size
         try:
             written = os.write(self._descriptor, line)
             if written != len(line):
                 raise OSError(f"only {written} of {len(line)} bytes were written")
             files.without_times(self.path)
             os.fsync(self._descriptor)
-            self._add(fields, digest)
+            self._add(line, fields, digest)
         except BaseException as error:
             # Remove what was written of the line, and refuse further lines. A line that stayed in
             # the file, but not here, would be followed by one that does not continue it.
@@ -170,7 +190,8 @@ class Chain:
         message = f"the ledger cannot be written: {error}"
         raise OSError(error.errno, message, str(self.path)) from error
 
-    def _add(self, fields: dict[str, Any], digest: str) -> None:
+    def _add(self, line: bytes, fields: dict[str, Any], digest: str) -> None:
+        self._size, self._end = self._size + len(line), line
         self.lines.append(fields)
         self._hashes.append(digest)
         self._known.add(digest)
@@ -180,17 +201,18 @@ class Chain:
         self.lines: list[dict[str, Any]] = []
         self._hashes: list[str] = []
         self._known: set[str] = set()
+        self._size, self._end = 0, b""
         *lines, last = self.path.read_bytes().split(b"\n")
         if last and not _is_torn(last):
             # It only lacks its newline, or is refused below like any other line.
             lines.append(last)
         for number, line in enumerate(lines, 1):
-            previous = self._hashes[-1] if self._hashes else _NO_LINE
+            whole = line + b"\n"
             try:
-                self._add(*_open(line + b"\n", previous))
+                self._add(whole, *_open(whole, self.head))
             except InputError as error:
                 raise altered(self.path, number, str(error)) from None
-        return sum(len(line) + 1 for line in lines)
+        return self._size
 
 
 def _require_file(path: Path) -> None:

@@ -7,8 +7,9 @@ epsilon. A charge is on the disk before `charge` returns, and only then may data
 a crash may leave a charge without a release, but never a release without a charge.
 
 Guarantees:
-- The file is protected as described in `chain`. Lines that are cut off its end are only noticed by
-  a caller that keeps `head` elsewhere, as checkpoints do, and calls `verify(head)` or `contains`.
+- The file is protected as described in `chain`. If it changes while it is open, the next charge is
+  refused. Lines that are cut off its end while it is closed are only noticed by a caller that keeps
+  `head` elsewhere, as checkpoints do, and calls `verify(head)` or `contains`.
 - A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
   so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
   the result, so that a repetition with another result is noticed, and charged.
@@ -173,6 +174,10 @@ class Ledger:
         self._chain.verify(expected_head)
         self._take_lines()
 
+    def require_unchanged(self) -> None:
+        """Refuses to go on if the file changed while it was open: see `Chain.require_unchanged`."""
+        self._chain.require_unchanged()
+
     def covers(self, clients: Clients) -> bool:
         """Returns whether the releases of these clients' source are charged here.
 
@@ -203,6 +208,8 @@ class Ledger:
 
         Raises:
           BudgetExhausted: the release would exceed a budget; nothing was written.
+          CorruptFile: the file changed while it was open, or so did a run directory that this
+            process holds; nothing was written.
           InputError: another event was charged under this identity, the event has another adjacency
             than the ledger, or the ledger is closed.
         """
@@ -210,8 +217,7 @@ class Ledger:
             _check_text(f"{name} of a charge", value)
         charge = Charge(run, label, checks.non_negative_int("round", round), event, identity)
         releases = events.counts(event)
-        if self._chain.closed:
-            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
+        self.require_unchanged()
         before = self._by_identity.get(identity)
         if before is not None:
             if events.counts(before.event) != releases:
@@ -249,11 +255,11 @@ class Ledger:
         result, which nobody would know to charge.
 
         Raises:
+          CorruptFile: as `charge`.
           InputError: the ledger is closed or was opened for reading.
         """
         _check_text("the hash of a release", release)
-        if self._chain.closed:
-            raise InputError(f"{self.path}: the ledger is closed or was opened for reading")
+        self.require_unchanged()
         if release not in self._recorded.get(identity, ()):
             self._chain.append({"identity": identity, "release": release})
             self._recorded.setdefault(identity, []).append(release)

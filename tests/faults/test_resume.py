@@ -152,7 +152,7 @@ INSTANTS = {
         lambda path, *_, **__: path.name == "result.json",
     ),
     "before the secret goes": lambda patched: crashing(
-        patched, run_directory, "forget", lambda _: True
+        patched, run_directory, "forget", lambda *_: True
     ),
 }
 

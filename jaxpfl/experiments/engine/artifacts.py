@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +127,11 @@ class Artifacts:
 
         Raises:
           OSError: the disk is full or read-only.
+          CorruptFile: the ledger, or a run directory that this process holds, was changed from
+            outside; nothing is stored.
         """
+        if self.ledger is not None:
+            self.ledger.require_unchanged()
         manifest = Manifest(
             what=self._path(name).name,
             run=self.run,
@@ -141,7 +146,7 @@ class Artifacts:
             (temporary / _ARRAYS).write_bytes(files.npz(arrays))
             commit(temporary, self._path(name), manifest)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
             raise
 
     def sha256(self, name: str) -> str:
@@ -211,10 +216,18 @@ def schema(leaves: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def begin(path: Path) -> Path:
     """Creates the empty temporary folder in which the artifact `path` is written."""
+    files.require_locks()
     temporary = path.with_name(f"{_TEMPORARY}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     return temporary
+
+
+def discard(temporary: Path) -> None:
+    """Deletes what failed to become an artifact, unless another run may have begun it by now."""
+    with suppress(CorruptFile):
+        files.require_locks()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
@@ -223,6 +236,7 @@ def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
     (temporary / _MANIFEST).write_text(_rendered(content), encoding="utf-8")
     files.without_times(temporary)
     files.fsync_tree(temporary)
+    files.require_locks()
     if path.exists():
         remove(path)
     os.rename(temporary, path)
@@ -232,6 +246,7 @@ def commit(temporary: Path, path: Path, manifest: Manifest) -> None:
 
 def remove(path: Path) -> None:
     """Deletes an artifact; a crash leaves it complete, or renamed as deleted."""
+    files.require_locks()
     doomed = path.with_name(f"{_DELETED}{path.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(path, doomed)
@@ -241,6 +256,7 @@ def remove(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Deletes the incomplete artifacts that a crash left in a folder."""
+    files.require_locks()
     for entry in folder.iterdir():
         if entry.name.startswith((_TEMPORARY, _DELETED)):
             shutil.rmtree(entry, ignore_errors=True)

@@ -41,6 +41,7 @@ from jaxpfl.experiments.engine.artifacts import (
     begin,
     check_manifest,
     commit,
+    discard,
     named_leaves,
     remove,
     remove_leftovers,
@@ -134,6 +135,7 @@ class Checkpoints:
 
         Raises:
           OSError: this or the previous checkpoint cannot be written; earlier ones stay intact.
+          CorruptFile: so, because another process may hold the run directory by now.
         """
         self.wait()
         leaves = named_leaves(state)
@@ -149,7 +151,7 @@ class Checkpoints:
         except BaseException:
             with suppress(Exception):
                 self._arrays.wait_until_finished()
-            shutil.rmtree(temporary, ignore_errors=True)
+            discard(temporary)
             raise
         self._under_way = self._thread.submit(self._finish, temporary, path, manifest)
 
@@ -215,8 +217,8 @@ class Checkpoints:
             _cut_down(temporary / "state")
             commit(temporary, path, manifest)
         except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if isinstance(error, ValueError):
+            discard(temporary)
+            if isinstance(error, ValueError) and not isinstance(error, CorruptFile):
                 # Orbax raises it when the disk is full, with all settings of its storage.
                 if "No space left on device" in str(error):
                     full = errno.ENOSPC

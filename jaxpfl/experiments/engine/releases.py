@@ -151,8 +151,8 @@ class Releases:
 
     def end(self) -> None:
         """Deletes the secret, which is not needed once all releases are stored."""
-        if self.secret is not None:
-            forget(self.secret)
+        if self.secret is not None and self.ledger is not None:
+            forget(self.secret, self.ledger)
 
     def __enter__(self) -> Self:
         return self

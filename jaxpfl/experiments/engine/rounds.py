@@ -97,6 +97,8 @@ class Loop:
         Raises:
           BudgetExhausted: the next round does not fit the budget; the rounds before are saved.
           Interrupted: SIGTERM or SIGINT was received; the rounds so far are saved.
+          CorruptFile: the ledger or the run's lock was changed from outside meanwhile; the last
+            checkpoint is of an earlier round.
         """
         algorithm, directory = self.algorithm, self._directory
         with ExitStack() as stack:
@@ -154,6 +156,7 @@ class Loop:
                 if done != saved and (stop or done % self.tracking.checkpoint_every == 0):
                     observers.publish()
                     observers.metrics.sync()
+                    ledger.require_unchanged()
                     checkpoints.save(done, state, ledger_head=ledger.head)
                     saved = done
             observers.publish()
@@ -161,7 +164,7 @@ class Loop:
             checkpoints.wait()
             epsilons = cost.epsilons()
             metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
-            statement = directory.end(done, cost.statement(), metrics, epsilons)
+            statement = directory.end(done, cost.statement(), metrics, epsilons, ledger)
             trackers.end(statement)
             if failure is not None:
                 raise failure

@@ -24,6 +24,7 @@ from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Setting, Tracking
 from jaxpfl.federated.captured import captured
 from jaxpfl.federated.identity import environment
+from jaxpfl.privacy.ledger import Ledger
 
 
 class RunDirectory:
@@ -120,11 +121,13 @@ class RunDirectory:
         statement: str,
         metrics: Mapping[str, Any],
         epsilons: Mapping[str, float],
+        ledger: Ledger,
     ) -> str:
         """Writes `result.json`, deletes a finished run's secret, and returns the statement.
 
         Args:
           epsilons: of `Cost.epsilons`.
+          ledger: of the run; if it was changed from outside, nothing is written or deleted.
         """
         planned = self._algorithm.rounds
         if rounds < planned:
@@ -139,9 +142,10 @@ class RunDirectory:
             "evaluated_on": self.evaluated_on,
             "metrics": metrics,
         }
+        ledger.require_unchanged()
         files.write_json(self.path / "result.json", record)
         if rounds == planned:
-            forget(self._secret_path)
+            forget(self._secret_path, ledger)
         return statement
 
     def _finished_rounds(self) -> int:

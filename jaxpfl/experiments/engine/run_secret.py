@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 
 
@@ -53,9 +54,18 @@ def saved_secret(
     return secret
 
 
-def forget(path: Path) -> None:
-    """Deletes a secret, if it exists."""
+def forget(path: Path, ledger: Ledger) -> None:
+    """Deletes a secret, if it exists.
+
+    Args:
+      ledger: the run's, open.
+
+    Raises:
+      CorruptFile: the ledger or the run directory was changed from outside. The secret stays: it
+        may be that of another run by now.
+    """
     if path.exists():
+        ledger.require_unchanged()
         path.unlink()
         files.fsync_path(path.parent)
 

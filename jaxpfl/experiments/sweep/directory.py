@@ -204,7 +204,7 @@ def held(folder: Path) -> Iterator[bool]:
     """Whether this process may carry out the point of a folder: no other one does, meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder / "point.lock") as free:
-        yield free
+        yield free is not None
 
 
 def state_of(folder: Path) -> PointState:

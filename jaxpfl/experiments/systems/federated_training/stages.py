@@ -123,7 +123,7 @@ class _Stages:
                     f"{artifacts.folder / MOMENTS}: holds other moments than those that the scores "
                     f"in {artifacts.folder / SCORES} were computed from"
                 )
-        forget(secret_path)
+            forget(secret_path, ledger)
         return record
 
     def _scores(self, plan: FredPlan, ledger: Ledger, secret_path: Path) -> Artifact:

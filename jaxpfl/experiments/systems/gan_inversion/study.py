@@ -236,7 +236,7 @@ class _Progress:
             found = self.workspace.artifacts(self.artifacts.run, ledger).load_or_compute(
                 f"accuracy_{name}", partial(released, ledger), made_from=plan.to_dict()
             )
-        forget(secret_path)
+            forget(secret_path, ledger)
         return dict(found.record)
 
     def _train(
