@@ -399,11 +399,13 @@ def exclusive(directory: Path) -> Iterator[None]:
                         each.rmdir()
             raise
         finally:
-            with suppress(CorruptFile):
+            try:
                 # Not in the directory of a successor, if this one was deleted meanwhile.
-                require_locks()
-                without_times(directory, since=began)
-            del _LOCKS[path]
+                with suppress(CorruptFile):
+                    require_locks()
+                    without_times(directory, since=began)
+            finally:
+                del _LOCKS[path]
 
 
 @contextmanager

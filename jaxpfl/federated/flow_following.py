@@ -52,7 +52,7 @@ _CALLS = {
     "shard_map": "jaxpr",
 }
 # The rule by which JAX takes clients in turn, each by itself.
-_ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__
+_ONE_BY_ONE = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # pyright: ignore
 _LOOPS = ("while", "scan", "cond")
 # Labels form chains of four, so that a loop that goes on is a fault of this file.
 _PASSES = 50

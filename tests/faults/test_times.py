@@ -14,7 +14,7 @@ import jaxpfl as jp
 from jaxpfl import files
 from jaxpfl.algorithms import Algorithm
 
-_PUBLIC = {"attempts.jsonl", "report.html"}
+_PUBLIC = {"run.lock", "attempts.jsonl", "report.html"}
 
 
 def _run(out: Path, seconds: float) -> dict[str, bytes]:
@@ -75,8 +75,8 @@ def test_files_of_a_run_have_no_times_of_their_own(tmp_path, monkeypatch):
     times: list[set[tuple[float, ...]]] = []
     real_end = files.without_times
 
-    def ending(path):
-        real_end(path)
+    def ending(path, **options):
+        real_end(path, **options)
         if path == out:
             times.append(_times(out))
 
