@@ -8,6 +8,7 @@ the disk, the draw of everyone, packing, training, clipping, summing, noise, ser
 the medians of the turns, and the median of the ratios of neighbouring turns, here to there.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -93,10 +94,11 @@ def main(config: Config) -> None:
     for model, cohort, ragged in itertools.product(config.models, config.cohorts, (False, True)):
         command = [sys.executable, __file__, "serve", model, str(cohort), str(int(ragged))]
         programs = {}
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             for name, root in (("here", ROOT), ("there", config.other.resolve())):
                 os.environ["PYTHONPATH"] = str(root)
                 programs[name] = Program(command, root, Path(folder) / f"{name}.log")
+                stack.callback(programs[name].close)
             for program in programs.values():
                 program.turn()  # compiles
                 program.turn()
@@ -104,8 +106,6 @@ def main(config: Config) -> None:
             for turn in range(config.turns):
                 for name in sorted(programs, reverse=bool(turn % 2)):
                     found[name].append(programs[name].turn())
-            for program in programs.values():
-                program.close()
         row: dict[str, Any] = {"model": model, "cohort": cohort, "ragged": ragged}
         for what in ("seconds", "cpu_seconds"):
             here, there = ([getattr(each, what) for each in found[n]] for n in ("here", "there"))
