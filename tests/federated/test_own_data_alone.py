@@ -62,7 +62,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip_norm(layout, chunk, client
     _check_moved(layout, chunk, client_fn, place, size)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "chunk"), LAYOUTS)
 @settings(max_examples=200, phases=[Phase.generate])
 @given(**DRAWN)
