@@ -106,7 +106,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "epsilon as the plan": (lambda: fed_avg(plan=8.0), "plan jaxpfl.Plan float"),
     "a plan of another population": (
         lambda: run(algorithm=fed_avg(plan=plan(participation=jp.Poisson(50, 4)))),
-        "population of 50 has 12",
+        "population of 50 another",
     ),
     "a dictionary of clients": (lambda: run(clients=IMAGES), "clients from_clients dict"),
     "clients without the column": (

@@ -19,7 +19,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity, preparing
 from jaxpfl.federated.door import Door, Keys, Summed
-from jaxpfl.federated.information_flow import InformationFlow, check_release
+from jaxpfl.federated.information_flow import InformationFlow, check_client, check_release
 from jaxpfl.federated.query import Query, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
@@ -157,7 +157,9 @@ class Asked:
 def traced(
     query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
 ) -> tuple[PyTree, int, int]:
-    """Traces and checks what a release of the query would compute: nothing is compiled or charged.
+    """Traces what a release of the query would compute: nothing is compiled, run or charged.
+
+    Of the flow of information the client function's is checked, whose door may be of any size.
 
     Args:
       broadcast, columns: only shapes and dtypes are used; `query.prepare` is not applied.
@@ -167,14 +169,14 @@ def traced(
       clients that one device computes at a time.
 
     Raises:
-      InformationLeak: as `information_flow.check_release`.
+      InformationLeak: as `information_flow.check_client`.
       InputError: the contribution is not a tree of float arrays, or a bucket cannot be split.
       TypeError, ValueError: the client function does not fit the columns.
     """
     require_room(query, columns, elsewhere=True)
     door, client = opened(query, broadcast, columns)
     if not query.plan.unchecked:
-        check_release(query, door, client, broadcast, columns)
+        check_client(query, client)
     return client.out_info, *door.trace(broadcast, columns)
 
 

@@ -262,10 +262,9 @@ class Door:
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
             traced, slots = isinstance(bucket.mask, Tracer), bucket.weight.shape[0]
-            if not traced:
-                slots = slots * replicas(self.mesh) // own
-                bucket = hosts.put_shares(bucket, self.mesh)
+            slots = slots if traced else slots * replicas(self.mesh) // own
             engine = self._engine(self._chunk_of(slots))
+            bucket = bucket if traced else hosts.put_shares(bucket, self.mesh)
             given = engine, broadcast, sums, bucket, clip_norm, keys.train
             shape = bucket.mask.shape
             if shape not in self._compiled and not traced:

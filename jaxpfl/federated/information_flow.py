@@ -105,16 +105,7 @@ def check_release(
       InformationLeak: an output depends on the clients in another way, or an equation cannot be
         followed; the sentence names the equation and its line.
     """
-    plan, constants = query.plan, {}
-    try:
-        require_followed(client.jaxpr, constants)
-    except InformationLeak as error:
-        raise InformationLeak(
-            f"the client function of query {query.label!r}: {error}. Take it out; or run it with "
-            "Plan.without_privacy(..., unchecked=True), which says of everything that it is not "
-            "private"
-        ) from None
-    held = {*captured(query.client_fn), *constants.values()}
+    plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None
     if plan.private and plan.correlation != "independent":
         noise = jax.ShapeDtypeStruct((door.coordinates,), np.float32)
@@ -128,6 +119,20 @@ def check_release(
 
     found = check_program(release, given, clips=plan.unit == "client", private=plan.private)
     return found._replace(constants=tuple(sorted({*held, *found.constants})))
+
+
+def check_client(query: Query, client: Any) -> list[str]:
+    """The first half of `check_release`: returns shapes and dtypes of the arrays that it holds."""
+    constants: dict[int, str] = {}
+    try:
+        require_followed(client.jaxpr, constants)
+    except InformationLeak as error:
+        raise InformationLeak(
+            f"the client function of query {query.label!r}: {error}. Take it out; or run it with "
+            "Plan.without_privacy(..., unchecked=True), which says of everything that it is not "
+            "private"
+        ) from None
+    return list(constants.values())
 
 
 def check_program(

@@ -125,7 +125,7 @@ stepping_adversary = ClientSteps(
 
 def contribution_beside(client_fn, others, spec, chunk):
     """What "self" sends, with these others: theirs are zero by their own broadcast-free data."""
-    held = {"self": np.float32([1.5, -2.0, 0.25])} | others
+    held = others | {"self": np.float32([1.5, -2.0, 0.25])}
 
     def alone(tree, is_self):
         return jax.tree.map(lambda leaf: jnp.where(is_self, leaf, jnp.zeros_like(leaf)), tree)
