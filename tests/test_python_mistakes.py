@@ -1,5 +1,6 @@
 """Thirty mistakes in Python: each is an `InputError` that says what was found and what to do."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,14 @@ def fed_avg(model: Any = MODEL, **changes: Any) -> Any:
 def run(**changes: Any) -> Any:
     given = {"algorithm": fed_avg(), "clients": population(), "ledger": "ledger", "out": "out"}
     return jp.run(**{**given, **changes})
+
+
+@dataclasses.dataclass
+class Unhashable:
+    factor: float = 1.0
+
+    def __call__(self, broadcast: Any, examples: Any, key: Any) -> Any:
+        return jnp.zeros(2) * self.factor
 
 
 def release(client_fn: Any = lambda broadcast, examples, key: jnp.zeros(2), **changes: Any) -> Any:
@@ -161,6 +170,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a release in several rounds": (lambda: release(plan=plan(rounds=2)), "rounds = 1 found 2"),
     "a release of no function": (lambda: release(5), "client_fn function int"),
     "a function of one argument": (lambda: release(lambda examples: 0.0), "broadcast examples key"),
+    "a function that cannot be hashed": (lambda: release(Unhashable()), "hashable Unhashable"),
     "a function that returns text": (lambda: release(lambda b, e, k: "a"), "float arrays str"),
     "a function that returns whole numbers": (
         lambda: release(lambda b, e, k: jnp.zeros(2, jnp.int32)),

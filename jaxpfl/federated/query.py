@@ -99,6 +99,13 @@ class Query:
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not self.label:
             raise InputError(f"a query's label must be a string, found {self.label!r}")
+        try:
+            hash(self.client_fn)
+        except TypeError:
+            raise InputError(
+                f"the client function of query {self.label!r} must be hashable (functions, or a "
+                f"frozen dataclass without arrays), found {type(self.client_fn).__name__}"
+            ) from None
         if self.cohort.clients_per_bucket is None:
             fitting = dataclasses.replace(self.cohort, clients_per_bucket=self._fitting())
             object.__setattr__(self, "cohort", fitting)
