@@ -19,7 +19,7 @@ from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
 from jaxpfl.federated import hosts, identity, preparing
 from jaxpfl.federated.door import Door, Keys, Summed
-from jaxpfl.federated.information_flow import InformationFlow, check_client, check_release
+from jaxpfl.federated.information_flow import check_client, check_release
 from jaxpfl.federated.query import Query, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
@@ -61,7 +61,6 @@ class Asked:
       held: the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
       content: the SHA-256 of `held`. PRIVATE.
-      flow: what was proven of it; None = nothing, as its plan says.
     """
 
     query: Query
@@ -70,17 +69,17 @@ class Asked:
     fingerprint: str
     program: str
     content: str
-    flow: InformationFlow | None
     noise: NoiseStream | None = None
 
     @classmethod
     def of(cls, query: Query, broadcast: PyTree, population: Population) -> "Asked":
-        """Traces the client function; nothing is compiled.
+        """Traces the client function and checks its flow of information; nothing is compiled.
 
         Args:
           broadcast: only shapes and dtypes are used.
 
         Raises:
+          InformationLeak: as `information_flow.check_release`.
           InputError: the query does not fit the data.
         """
         prepared = preparing.prepared(query, population)
@@ -92,12 +91,12 @@ class Asked:
         columns = identity.read_columns(query, prepared)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
-        unchecked = query.plan.unchecked
-        flow = None if unchecked else check_release(query, door, client, broadcast, columns)
+        if not query.plan.unchecked:
+            check_release(query, door, client, broadcast, columns)
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
         content = origin_hash(columns, prepared.offsets)
         held = Population(columns, prepared.offsets, prepared.client_ids)
-        return cls(query, door, held, population.fingerprint, program, content, flow)
+        return cls(query, door, held, population.fingerprint, program, content)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""

@@ -123,4 +123,4 @@ def _of_several_clients(
 
 
 RULES = (_of_several_clients,)
-"""The only rules for several clients, see `federated.information_flow`; they mix none."""
+"""Our only rules for clients side by side; they mix none. The flow check follows them."""
