@@ -426,7 +426,8 @@ def _pure(eqn: Any) -> bool:
 def _jaxprs(values: Sequence[Any]) -> Iterator[Any]:
     """The programs among an equation's settings, however they are nested."""
     for value in values:
-        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+        # A Jaxpr, closed or not: where their types live differs between versions of JAX.
+        if hasattr(value, "eqns"):
             yield value
         elif isinstance(value, list | tuple):
             yield from _jaxprs(value)
