@@ -14,104 +14,43 @@ The parts that everyone uses have short names here:
 Names are loaded when they are first used, so that `jaxpfl --help` does not wait for JAX.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxpfl import lazy
 
 if TYPE_CHECKING:
-    from jaxpfl import algorithms, data, federated, models, privacy, text
-    from jaxpfl.data.cohort import CohortSpec
-    from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
-    from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
-    from jaxpfl.experiments.engine.trackers import track
-    from jaxpfl.experiments.run import Result, run
-    from jaxpfl.federated.client import ClientSteps
-    from jaxpfl.federated.one_release import OneRelease, release
-    from jaxpfl.federated.query import Execution, Query
-    from jaxpfl.federated.secure_release import SecureRelease, secure_release
-    from jaxpfl.privacy.clipping import AdaptiveClip, Clip
-    from jaxpfl.privacy.gaussian import Noise
-    from jaxpfl.privacy.ledger import Budget, Ledger
-    from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
-    from jaxpfl.privacy.plan import Plan
-    from jaxpfl.privacy.secure_sum import SecureSum
+    from jaxpfl import algorithms as algorithms
+    from jaxpfl import data as data
+    from jaxpfl import federated as federated
+    from jaxpfl import models as models
+    from jaxpfl import privacy as privacy
+    from jaxpfl import text as text
+    from jaxpfl.data.cohort import CohortSpec as CohortSpec
+    from jaxpfl.errors import BudgetExhausted as BudgetExhausted
+    from jaxpfl.errors import CorruptFile as CorruptFile
+    from jaxpfl.errors import InputError as InputError
+    from jaxpfl.errors import RunLocked as RunLocked
+    from jaxpfl.experiments.engine.evaluate import DeclaredPublic as DeclaredPublic
+    from jaxpfl.experiments.engine.evaluate import Evaluator as Evaluator
+    from jaxpfl.experiments.engine.trackers import track as track
+    from jaxpfl.experiments.run import Result as Result
+    from jaxpfl.experiments.run import run as run
+    from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
+    from jaxpfl.federated.release.one_release import OneRelease as OneRelease
+    from jaxpfl.federated.release.one_release import release as release
+    from jaxpfl.federated.release.query import Execution as Execution
+    from jaxpfl.federated.release.query import Query as Query
+    from jaxpfl.federated.release.secure_release import SecureRelease as SecureRelease
+    from jaxpfl.federated.release.secure_release import secure_release as secure_release
+    from jaxpfl.privacy.clipping import AdaptiveClip as AdaptiveClip
+    from jaxpfl.privacy.clipping import Clip as Clip
+    from jaxpfl.privacy.gaussian import Noise as Noise
+    from jaxpfl.privacy.ledger import Budget as Budget
+    from jaxpfl.privacy.ledger import Ledger as Ledger
+    from jaxpfl.privacy.participation import Cyclic as Cyclic
+    from jaxpfl.privacy.participation import FixedSize as FixedSize
+    from jaxpfl.privacy.participation import Poisson as Poisson
+    from jaxpfl.privacy.plan import Plan as Plan
+    from jaxpfl.privacy.secure_sum import SecureSum as SecureSum
 
-__all__ = [
-    "AdaptiveClip",
-    "Budget",
-    "BudgetExhausted",
-    "ClientSteps",
-    "Clip",
-    "CohortSpec",
-    "CorruptFile",
-    "Cyclic",
-    "DeclaredPublic",
-    "Evaluator",
-    "Execution",
-    "FixedSize",
-    "InputError",
-    "Ledger",
-    "Noise",
-    "OneRelease",
-    "Plan",
-    "Poisson",
-    "Query",
-    "Result",
-    "RunLocked",
-    "SecureRelease",
-    "SecureSum",
-    "algorithms",
-    "data",
-    "federated",
-    "models",
-    "privacy",
-    "release",
-    "run",
-    "secure_release",
-    "text",
-    "track",
-]
-
-_MODULES = {"algorithms", "data", "federated", "models", "privacy", "text"}
-_HOMES = {
-    "AdaptiveClip": "privacy.clipping",
-    "Budget": "privacy.ledger",
-    "BudgetExhausted": "errors",
-    "ClientSteps": "federated.client",
-    "Clip": "privacy.clipping",
-    "CohortSpec": "data.cohort",
-    "CorruptFile": "errors",
-    "Cyclic": "privacy.participation",
-    "DeclaredPublic": "experiments.engine.evaluate",
-    "FixedSize": "privacy.participation",
-    "Evaluator": "experiments.engine.evaluate",
-    "Execution": "federated.query",
-    "InputError": "errors",
-    "Ledger": "privacy.ledger",
-    "Noise": "privacy.gaussian",
-    "OneRelease": "federated.one_release",
-    "Plan": "privacy.plan",
-    "Poisson": "privacy.participation",
-    "Query": "federated.query",
-    "Result": "experiments.run",
-    "RunLocked": "errors",
-    "SecureRelease": "federated.secure_release",
-    "SecureSum": "privacy.secure_sum",
-    "release": "federated.one_release",
-    "run": "experiments.run",
-    "secure_release": "federated.secure_release",
-    "track": "experiments.engine.trackers",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"jaxpfl.{name}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"jaxpfl.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = lazy.face(__name__)

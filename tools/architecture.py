@@ -20,7 +20,7 @@ PACKAGE = "jaxpfl"
 MOST_LINES = 450
 MOST_PARAMETERS = 10
 
-LEAVES = {"errors", "checks", "compilation_cache", "cores", "files", "progress"}
+LEAVES = {"errors", "checks", "compilation_cache", "cores", "files", "lazy", "progress"}
 FOUNDATIONS = {"data", "privacy", "models"}
 # What each part may import besides itself and the leaves.
 LAYERS: dict[str, set[str]] = {
@@ -57,32 +57,43 @@ EXPERIMENTS: dict[str, set[str]] = {
 }
 REGISTRY = "experiments/registry.py"
 
-RELEASE, DOOR = "federated/release.py", "federated/door.py"
-ASKED, FOLLOWING = "federated/asked.py", "federated/following.py"
-FLOW = "federated/information_flow.py"
+SCORES, REHEARSAL = "federated/clients/scores.py", "federated/audits/rehearsal.py"
+RELEASE, DOOR = "federated/release/releaser.py", "federated/release/door.py"
+ASKED, FOLLOWING = "federated/release/prepared_query.py", "federated/hosts/shared_rounds.py"
+FLOW = "federated/release/information_flow.py"
 # Another release, whose noise the clients add: on everyone, on the host, without a door.
-SECURE = "federated/secure_release.py"
+SECURE = "federated/release/secure_release.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
     "charges a ledger": (r"\.charge$", {RELEASE, SECURE}),
     "records a release": (r"\.record$", {RELEASE}),
     "samples a cohort": (r"plan\.sample$", {ASKED}),
     "packs a cohort": (r"(^|\.)Cohort$", {ASKED, SECURE}),
-    "sums clients": (r"(asked|_others|shared)\.sum$", {RELEASE, FOLLOWING}),
+    "sums clients": (r"(asked|prepared_query|_others|shared)\.sum$", {RELEASE, FOLLOWING}),
     "shares rounds among processes": (r"(^|\.)Others$", {"experiments/engine/shared_run.py"}),
     "opens the door": (r"(^|\.)Door$", {ASKED}),
     "makes noise that rounds share": (r"(^|\.)NoiseStream$", {ASKED}),
     "draws noise": (
         r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
         # In scores: what is added to a release for comparisons, a function of the release.
-        {DOOR, "privacy/correlated_noise.py", "privacy/mechanisms.py", "federated/scores.py"},
+        {
+            DOOR,
+            "privacy/correlated_noise.py",
+            "privacy/mechanisms.py",
+            "federated/clients/scores.py",
+        },
     ),
 }
 IMPORTS: dict[str, set[str]] = {
-    "federated.door": {ASKED, FLOW},
-    "federated.asked": {RELEASE, SECURE, FOLLOWING, "federated/rehearsal.py"},
-    "federated.summing": {DOOR},
-    "federated.checksum": {DOOR, "federated/flow_following.py"},
+    "federated.release.door": {ASKED, FLOW},
+    "federated.release.prepared_query": {
+        RELEASE,
+        SECURE,
+        FOLLOWING,
+        "federated/audits/rehearsal.py",
+    },
+    "federated.release.summing": {DOOR},
+    "federated.release.checksum": {DOOR, "federated/flow/following.py"},
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}

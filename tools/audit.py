@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks import harness
 from jaxpfl.data.population import Population
 from jaxpfl.federated import Query, Released, Releaser, Secret
-from jaxpfl.federated.canaries import Game, MakeAsking
+from jaxpfl.federated.audits.canaries import Game, MakeAsking
 from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.auditing import lower_bounds, strongest
 

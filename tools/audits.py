@@ -29,7 +29,7 @@ from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
 from jaxpfl.experiments.engine.outline import Release
-from jaxpfl.federated.canaries import LENGTH, Played, of_one_example
+from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_example
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
 

@@ -230,7 +230,7 @@ def _pin(noise: bool) -> None:
     """Makes cohorts and noise comparable between versions of the code; see the head."""
     from matplotlib.figure import Figure
 
-    from jaxpfl.federated import identity
+    from jaxpfl.federated.release import identity
     from jaxpfl.privacy import mechanisms, secret
 
     made = iter(range(10**6))

@@ -72,10 +72,10 @@ def _released(
       clients_per_device: or per copy of the model, which `model` devices share.
     """
     from jaxpfl.data.cohort import CohortSpec
-    from jaxpfl.federated import identity
-    from jaxpfl.federated.door import Door
-    from jaxpfl.federated.query import Execution, Query
-    from jaxpfl.federated.rehearsal import size_of
+    from jaxpfl.federated.audits.rehearsal import size_of
+    from jaxpfl.federated.release import identity
+    from jaxpfl.federated.release.door import Door
+    from jaxpfl.federated.release.query import Execution, Query
 
     mesh = target.mesh(clients=-1) if model == 1 else target.mesh(clients=-1, model=model)
     slots = clients_per_device * target.devices // model
@@ -97,7 +97,7 @@ def _trained(target: Target, model: Any, columns: Mapping[str, Any], **cohort: A
     import jax
     import optax
 
-    from jaxpfl.federated.local_training import LocalTraining
+    from jaxpfl.federated.clients.local_training import LocalTraining
 
     params = jax.eval_shape(model.init, jax.random.key(0))
     training = LocalTraining(model, optax.sgd(0.1))
@@ -176,7 +176,7 @@ def llama3_lora(target: Target, model: int = 1) -> Iterator[Program]:
     """DP-FedAvg of the adapters; the base is int8, because a 16 GB chip holds it whole."""
     import optax
 
-    from jaxpfl.federated.local_training import LocalTraining
+    from jaxpfl.federated.clients.local_training import LocalTraining
     from jaxpfl.models.decoder import lora
 
     network, params = _llama(rank=4, int8=True)
@@ -207,7 +207,7 @@ def scores(target: Target) -> Iterator[Program]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.federated import scores
+    from jaxpfl.federated.clients import scores
 
     mesh = target.mesh(clients=-1)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -338,7 +338,7 @@ def generation(target: Target) -> Iterator[Program]:
 
 
 def _bytes(tree: PyTree) -> int:
-    from jaxpfl.federated.rehearsal import size_of
+    from jaxpfl.federated.audits.rehearsal import size_of
 
     return size_of(tree)
 

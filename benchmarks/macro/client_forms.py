@@ -35,7 +35,7 @@ def main(config: Config) -> None:
 
     import jaxpfl as jp
     from jaxpfl.federated import LocalTraining, Releaser, Secret, contribution
-    from jaxpfl.federated.asked import traced
+    from jaxpfl.federated.release.prepared_query import traced
 
     rng = np.random.default_rng(0)
     most, count = 200, config.clients

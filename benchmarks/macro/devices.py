@@ -2,7 +2,7 @@
 
     python -m benchmarks.macro.devices
 
-Each number of devices has a process of its own. Through the door (`federated.door`: no ledger, no
+Each number of devices has a process of its own. Through the door (`release.door`: no ledger, no
 packing) with the same keys go
 
 - 64 stored updates of 100,000 coordinates: fixed-point sums must be the same to the bit, without
@@ -47,8 +47,8 @@ def child(devices: int, repeats: int, file: str) -> None:
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket, CohortSpec
     from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, Secret, client_mesh
-    from jaxpfl.federated.door import Door, Keys
-    from jaxpfl.federated.local_training import LocalTraining
+    from jaxpfl.federated.clients.local_training import LocalTraining
+    from jaxpfl.federated.release.door import Door, Keys
 
     def bucket_of(clients, steps, batch, columns):
         shape = (clients, steps, batch)

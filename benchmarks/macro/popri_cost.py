@@ -45,17 +45,17 @@ from jaxpfl.experiments.engine.build import build_optimizer
 from jaxpfl.experiments.registry import load
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, loaded_embedder
-from jaxpfl.federated.client import ClientFn, Examples, contribution
-from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Released
-from jaxpfl.federated.scores import (
+from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.scores import (
     LinearScores,
     NearestVotes,
     mean_embeddings,
     score_space,
     unit_rows,
 )
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.releaser import Released
 from jaxpfl.privacy.clipping import Clip, clip_factors
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.participation import Poisson

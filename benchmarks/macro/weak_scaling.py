@@ -92,8 +92,8 @@ def door_of(mesh: Any, private: bool) -> Any:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.federated.door import Door
-    from jaxpfl.federated.local_training import LocalTraining
+    from jaxpfl.federated.clients.local_training import LocalTraining
+    from jaxpfl.federated.release.door import Door
 
     cohort = CLIENTS * mesh.size
     participation = jp.Poisson(100 * cohort, cohort)
@@ -169,7 +169,7 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
 
     from jaxpfl.data.cohort import Bucket
     from jaxpfl.federated import Secret, client_mesh
-    from jaxpfl.federated.door import Keys
+    from jaxpfl.federated.release.door import Keys
 
     mesh = client_mesh()
     cohort = CLIENTS * devices

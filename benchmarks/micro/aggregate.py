@@ -3,7 +3,7 @@
     python -m benchmarks.micro.aggregate
     python -m benchmarks.micro.aggregate --clients 1000 --coordinates 1000000
 
-Runs the door itself (`federated.door`: no ledger, no packing) with a client function that returns
+Runs the door itself (`release.door`: no ledger, no packing) with a client function that returns
 its stored update, and compares with what the memory allows, measured in the same run: a plain read
 and a plain copy of the same array. Every rate counts one read of the updates. Clipping needs each
 update twice (its norm, then its share of the sum), so that "of read" is at most a half unless the
@@ -39,7 +39,7 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket
     from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, Secret, client_mesh
-    from jaxpfl.federated.door import Door, Keys
+    from jaxpfl.federated.release.door import Door, Keys
 
     mesh = client_mesh()
     clients = config.clients // mesh.size * mesh.size

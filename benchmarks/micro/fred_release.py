@@ -4,7 +4,7 @@
     python -m benchmarks.micro.fred_release --clients 5000 --chunks 8 32 64
 
 Every client's clipped second moment of its embeddings, clipped again, summed and noised, by
-`federated.door` (no ledger, no packing). `one product` is X^T X of all rows at once, which no
+`release.door` (no ledger, no packing). `one product` is X^T X of all rows at once, which no
 private sum may use: nothing is bounded for a client, and nothing is noised. TFLOP/s count the
 products of the full matrix alone, 2 d^2 an example.
 """
@@ -36,8 +36,9 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Execution, Query, Secret, client_mesh, identity
-    from jaxpfl.federated.door import Door, Keys, default_chunk
+    from jaxpfl.federated import Execution, Query, Secret, client_mesh
+    from jaxpfl.federated.release import identity
+    from jaxpfl.federated.release.door import Door, Keys, default_chunk
 
     mesh = client_mesh()
     step = mesh.size * max([default_chunk(mesh), *config.chunks])

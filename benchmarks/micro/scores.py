@@ -109,7 +109,7 @@ def peer(config: Config) -> Peer:
     """The program in PyTorch, which must find the same sum as ours does without noise."""
     if config.torch is None:
         raise SystemExit(f"{TORCH!r} needs --torch PYTHON")
-    from jaxpfl.federated.scores import mean_embeddings
+    from jaxpfl.federated.clients.scores import mean_embeddings
 
     candidates_KxJxD, texts_NxD, offsets = drawn(config)
     means_CxD = mean_embeddings(texts_NxD, offsets)
@@ -167,7 +167,7 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     from jaxpfl.algorithms import Scorer
     from jaxpfl.data import Population
     from jaxpfl.federated import Releaser, Secret
-    from jaxpfl.federated.scores import mean_embeddings
+    from jaxpfl.federated.clients.scores import mean_embeddings
     from jaxpfl.privacy import Ledger
 
     rng = np.random.default_rng(1)

@@ -14,24 +14,31 @@ gaussian_moments   moments of embeddings, streaming; mixtures in closed form
 Each of the first eight is a function that returns an `Algorithm`, which `jaxpfl.run` runs.
 """
 
-from jaxpfl.algorithms import frechet as frechet
-from jaxpfl.algorithms import gaussian_moments as gaussian_moments
-from jaxpfl.algorithms.base import Algorithm as Algorithm
-from jaxpfl.algorithms.base import run_rounds as run_rounds
-from jaxpfl.algorithms.candidate_scores import Scorer as Scorer
-from jaxpfl.algorithms.candidate_scores import candidate_scores as candidate_scores
-from jaxpfl.algorithms.fed_avg import FedAvgState as FedAvgState
-from jaxpfl.algorithms.fed_avg import fed_avg as fed_avg
-from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
-from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
-from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
-from jaxpfl.algorithms.fed_sgd import FedSGDState as FedSGDState
-from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
-from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
-from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
-from jaxpfl.algorithms.fred import FredPlan as FredPlan
-from jaxpfl.algorithms.fred import fred as fred
-from jaxpfl.algorithms.popri import PopriSettings as PopriSettings
-from jaxpfl.algorithms.popri import popri as popri
-from jaxpfl.algorithms.private_evolution import EvolutionSettings as EvolutionSettings
-from jaxpfl.algorithms.private_evolution import private_evolution as private_evolution
+from typing import TYPE_CHECKING
+
+from jaxpfl import lazy
+
+if TYPE_CHECKING:
+    from jaxpfl.algorithms import frechet as frechet
+    from jaxpfl.algorithms import gaussian_moments as gaussian_moments
+    from jaxpfl.algorithms.base import Algorithm as Algorithm
+    from jaxpfl.algorithms.base import run_rounds as run_rounds
+    from jaxpfl.algorithms.candidate_scores import Scorer as Scorer
+    from jaxpfl.algorithms.candidate_scores import candidate_scores as candidate_scores
+    from jaxpfl.algorithms.fed_avg import FedAvgState as FedAvgState
+    from jaxpfl.algorithms.fed_avg import fed_avg as fed_avg
+    from jaxpfl.algorithms.fed_avg_gan import GANState as GANState
+    from jaxpfl.algorithms.fed_avg_gan import GeneratorTraining as GeneratorTraining
+    from jaxpfl.algorithms.fed_avg_gan import fed_avg_gan as fed_avg_gan
+    from jaxpfl.algorithms.fed_sgd import FedSGDState as FedSGDState
+    from jaxpfl.algorithms.fed_sgd import fed_sgd as fed_sgd
+    from jaxpfl.algorithms.federated_metrics import MetricsPlan as MetricsPlan
+    from jaxpfl.algorithms.federated_metrics import federated_metrics as federated_metrics
+    from jaxpfl.algorithms.fred import FredPlan as FredPlan
+    from jaxpfl.algorithms.fred import fred as fred
+    from jaxpfl.algorithms.popri import PopriSettings as PopriSettings
+    from jaxpfl.algorithms.popri import popri as popri
+    from jaxpfl.algorithms.private_evolution import EvolutionSettings as EvolutionSettings
+    from jaxpfl.algorithms.private_evolution import private_evolution as private_evolution
+
+__getattr__, __dir__, __all__ = lazy.face(__name__)

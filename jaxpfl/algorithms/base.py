@@ -11,9 +11,9 @@ from dp_accounting import ComposedDpEvent, DpEvent
 from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated.optimizers import require_optimizer
-from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Release, Releaser
+from jaxpfl.federated.clients.optimizers import require_optimizer
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import initialised
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan

@@ -1,4 +1,4 @@
-"""Canaries for the client functions of FreD and of candidates' scores (`federated.canaries`).
+"""Canaries for the client functions of FreD and of candidates' scores (`audits.canaries`).
 
 The worst neighbours that their client functions have: a client with one thing that nobody else has,
 and one with embeddings of zero, which contribute nothing. Canary i has the unit vector i as its
@@ -25,9 +25,9 @@ import numpy as np
 from jaxpfl.algorithms.candidate_scores import ScoreKind, Scorer
 from jaxpfl.algorithms.fred import FredPlan, fred
 from jaxpfl.data.population import Population
-from jaxpfl.federated.canaries import LENGTH, Shown
-from jaxpfl.federated.moments import from_half
-from jaxpfl.federated.release import Release, Released
+from jaxpfl.federated.audits.canaries import LENGTH, Shown
+from jaxpfl.federated.clients.moments import from_half
+from jaxpfl.federated.release.releaser import Release, Released
 from jaxpfl.privacy.plan import Plan
 
 

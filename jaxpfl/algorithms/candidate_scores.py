@@ -20,7 +20,7 @@ the ranking of each prompt's responses: differences between prompts use up none 
 `nn_histogram` is the vote of private evolution; a client votes with at most `max_texts` of its
 texts, so S = max_texts clips no client.
 
-The first three kinds are released as d coordinates (`federated.scores`). The noise of a score then
+The first three kinds are released as d coordinates (`clients.scores`). The noise of a score then
 has a root-mean-square standard deviation of z S sqrt(d / (K J)) instead of z S. With noise =
 "every_score" the remaining noise is added, as POPri does; it costs accuracy and adds no privacy.
 
@@ -41,10 +41,8 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import score_rows
-from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.release import Release
-from jaxpfl.federated.scores import (
+from jaxpfl.federated.clients import score_rows
+from jaxpfl.federated.clients.scores import (
     Centring,
     LinearScores,
     NearestVotes,
@@ -52,6 +50,8 @@ from jaxpfl.federated.scores import (
     score_space,
     unit_rows,
 )
+from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.releaser import Release
 from jaxpfl.privacy.keys import key_from_words
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.embed import embeddings_of

@@ -26,9 +26,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl.algorithms.base import UNTRAINED, Algorithm, copied, initial_params, require_parts
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated.local_training import LocalTraining
+from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.base import Model
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan

@@ -32,8 +32,8 @@ from jaxpfl import checks
 from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts
 from jaxpfl.algorithms.fed_avg import server_step, used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated.client import Batch
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.gan import GAN, to_range, with_statistics
 from jaxpfl.privacy.keys import GENERATOR_IMAGES
 from jaxpfl.privacy.plan import Plan

@@ -29,8 +29,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxpfl.algorithms.base import UNTRAINED, Algorithm, initial_params, require_parts
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated.clipped_gradients import ClippedGradients
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.clients.clipped_gradients import ClippedGradients
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.plan import Plan
 

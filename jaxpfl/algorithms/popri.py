@@ -29,7 +29,7 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release import Release
+from jaxpfl.federated.release.releaser import Release
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from jaxpfl.text.embed import Embedder

@@ -33,7 +33,7 @@ from jaxpfl.algorithms.candidate_scores import Scorer
 from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release import Release
+from jaxpfl.federated.release.releaser import Release
 from jaxpfl.text.byte_rows import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 

@@ -78,7 +78,7 @@ def join(how: str | None) -> bool:
     """Joins the processes of --distributed, if it was given; whether this one keeps the files."""
     if how is None:
         return True
-    from jaxpfl.federated import hosts
+    from jaxpfl.federated.hosts import processes
 
-    hosts.join(how)
-    return hosts.leads()
+    processes.join(how)
+    return processes.leads()

@@ -85,7 +85,7 @@ def classified_examples(
     """T2: selects what the primary model classified wrongly, or rightly: bool [examples]. PRIVATE.
 
     Args:
-      correct: bool [examples], from `federated.evaluation.correct_examples`.
+      correct: bool [examples], from `federated.clients.evaluation.correct_examples`.
       at_least: only clients with this many such examples match; 5 in the paper, appendix C.4.
     """
     checks.one_of("outcome", outcome, ("correct", "incorrect"))
@@ -106,7 +106,7 @@ def examples_of_users(
     The result is bool [examples] and PRIVATE. A client without examples is never selected.
 
     Args:
-      correct: bool [examples], from `federated.evaluation.correct_examples`.
+      correct: bool [examples], from `federated.clients.evaluation.correct_examples`.
       below, above: users with an accuracy STRICTLY below or above this public constant in 0 .. 1
         are selected. Exactly one of the two must be given.
 

@@ -2,7 +2,7 @@
 
 The plans are those of the config, as a dry run finds them (`engine.outline`): no client is read,
 nothing is fetched, charged to a ledger of the user's, or written. What is played, and what a bound
-means, is said in `federated.canaries` and `privacy.auditing`.
+means, is said in `federated.audits.canaries` and `privacy.auditing`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.outline import Release
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.systems.base import Outliner
-from jaxpfl.federated.canaries import Game
+from jaxpfl.federated.audits.canaries import Game
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.auditing import Trials, lower_bounds, strongest
 from jaxpfl.privacy.guarantee import Guarantee

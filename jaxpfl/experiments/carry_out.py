@@ -40,8 +40,8 @@ from jaxpfl.experiments.systems.base import (
     Synthesizer,
     Workspace,
 )
-from jaxpfl.federated.following import Others
-from jaxpfl.federated.hosts import Group
+from jaxpfl.federated.hosts.processes import Group
+from jaxpfl.federated.hosts.shared_rounds import Others
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"

@@ -18,7 +18,7 @@ from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, Release
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems.base import Outliner
-from jaxpfl.federated.rehearsal import Asked, Rehearsed
+from jaxpfl.federated.audits.rehearsal import Asked, Rehearsed
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 

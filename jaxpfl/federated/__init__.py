@@ -16,44 +16,33 @@ clipped_gradients  a client function: the sum of its examples' clipped gradients
 evaluation       evaluates a public model on a device's own examples
 """
 
-from jaxpfl.federated.accumulators import Compensated, FixedPoint
-from jaxpfl.federated.adaptive_clipping import next_clip_norm
-from jaxpfl.federated.client import BoundedByExample, ClientFn, ClientSteps, Examples, contribution
-from jaxpfl.federated.clipped_gradients import ClippedGradients
-from jaxpfl.federated.evaluation import correct_examples
-from jaxpfl.federated.information_flow import InformationFlow
-from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.one_release import OneRelease
-from jaxpfl.federated.optimizers import optimizer
-from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.rehearsal import check_information_flow
-from jaxpfl.federated.release import Release, Released, Releaser
-from jaxpfl.federated.secure_release import SecureRelease
-from jaxpfl.privacy.secret import Secret
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BoundedByExample",
-    "ClientFn",
-    "ClientSteps",
-    "ClippedGradients",
-    "Compensated",
-    "Examples",
-    "Execution",
-    "FixedPoint",
-    "InformationFlow",
-    "LocalTraining",
-    "OneRelease",
-    "Query",
-    "Release",
-    "Released",
-    "Releaser",
-    "Secret",
-    "SecureRelease",
-    "check_information_flow",
-    "client_mesh",
-    "contribution",
-    "correct_examples",
-    "next_clip_norm",
-    "optimizer",
-]
+from jaxpfl import lazy
+
+if TYPE_CHECKING:
+    from jaxpfl.federated.audits.rehearsal import check_information_flow as check_information_flow
+    from jaxpfl.federated.clients.client import BoundedByExample as BoundedByExample
+    from jaxpfl.federated.clients.client import ClientFn as ClientFn
+    from jaxpfl.federated.clients.client import ClientSteps as ClientSteps
+    from jaxpfl.federated.clients.client import Examples as Examples
+    from jaxpfl.federated.clients.client import contribution as contribution
+    from jaxpfl.federated.clients.clipped_gradients import ClippedGradients as ClippedGradients
+    from jaxpfl.federated.clients.evaluation import correct_examples as correct_examples
+    from jaxpfl.federated.clients.local_training import LocalTraining as LocalTraining
+    from jaxpfl.federated.clients.optimizers import optimizer as optimizer
+    from jaxpfl.federated.mesh import client_mesh as client_mesh
+    from jaxpfl.federated.release.accumulators import Compensated as Compensated
+    from jaxpfl.federated.release.accumulators import FixedPoint as FixedPoint
+    from jaxpfl.federated.release.adaptive_clipping import next_clip_norm as next_clip_norm
+    from jaxpfl.federated.release.information_flow import InformationFlow as InformationFlow
+    from jaxpfl.federated.release.one_release import OneRelease as OneRelease
+    from jaxpfl.federated.release.query import Execution as Execution
+    from jaxpfl.federated.release.query import Query as Query
+    from jaxpfl.federated.release.releaser import Release as Release
+    from jaxpfl.federated.release.releaser import Released as Released
+    from jaxpfl.federated.release.releaser import Releaser as Releaser
+    from jaxpfl.federated.release.secure_release import SecureRelease as SecureRelease
+    from jaxpfl.privacy.secret import Secret as Secret
+
+__getattr__, __dir__, __all__ = lazy.face(__name__)

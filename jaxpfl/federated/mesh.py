@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts
+from jaxpfl.federated.hosts import processes
 
 PyTree = Any
 CLIENTS, MODEL = "clients", "model"
@@ -70,7 +70,7 @@ def checked(mesh: Mesh) -> Mesh:
             "a mesh of clients must have the axis 'clients', or the axes 'clients' and 'model', "
             f"found {', '.join(map(repr, mesh.axis_names))}"
         )
-    if splits_model(mesh) and hosts.several():
+    if splits_model(mesh) and processes.several():
         raise InputError(
             "a copy of the model can be split over the devices of one process only, found "
             f"{jax.process_count()} processes of jax.distributed: leave out the axis 'model'"

@@ -23,23 +23,21 @@ secret         the secret that a run's cohorts, shuffles and noise follow from
 keys           where randomness comes from
 """
 
-from jaxpfl.privacy.clipping import AdaptiveClip, Clip
-from jaxpfl.privacy.gaussian import Noise
-from jaxpfl.privacy.guarantee import Guarantee
-from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
-from jaxpfl.privacy.participation import Cyclic, FixedSize, Poisson
-from jaxpfl.privacy.plan import Plan
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AdaptiveClip",
-    "Budget",
-    "Clip",
-    "Cyclic",
-    "FixedSize",
-    "Guarantee",
-    "Ledger",
-    "Noise",
-    "Plan",
-    "Poisson",
-    "guarantee_of",
-]
+from jaxpfl import lazy
+
+if TYPE_CHECKING:
+    from jaxpfl.privacy.clipping import AdaptiveClip as AdaptiveClip
+    from jaxpfl.privacy.clipping import Clip as Clip
+    from jaxpfl.privacy.gaussian import Noise as Noise
+    from jaxpfl.privacy.guarantee import Guarantee as Guarantee
+    from jaxpfl.privacy.ledger import Budget as Budget
+    from jaxpfl.privacy.ledger import Ledger as Ledger
+    from jaxpfl.privacy.ledger import guarantee_of as guarantee_of
+    from jaxpfl.privacy.participation import Cyclic as Cyclic
+    from jaxpfl.privacy.participation import FixedSize as FixedSize
+    from jaxpfl.privacy.participation import Poisson as Poisson
+    from jaxpfl.privacy.plan import Plan as Plan
+
+__getattr__, __dir__, __all__ = lazy.face(__name__)

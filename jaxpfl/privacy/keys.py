@@ -20,7 +20,7 @@ Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing
 | noise share  | the client's index        | seed of a client's integer noise in a secure sum      |
 | dropped      | nothing                   | seed of who drops out of a secure sum                 |
 
-The identity covers everything that a query's answers depend on (`federated.identity`), the run and
+The identity covers everything that a query's answers depend on (`release.identity`), the run and
 the query's label. In cyclic participation the cohorts follow from the identity without the round.
 
 The PUBLIC root is `training_root` of a config's seed; no privacy guarantee depends on it. Each

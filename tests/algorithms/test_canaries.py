@@ -7,7 +7,7 @@ import pytest
 
 from jaxpfl.algorithms.canaries import MomentCanaries, ScoreCanaries
 from jaxpfl.algorithms.fred import FredPlan
-from jaxpfl.federated.canaries import Game, Questions
+from jaxpfl.federated.audits.canaries import Game, Questions
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.auditing import lower_bounds, strongest
 from tests.plans import flat_plan

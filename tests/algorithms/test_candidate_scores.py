@@ -8,7 +8,8 @@ import pytest
 from jaxpfl.algorithms import Scorer, candidate_scores
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import Execution, client_mesh, identity
+from jaxpfl.federated import Execution, client_mesh
+from jaxpfl.federated.release import identity
 from jaxpfl.privacy import Budget, Ledger, Plan
 from tests.algorithms.asking import OTHER, asked, asking
 from tests.data.populations import SECRET

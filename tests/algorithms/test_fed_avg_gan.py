@@ -15,7 +15,7 @@ from jaxpfl.algorithms.fed_avg_gan import CriticTraining, train_generator
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Examples, Execution, Releaser, client_mesh, contribution
-from jaxpfl.federated.summing import accumulate
+from jaxpfl.federated.release.summing import accumulate
 from jaxpfl.models import GAN
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import SAME, asked, asking

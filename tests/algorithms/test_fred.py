@@ -13,7 +13,7 @@ from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.data.population import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Secret
-from jaxpfl.federated.moments import from_half
+from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import asked, asking
 from tests.algorithms.fred_queries import DIM, clients, plan_of, query

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpfl.federated import Released, check_information_flow, identity
+from jaxpfl.federated import Released, check_information_flow
+from jaxpfl.federated.release import identity
 from tests.algorithms.systems import SYSTEMS
 
 # Their models take seconds to trace.

@@ -11,9 +11,9 @@ import pytest
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import pack
 from jaxpfl.federated import ClientSteps, Execution, Query, Released, client_mesh
-from jaxpfl.federated.door import Door
-from jaxpfl.federated.identity import read_columns, traced
-from jaxpfl.federated.preparing import prepared
+from jaxpfl.federated.release.door import Door
+from jaxpfl.federated.release.identity import read_columns, traced
+from jaxpfl.federated.release.preparing import prepared
 from tests.algorithms.systems import SYSTEMS
 from tests.federated.cohorts import keys, no_noise
 

@@ -8,7 +8,7 @@ import pytest
 from jaxpfl.algorithms.federated_metrics import MetricsPlan
 from jaxpfl.algorithms.fred import FredPlan
 from jaxpfl.errors import InputError
-from jaxpfl.federated.moments import ClientMoment
+from jaxpfl.federated.clients.moments import ClientMoment
 from jaxpfl.privacy import Guarantee, Plan, confirmation, events
 
 TARGET = dict(epsilon=0.6, delta=2e-6)

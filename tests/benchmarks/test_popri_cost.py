@@ -102,7 +102,7 @@ def test_the_published_step_and_ours_give_the_same_scores():
     import jax.numpy as jnp
 
     from jaxpfl.federated import contribution
-    from jaxpfl.federated.scores import score_space, unit_rows
+    from jaxpfl.federated.clients.scores import score_space, unit_rows
 
     rng = np.random.default_rng(1)
     candidates_KxJxD = rng.standard_normal((20, 3, 8), np.float32)

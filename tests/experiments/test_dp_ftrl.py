@@ -9,7 +9,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated import asked, identity
+from jaxpfl.federated.release import identity, prepared_query
 from jaxpfl.privacy.ledger import Ledger
 from tests.plans import flat_plan
 
@@ -100,7 +100,7 @@ def begun(clients, tmp_path, monkeypatch):
                 resume=resume,
             )
 
-        real = asked.Cohort
+        real = prepared_query.Cohort
 
         def crashing(*arguments, round, **options):
             if round == 5:
@@ -108,7 +108,7 @@ def begun(clients, tmp_path, monkeypatch):
             return real(*arguments, round=round, **options)
 
         with monkeypatch.context() as patched:
-            patched.setattr(asked, "Cohort", crashing)
+            patched.setattr(prepared_query, "Cohort", crashing)
             with pytest.raises(Crash):
                 go_on(resume=False)
         return go_on
@@ -160,7 +160,7 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
     """TRUST 34: a second sum with the same noise would show their difference."""
     go_on = begun("banded")
     # Rounds 5 and 6 are released and recorded, and lost with the checkpoint after them.
-    real = asked.Cohort
+    real = prepared_query.Cohort
     with monkeypatch.context() as patched:
 
         def crashing(*arguments, round, **options):
@@ -168,7 +168,7 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
                 raise Crash
             return real(*arguments, round=round, **options)
 
-        patched.setattr(asked, "Cohort", crashing)
+        patched.setattr(prepared_query, "Cohort", crashing)
         patched.setattr(
             "jaxpfl.experiments.engine.checkpoint.Checkpoints.save", lambda *_, **__: None
         )
@@ -180,7 +180,7 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
         return real(held, chosen[1:], *arguments, round=round, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "Cohort", one_client_less)
+        patched.setattr(prepared_query, "Cohort", one_client_less)
         with pytest.raises(InputError, match="second release would reveal it"):
             go_on()
     assert (tmp_path / "parts" / "metrics.jsonl").read_text() == written

@@ -20,7 +20,7 @@ from jaxpfl.experiments.carry_out import Outcome
 from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
 from jaxpfl.experiments.engine.tracking import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated import asked, identity, release
+from jaxpfl.federated.release import identity, prepared_query, releaser
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
 from tests.faults.runs import (
@@ -99,7 +99,7 @@ def _run_into(crash, config: Config, out: Path, monkeypatch) -> Path:
 def _in_round(number: int):
     """The instant after a round's charge, before any client's data is read."""
     return lambda patched: crashing(
-        patched, asked, "Cohort", lambda *_, round, **__: round == number
+        patched, prepared_query, "Cohort", lambda *_, round, **__: round == number
     )
 
 
@@ -182,19 +182,19 @@ def _back_to_round_4(out: Path) -> None:
 
 def _one_client_less(patched) -> None:
     """Rounds 5 and 6 sum otherwise, as on a device that rounds otherwise: nobody can know it."""
-    real = asked.Cohort
+    real = prepared_query.Cohort
 
     def other(held, chosen, *arguments, round, **options):
         fewer = chosen[1:] if round in (5, 6) else chosen
         return real(held, fewer, *arguments, round=round, **options)
 
-    patched.setattr(asked, "Cohort", other)
+    patched.setattr(prepared_query, "Cohort", other)
 
 
 def _watched(patched) -> dict[int, np.ndarray]:
     """What every round releases from now on, as one vector."""
     found: dict[int, np.ndarray] = {}
-    real = release.Releaser.release
+    real = releaser.Releaser.release
 
     def watching(self, query, *arguments, round, **options):
         answer = real(self, query, *arguments, round=round, **options)
@@ -202,7 +202,7 @@ def _watched(patched) -> dict[int, np.ndarray]:
         found[round] = np.concatenate([leaf.ravel() for leaf in leaves])
         return answer
 
-    patched.setattr(release.Releaser, "release", watching)
+    patched.setattr(releaser.Releaser, "release", watching)
     return found
 
 

@@ -19,7 +19,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import checkpoint, run_directory
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated import asked
+from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.ledgers import same_but_heads
 
@@ -101,7 +101,7 @@ def test_the_private_folder_is_its_owners_only(finished):
 def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny_config, tmp_path):
     """TRUST 40: mode 0600; on the disk before its first use, deleted at the end."""
     out, seen = tmp_path / "run", []
-    real = asked.Cohort
+    real = prepared_query.Cohort
     path = out / "private" / "secret.json"
 
     def looking(*arguments, **options):
@@ -109,7 +109,7 @@ def test_the_secret_is_there_and_private_as_long_as_the_run_is_not_finished(tiny
         return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(asked, "Cohort", looking)
+        patched.setattr(prepared_query, "Cohort", looking)
         carry_out.run(_config(tiny_config, ["--training.rounds", "2"]), out, progress=False)
     assert seen == [0o600] * 2
     assert not path.exists()
@@ -255,13 +255,13 @@ def _rounds(out: Path) -> list[int]:
 def test_the_budget_stops_before_data_is_touched(tiny_config, tmp_path, monkeypatch):
     """TRUST 30: exit code 3, the round that does not fit is neither sampled nor released."""
     sampled = []
-    real = asked.Cohort
+    real = prepared_query.Cohort
 
     def watching(*arguments, **options):
         sampled.append(options["round"])
         return real(*arguments, **options)
 
-    monkeypatch.setattr(asked, "Cohort", watching)
+    monkeypatch.setattr(prepared_query, "Cohort", watching)
     limit = (_cost_of(tiny_config, 3) + _cost_of(tiny_config, 4)) / 2
     config = _config(tiny_config, ["--privacy.budget_epsilon", repr(limit)])
     out = tmp_path / "run"

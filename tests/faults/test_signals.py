@@ -16,7 +16,7 @@ from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.sweep.directory import attempted, state_of
 from jaxpfl.experiments.systems.federated_training import build, study
-from jaxpfl.federated import asked
+from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
@@ -40,7 +40,7 @@ def interruptible():
 
 def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
     """A stop signal ends the round, saves, and leaves a run that resumes to the same bits."""
-    real = asked.Cohort
+    real = prepared_query.Cohort
 
     def signalling(*arguments, round, **options):
         if round == 3:
@@ -49,7 +49,7 @@ def test_sigterm_saves_and_stops(tiny_config, tmp_path, straight, monkeypatch):
 
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "Cohort", signalling)
+        patched.setattr(prepared_query, "Cohort", signalling)
         with pytest.raises(Interrupted, match="after round 3") as caught:
             carry_out.run(config_of(tiny_config), out, progress=False)
     assert caught.value.number == signal.SIGTERM
@@ -81,7 +81,7 @@ def test_a_signal_after_the_last_round_still_stops_what_would_follow(
 
 def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp_path, monkeypatch):
     """The failure of the point is recorded, and the next point of its sweep does not begin."""
-    real = asked.Cohort
+    real = prepared_query.Cohort
 
     def failing(*arguments, round, **options):
         if round == 3:
@@ -90,7 +90,7 @@ def test_a_signal_in_a_round_that_fails_stops_what_would_follow(tiny_config, tmp
         return real(*arguments, round=round, **options)
 
     folder = tmp_path / "sweep" / "points" / "a"
-    monkeypatch.setattr(asked, "Cohort", failing)
+    monkeypatch.setattr(prepared_query, "Cohort", failing)
     with pytest.raises(Interrupted, match="after the point a") as caught, attempted(folder):
         carry_out.run(config_of(tiny_config), folder, progress=False)
     assert caught.value.number == signal.SIGTERM
@@ -150,7 +150,7 @@ def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
 
 def test_a_clock_that_goes_backwards_changes_nothing(tiny_config, tmp_path, straight, monkeypatch):
     """TRUST 37: each look at it is an hour before the last one, and the files are of the future."""
-    real = asked.Cohort
+    real = prepared_query.Cohort
     hours = iter(range(10**6))
 
     def later(*arguments, round, **options):
@@ -165,7 +165,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tiny_config, tmp_path, stra
         patched.setattr(time, "time", lambda: 4e9 - 3600.0 * next(hours))
         patched.setattr(time, "time_ns", lambda: int(4e18) - 3600 * 10**9 * next(hours))
         with monkeypatch.context() as once:
-            once.setattr(asked, "Cohort", later)
+            once.setattr(prepared_query, "Cohort", later)
             with pytest.raises(KeyboardInterrupt):
                 carry_out.run(config_of(tiny_config), out, progress=False)
         carry_out.resume(out, progress=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpfl.data.cohort import Bucket, CohortSpec
 from jaxpfl.federated import Execution, Query, Secret
-from jaxpfl.federated.door import Door, Keys, Summed
+from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.privacy import Plan
 from tests.plans import flat_plan, flat_without_privacy
 

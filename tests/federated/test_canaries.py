@@ -9,8 +9,8 @@ from scipy import stats
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Secret
-from jaxpfl.federated.canaries import Game
-from jaxpfl.federated.canary_scores import alternating, noise_root, scores_of
+from jaxpfl.federated.audits.canaries import Game
+from jaxpfl.federated.audits.canary_scores import alternating, noise_root, scores_of
 from jaxpfl.privacy import AdaptiveClip, Plan
 from jaxpfl.privacy.auditing import lower_bounds, strongest
 from jaxpfl.privacy.correlated_noise import NoiseStream

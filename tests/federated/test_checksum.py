@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.federated import checksum as checksum_module
 from jaxpfl.federated import client_mesh
-from jaxpfl.federated.checksum import WORDS, bound_to_bits, checksum
+from jaxpfl.federated.release import checksum as checksum_module
+from jaxpfl.federated.release.checksum import WORDS, bound_to_bits, checksum
 
 SECRETS = np.array([1, 0xDEADBEEF, 0, 2**32 - 1], np.uint32)
 LANES = checksum_module._LANES

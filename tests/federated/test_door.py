@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Compensated, FixedPoint, client_mesh, memory
+from jaxpfl.federated import Compensated, FixedPoint, client_mesh
+from jaxpfl.federated.release import memory
 from tests.federated.cohorts import (
     DIM,
     SHAPE,

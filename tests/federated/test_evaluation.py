@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated.evaluation import correct_examples
+from jaxpfl.federated.clients.evaluation import correct_examples
 from jaxpfl.models import classifier_cnn
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated import identity
-from jaxpfl.federated.asked import Work
-from jaxpfl.federated.following import Others
-from jaxpfl.federated.query import Query, client_mesh
+from jaxpfl.federated.hosts.shared_rounds import Others
+from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.prepared_query import Work
+from jaxpfl.federated.release.query import Query, client_mesh
 
 PLAN = jp.Plan.without_privacy(rounds=2, clip=jp.Clip(100.0), participation=jp.Poisson(6, 6))
 CLIENTS = jp.data.from_clients({str(k): {"x": np.zeros((2, 3), np.float32)} for k in range(6)})

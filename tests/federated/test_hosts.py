@@ -17,7 +17,7 @@ from pathlib import Path
 import jaxpfl as jp
 from jaxpfl.experiments import choose_corpus
 from jaxpfl.experiments.sweep.points import run_sweep
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.release.releaser import Releaser
 
 values = np.zeros((1, 2), np.float32)
 clients = jp.data.from_clients({str(k): {"x": values} for k in range(8)}, name="x", unit="y")
@@ -62,7 +62,7 @@ if count == "2":
 import numpy as np
 import optax
 import jaxpfl as jp
-from jaxpfl.federated.accumulators import Compensated, FixedPoint
+from jaxpfl.federated.release.accumulators import Compensated, FixedPoint
 
 values = np.random.default_rng(0).normal(size=(60, 5, 8)).astype(np.float32)
 clients = jp.data.from_clients(
@@ -223,7 +223,7 @@ def test_a_killed_process_ends_the_run_with_a_sentence_and_one_process_resumes_i
 FAULTS = {
     "another version": """
 if index == "1":
-    from jaxpfl.federated import identity
+    from jaxpfl.federated.release import identity
     environment = identity.environment
     def older():
         found = environment()
@@ -238,14 +238,14 @@ if index == "1":
 """,
     "out of memory": """
 if index == "1":
-    from jaxpfl.federated.asked import Asked
+    from jaxpfl.federated.release.prepared_query import Asked
     def without_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
     Asked.sum = without_memory
 """,
     "a failure that quotes data": """
 if index == "0":
-    from jaxpfl.federated.asked import Asked
+    from jaxpfl.federated.release.prepared_query import Asked
     def quoting(*_):
         raise KeyError("what client 3 wrote")
     Asked.sum = quoting
@@ -305,7 +305,7 @@ def test_a_failure_in_process_0_ends_the_others_and_its_text_stays_there(tmp_pat
 
 
 TWICE = """
-from jaxpfl.federated.hosts import Group
+from jaxpfl.federated.hosts.processes import Group
 for budget in (0.1, 1000.0):
     try:
         jp.run(algorithm, clients, ledger=out + str(budget), out=out + str(budget) + "d",

@@ -23,10 +23,10 @@ from jaxpfl.federated import (
     check_information_flow,
     client_mesh,
 )
-from jaxpfl.federated.accumulators import rounded_sum, scaled
-from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.information_flow import Labelled, check_program, release_keys
 from jaxpfl.federated.pairs import Pair
+from jaxpfl.federated.release.accumulators import rounded_sum, scaled
+from jaxpfl.federated.release.checksum import bound_to_bits
+from jaxpfl.federated.release.information_flow import Labelled, check_program, release_keys
 from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal

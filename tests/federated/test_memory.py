@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.federated import memory
+from jaxpfl.federated.release import memory
 
 BLOCK, BLOCKS = 4096, 16_000  # 64 MB in blocks that the C library keeps when they are freed
 

@@ -11,8 +11,8 @@ from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
-from jaxpfl.federated.client import Examples, contribution
-from jaxpfl.federated.moments import ClientMoment, from_half, half_shape, to_half
+from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.moments import ClientMoment, from_half, half_shape, to_half
 from tests.federated.cohorts import door, through
 from tests.plans import flat_plan, flat_without_privacy
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.federated import client_mesh, narrow
+from jaxpfl.federated import client_mesh
+from jaxpfl.federated.release import narrow
 
 SHAPES = [(3, 5, 4), (7, 2), (2, 3, 4, 3), (2, 6, 1)]
 

@@ -16,8 +16,8 @@ from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec, pack
 from jaxpfl.errors import InputError
 from jaxpfl.federated import ClientSteps, Execution, Query, client_mesh
-from jaxpfl.federated.door import Door, Keys
-from jaxpfl.federated.identity import traced
+from jaxpfl.federated.release.door import Door, Keys
+from jaxpfl.federated.release.identity import traced
 from tests.federated.cohorts import keys, no_noise
 from tests.federated.own_functions import FUNCTIONS
 

@@ -5,7 +5,8 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh, query
+from jaxpfl.federated import Execution, FixedPoint, Query, client_mesh
+from jaxpfl.federated.release import query
 from tests.federated.cohorts import held_vector, plan
 
 

@@ -13,7 +13,8 @@ import jaxpfl as jp
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, identity
+from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh
+from jaxpfl.federated.release import identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.chain import Chain
 from tests.plans import flat_without_privacy

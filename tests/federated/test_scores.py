@@ -8,8 +8,9 @@ import pytest
 from jaxpfl import cores
 from jaxpfl.data.cohort import Cohort, CohortSpec
 from jaxpfl.data.population import Population, from_clients
-from jaxpfl.federated import FixedPoint, client_mesh, score_rows
-from jaxpfl.federated.scores import (
+from jaxpfl.federated import FixedPoint, client_mesh
+from jaxpfl.federated.clients import score_rows
+from jaxpfl.federated.clients.scores import (
     LinearScores,
     NearestVotes,
     ScoreSpace,

@@ -14,8 +14,9 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import jaxpfl as jp
 from jaxpfl.data.cohort import Bucket, CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query, client_mesh, identity
+from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query, client_mesh
 from jaxpfl.federated.mesh import shardings
+from jaxpfl.federated.release import identity
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
@@ -180,7 +181,7 @@ def test_what_cannot_be_split_is_refused(monkeypatch):
     other = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(InputError, match="must have the axis 'clients'.*found 'data'"):
         Execution(mesh=other)
-    monkeypatch.setattr("jaxpfl.federated.hosts.several", lambda: True)
+    monkeypatch.setattr("jaxpfl.federated.hosts.processes.several", lambda: True)
     with pytest.raises(InputError, match="of one process only"):
         client_mesh(2, model=2)
 

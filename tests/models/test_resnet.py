@@ -11,9 +11,9 @@ from flax import nnx
 from jax import lax
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated.client import Examples, contribution
-from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.optimizers import optimizer
+from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.models import ResNet, count_parameters
 from tests.models.masking import check_all_masked, check_masked
 

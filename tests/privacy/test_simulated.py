@@ -8,7 +8,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.privacy.simulated import LargerPopulation

@@ -17,30 +17,30 @@ CLEAN = {
     "privacy/mechanisms.py": "def draw(key):\n    return standard_normal(key)\n",
     "privacy/correlated_noise.py": "from jaxpfl.privacy import mechanisms\n"
     "def draw(key):\n    return mechanisms.standard_normal(key)\n",
-    "federated/checksum.py": "",
-    "federated/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
-    "federated/door.py": "from jaxpfl.federated.checksum import checksum\n"
-    "from jaxpfl.federated.summing import accumulate\n"
+    "federated/release/checksum.py": "",
+    "federated/clients/scores.py": "noise = gaussian_noise_like(key, tree, std)\n",
+    "federated/release/door.py": "from jaxpfl.federated.release.checksum import checksum\n"
+    "from jaxpfl.federated.release.summing import accumulate\n"
     "class Door:\n    def noise(self, key):\n        return gaussian_noise_like(key)\n",
-    "federated/asked.py": "from jaxpfl.federated.door import Door\n"
+    "federated/release/prepared_query.py": "from jaxpfl.federated.release.door import Door\n"
     "def sum(plan):\n    Door(Cohort(plan.sample(0, 1)), NoiseStream(plan))\n",
-    "federated/rehearsal.py": "from jaxpfl.federated import asked\n",
-    "federated/flow_following.py": "from jaxpfl.federated.checksum import bound_to_bits\n",
-    "federated/information_flow.py": "from jaxpfl.federated.door import Keys\n",
-    "federated/following.py": "from jaxpfl.federated import asked\n"
+    "federated/audits/rehearsal.py": "from jaxpfl.federated.release import prepared_query\n",
+    "federated/flow/following.py": "from jaxpfl.federated.release.checksum import bound_to_bits\n",
+    "federated/release/information_flow.py": "from jaxpfl.federated.release.door import Keys\n",
+    "federated/hosts/shared_rounds.py": "from jaxpfl.federated.release import prepared_query\n"
     "def follow(shared):\n    shared.sum()\n",
-    "federated/release.py": "from jaxpfl.federated import asked\n"
+    "federated/release/releaser.py": "from jaxpfl.federated.release import prepared_query\n"
     "def release(self, plan):\n"
     "    self.ledger.charge(plan)\n"
     "    self.ledger.record(plan)\n"
-    "    asked.sum()\n",
-    "federated/secure_release.py": "from jaxpfl.federated import asked\n"
+    "    prepared_query.sum()\n",
+    "federated/release/secure_release.py": "from jaxpfl.federated.release import prepared_query\n"
     "def secure_release(ledger):\n    ledger.charge(Cohort())\n",
-    "algorithms/one.py": "from jaxpfl.federated.query import Query\n",
+    "algorithms/one.py": "from jaxpfl.federated.release.query import Query\n",
     "experiments/__init__.py": "",
     "experiments/config/reader.py": "",
     "experiments/engine/shared_run.py": "from jaxpfl.federated import following\n"
-    "others = following.Others()\n",
+    "others = shared_rounds.Others()\n",
     "experiments/engine/rounds.py": "from jaxpfl.algorithms.one import one\n",
     "experiments/systems/base.py": "from jaxpfl.experiments.engine import rounds\n",
     "experiments/systems/first/__init__.py": "from jaxpfl.experiments.systems.first import study\n",
@@ -82,8 +82,18 @@ METHOD = "class A:\n    @staticmethod\n"
 # Place and text of a module, and the line and words of the fault that it must be found with.
 PLANTED = [
     # Layers.
-    ("federated/query.py", "from jaxpfl.text import vocabulary\n", 1, "federated imports text"),
-    ("federated/query.py", "def f():\n    import jaxpfl.text.words\n", 2, "federated imports text"),
+    (
+        "federated/release/query.py",
+        "from jaxpfl.text import vocabulary\n",
+        1,
+        "federated imports text",
+    ),
+    (
+        "federated/release/query.py",
+        "def f():\n    import jaxpfl.text.words\n",
+        2,
+        "federated imports text",
+    ),
     ("privacy/plan.py", "from jaxpfl import data\n", 1, "privacy imports data"),
     ("models/base.py", "import jaxpfl.federated\n", 1, "models imports federated"),
     ("data/open.py", "import jaxpfl\n", 1, "the whole package"),
@@ -150,19 +160,39 @@ PLANTED = [
         2,
         "draws noise",
     ),
-    ("algorithms/one.py", "from jaxpfl.federated.door import Door\n", 1, "imports federated.door"),
-    ("algorithms/one.py", "from jaxpfl.federated import door\n", 1, "imports federated.door"),
-    ("algorithms/one.py", "import jaxpfl.federated.door\n", 1, "imports federated.door"),
     (
         "algorithms/one.py",
-        "from jaxpfl.federated.asked import Asked\n",
+        "from jaxpfl.federated.release.door import Door\n",
         1,
-        "imports federated.asked",
+        "imports federated.release",
+    ),
+    (
+        "algorithms/one.py",
+        "from jaxpfl.federated.release import door\n",
+        1,
+        "imports federated.release",
+    ),
+    (
+        "algorithms/one.py",
+        "import jaxpfl.federated.release.door\n",
+        1,
+        "imports federated.release",
+    ),
+    (
+        "algorithms/one.py",
+        "from jaxpfl.federated.release.prepared_query import Asked\n",
+        1,
+        "imports federated.release.prepared_query",
     ),
     ("algorithms/one.py", "self._others.sum(query, broadcast, work)\n", 1, "sums clients"),
-    ("experiments/run.py", "following.Others(group)\n", 1, "shares rounds"),
-    ("federated/query.py", "from jaxpfl.federated import checksum\n", 1, "federated.checksum"),
-    ("federated/scores.py", "", 1, "federated/scores.py no longer draws noise"),
+    ("experiments/run.py", "shared_rounds.Others(group)\n", 1, "shares rounds"),
+    (
+        "federated/release/query.py",
+        "from jaxpfl.federated.release import checksum\n",
+        1,
+        "federated.release.checksum",
+    ),
+    ("federated/clients/scores.py", "", 1, "federated/clients/scores.py no longer draws noise"),
     # Loading that could run code.
     ("data/read.py", "import pickle\n", 1, "pickle"),
     ("data/read.py", "from joblib import load\n", 1, "joblib"),

@@ -36,8 +36,8 @@ from jaxpfl.algorithms.federated_metrics.plan import MetricsPlan
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.client import Batch
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 
@@ -300,7 +300,7 @@ def with_metrics(clients: Population, correct: Any, slice_column: str | None = N
     """Returns the clients with the columns that the client function reads.
 
     Args:
-      correct: bool [examples], from `federated.evaluation.correct_examples`. PRIVATE.
+      correct: bool [examples], from `federated.clients.evaluation.correct_examples`. PRIVATE.
       slice_column: a column with the number of each example's slice. An example whose number is
         not that of a slice is in no slice, but counts in the denominator of its client's shares.
         None: all examples are in slice 0.

@@ -5,15 +5,22 @@ query    the query itself
 scores   the distances of public corpora from its answer, and how certain they are
 """
 
-from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
-from jaxpfl.algorithms.fred.plan import Split as Split
-from jaxpfl.algorithms.fred.query import FredState as FredState
-from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
-from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments
-from jaxpfl.algorithms.fred.query import fred as fred
-from jaxpfl.algorithms.fred.query import moments as moments
-from jaxpfl.algorithms.fred.query import private_moments as private_moments
-from jaxpfl.algorithms.fred.query import public_moments as public_moments
-from jaxpfl.algorithms.fred.query import used_examples as used_examples
-from jaxpfl.algorithms.fred.scores import Score as Score
-from jaxpfl.algorithms.fred.scores import score as score
+from typing import TYPE_CHECKING
+
+from jaxpfl import lazy
+
+if TYPE_CHECKING:
+    from jaxpfl.algorithms.fred.plan import FredPlan as FredPlan
+    from jaxpfl.algorithms.fred.plan import Split as Split
+    from jaxpfl.algorithms.fred.query import FredState as FredState
+    from jaxpfl.algorithms.fred.query import MomentNoise as MomentNoise
+    from jaxpfl.algorithms.fred.query import PrivateMoments as PrivateMoments
+    from jaxpfl.algorithms.fred.query import fred as fred
+    from jaxpfl.algorithms.fred.query import moments as moments
+    from jaxpfl.algorithms.fred.query import private_moments as private_moments
+    from jaxpfl.algorithms.fred.query import public_moments as public_moments
+    from jaxpfl.algorithms.fred.query import used_examples as used_examples
+    from jaxpfl.algorithms.fred.scores import Score as Score
+    from jaxpfl.algorithms.fred.scores import score as score
+
+__getattr__, __dir__, __all__ = lazy.face(__name__)

@@ -21,7 +21,7 @@ import dp_accounting
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.moments import ClientMoment, Moment
+from jaxpfl.federated.clients.moments import ClientMoment, Moment
 from jaxpfl.privacy import gaussian
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.events import Adjacency

@@ -33,8 +33,8 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.federated.moments import from_half, half_shape
-from jaxpfl.federated.query import Execution, Query
+from jaxpfl.federated.clients.moments import from_half, half_shape
+from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret

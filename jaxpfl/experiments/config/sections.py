@@ -176,7 +176,7 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """See `federated.optimizers`; only `momentum` and `nesterov` use `momentum`."""
+    """See `federated.clients.optimizers`; only `momentum` and `nesterov` use `momentum`."""
 
     name: Literal["sgd", "momentum", "nesterov", "adam", "yogi"] = "sgd"
     learning_rate: float = 1.0

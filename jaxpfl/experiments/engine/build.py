@@ -33,9 +33,9 @@ from jaxpfl.experiments.config.sections import (
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.optimizers import optimizer
-from jaxpfl.federated.query import Execution
+from jaxpfl.federated.release.query import Execution
 from jaxpfl.models import (
     MLP,
     CIFGLanguageModel,

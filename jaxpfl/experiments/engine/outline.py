@@ -32,8 +32,8 @@ from jaxpfl.experiments.config.sections import (
     TrainingConfig,
 )
 from jaxpfl.experiments.engine.build import build_plan
-from jaxpfl.federated.canaries import MakeQuestions
-from jaxpfl.federated.rehearsal import Rehearsed, column, size_of
+from jaxpfl.federated.audits.canaries import MakeQuestions
+from jaxpfl.federated.audits.rehearsal import Rehearsed, column, size_of
 from jaxpfl.models import count_parameters
 from jaxpfl.models.checkpoints import hub, pretrained
 from jaxpfl.models.decoder.network import Decoder

@@ -21,8 +21,8 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
 
 Arrays = Mapping[str, np.ndarray]

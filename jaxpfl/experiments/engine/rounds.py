@@ -2,7 +2,7 @@
 
     for each round r:
         step                                   its releases are charged on the disk BEFORE any
-                                               client's data is read (`federated.release`)
+                                               client's data is read (`federated.release.releaser`)
         publish round r - 1                    the device never waits for the host (`observers`)
         at intervals: checkpoint               written while the next rounds run (`checkpoint`)
 
@@ -38,8 +38,8 @@ from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.engine.trackers import Followers, TrackedRun, current
 from jaxpfl.experiments.report.cautions import of_rounds
 from jaxpfl.experiments.report.run_page import write_run_page
-from jaxpfl.federated.following import Others
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.hosts.shared_rounds import Others
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress

@@ -22,8 +22,8 @@ from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.run_record import begun, described, stamp_of
 from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Setting, Tracking
-from jaxpfl.federated.captured import captured
-from jaxpfl.federated.identity import environment
+from jaxpfl.federated.flow.captured import captured
+from jaxpfl.federated.release.identity import environment
 from jaxpfl.privacy.ledger import Ledger
 
 

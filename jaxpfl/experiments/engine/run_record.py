@@ -9,7 +9,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
-from jaxpfl.federated.identity import read_columns
+from jaxpfl.federated.release.identity import read_columns
 from jaxpfl.models.base import Checking
 
 

@@ -1,4 +1,4 @@
-"""A run that several processes of `jax.distributed` share; see `federated.hosts`.
+"""A run that several processes of `jax.distributed` share; see `federated.hosts.processes`.
 
 Process 0 carries out the run as if it were alone, with the devices of all. The others prepare the
 same algorithm and clients, sum their share of each release, and get the result: `follow`. They
@@ -21,25 +21,25 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
-from jaxpfl.federated import hosts
-from jaxpfl.federated.following import Others
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.hosts.shared_rounds import Others
 
 # What a result says in JSON's types.
 _FIELDS = ("privacy", "metrics", "rounds", "evaluated_on", "epsilons", "cautions", "table")
 
 
 @contextmanager
-def group() -> Iterator[hosts.Group | None]:
+def group() -> Iterator[processes.Group | None]:
     """The processes that share the run; None where this one is alone."""
-    if not hosts.several():
+    if not processes.several():
         yield None
         return
-    with hosts.Group() as found:
+    with processes.Group() as found:
         yield found
 
 
 def others_of(
-    found: hosts.Group | None, algorithm: Algorithm, clients: Population
+    found: processes.Group | None, algorithm: Algorithm, clients: Population
 ) -> Others | None:
     """The other processes, once all have agreed on the run; None where there are none."""
     if found is None:
@@ -72,7 +72,7 @@ def _raise(message: dict[str, Any]) -> NoReturn:
     raise RuntimeError(f"process 0 of this run failed: {sentence}")
 
 
-def tell_result(found: hosts.Group, result: Result) -> None:
+def tell_result(found: processes.Group, result: Result) -> None:
     """Process 0 tells the others the result of the run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
@@ -82,7 +82,7 @@ def tell_result(found: hosts.Group, result: Result) -> None:
 
 
 def heard_result(
-    found: hosts.Group, message: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
+    found: processes.Group, message: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
     """The result that process 0 told, in another process; no file of it is in this one's `out`.
 

@@ -13,7 +13,7 @@ from jaxpfl.experiments.sweep import summary as summary_module
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.points import run_sweep
 from jaxpfl.experiments.sweep.summary import gap_closed, value_of
-from jaxpfl.federated import asked, summing
+from jaxpfl.federated.release import prepared_query, summing
 from jaxpfl.privacy.ledger import Ledger
 
 BASE = {
@@ -213,7 +213,7 @@ def test_what_is_done_is_not_done_again(finished, tmp_path, monkeypatch):
 def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
     """TRUST 33: a crash within a point; the sweep is started again and ends alike."""
     sweep, _ = finished
-    real, calls = asked.Cohort, iter(range(10_000))
+    real, calls = prepared_query.Cohort, iter(range(10_000))
 
     class Killed(BaseException):
         pass
@@ -224,7 +224,7 @@ def test_an_interrupted_point_goes_on(finished, tmp_path, monkeypatch):
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "Cohort", crashing)
+        patched.setattr(prepared_query, "Cohort", crashing)
         with pytest.raises(Killed):
             run_sweep(sweep, tmp_path / "out", progress=False)
     done = list((tmp_path / "out" / "points").glob("*/point.json"))

@@ -15,7 +15,7 @@ from jaxpfl.experiments.engine.build import build_fed_avg, build_model, build_pl
 from jaxpfl.experiments.engine.outline import Clients, Outline, OutlinedModel, Published, tracing
 from jaxpfl.experiments.systems.federated_training.build import build_fred_plan
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated.rehearsal import Asked, Rehearsed, ask, column, rehearse
+from jaxpfl.federated.audits.rehearsal import Asked, Rehearsed, ask, column, rehearse
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan

@@ -8,7 +8,7 @@ from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.outline import Clients, Outline, Release, tracing
 from jaxpfl.experiments.systems.gan_inversion import plans
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
-from jaxpfl.federated.rehearsal import column, rehearse
+from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.models.cnn import classifier_cnn
 from jaxpfl.privacy.guarantee import Guarantee
 

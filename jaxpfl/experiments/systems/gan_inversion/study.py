@@ -50,7 +50,7 @@ from jaxpfl.experiments.systems.gan_inversion.evaluator import (
     image_evaluator,
     inverted,
 )
-from jaxpfl.federated.evaluation import correct_examples
+from jaxpfl.federated.clients.evaluation import correct_examples
 from jaxpfl.models.gan import GAN, sample_images
 from jaxpfl.privacy.keys import SAMPLE_IMAGES, training_root
 from jaxpfl.privacy.ledger import Ledger

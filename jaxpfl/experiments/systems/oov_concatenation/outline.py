@@ -9,7 +9,7 @@ from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.outline import Clients, Outline, cached_plan, tracing
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
-from jaxpfl.federated.rehearsal import column, rehearse
+from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.character.words import char_lm
 

@@ -26,7 +26,7 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.federated.rehearsal import Rehearsed, ask, column, rehearse
+from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
 from jaxpfl.models.checkpoints.pretrained import DTYPES
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder

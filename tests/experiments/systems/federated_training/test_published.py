@@ -16,7 +16,7 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA

@@ -22,7 +22,7 @@ from jaxpfl.experiments.export import export
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
-from jaxpfl.federated import asked
+from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.ledgers import same_but_heads
 
@@ -304,20 +304,22 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
     dies_at(Artifacts, "save", 1)  # scored, and not on the disk
     dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
     dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
-    dies_at(asked, "Cohort", 3)  # inside the winner's rounds
+    dies_at(prepared_query, "Cohort", 3)  # inside the winner's rounds
     assert (out / "checkpoints" / "round_00000002").exists()
-    dies_at(asked, "Cohort", 1 + 2)  # after the winner's last round, inside another candidate's
+    dies_at(
+        prepared_query, "Cohort", 1 + 2
+    )  # after the winner's last round, inside another candidate's
     other = out / "other_candidates" / "mostly far"
     assert len(Ledger.read(other / "ledger.jsonl")) == 2
 
-    real = asked.Cohort
+    real = prepared_query.Cohort
 
     def signalling(*arguments, **options):
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(asked, "Cohort", signalling)
+        patched.setattr(prepared_query, "Cohort", signalling)
         # The whole run's directory is named, not the candidate's.
         with pytest.raises(Interrupted, match=f"resume {out}$"):
             carry_out.resume(out, progress=False)

@@ -80,7 +80,7 @@ def _without_negative_zero(pair: Pair) -> Pair:
     return Pair(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
-# A step that `federated.information_flow` recognises, hence compiled by itself, as the addition
+# A step that `release.information_flow` recognises, hence compiled by itself, as the addition
 # of noise is.
 @jax.jit
 def scaled(leaf_C: jax.Array, factor_C: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ class Compensated:
     clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24). DP-SGD over 59,392
     examples in blocks of 32, 64 of which are in a bucket, has 1.68 S on one device, and 1.28 S on
     eight. Data that were made for it, as in this module's tests, moved such a sum by 1.18 S on one
-    and 1.05 S on eight. FreD's sums over examples are exact within a block (`federated.moments`),
+    and 1.05 S on eight. FreD's sums over examples are exact within a block (`clients.moments`),
     and `FixedPoint` sums altogether.
 
     The last bits of the result may depend on the layout of devices and chunks.

@@ -13,10 +13,8 @@ import numpy as np
 from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated import client, local_training
-from jaxpfl.federated.accumulators import rounded_sum, scaled
-from jaxpfl.federated.checksum import bound_to_bits
-from jaxpfl.federated.flow_labels import (
+from jaxpfl.federated.clients import client, local_training
+from jaxpfl.federated.flow.labels import (
     BOUNDED,
     FACTOR,
     KEY,
@@ -34,7 +32,9 @@ from jaxpfl.federated.flow_labels import (
     chosen,
     joined,
 )
-from jaxpfl.federated.flow_rules import COLLECTIVES, PURE, Rules
+from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, Rules
+from jaxpfl.federated.release.accumulators import rounded_sum, scaled
+from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal
 

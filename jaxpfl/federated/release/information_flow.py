@@ -1,9 +1,9 @@
 """Proves of a release's program that nothing of the clients leaves it but by the noisy sum.
 
-`check_release` runs by itself before a query's first charge (`federated.asked`). It reads two
+`check_release` runs before a query is first charged (`release.prepared_query`). It reads two
 programs, as JAX traces them. That of ONE client must compute from its operands alone: callbacks,
 collectives, rules of its own under vmap and whatever is not known are refused. Of the door's, as
-`federated.release` opens it, inputs are labelled, and the labels followed through every equation
+`release.releaser` opens it, inputs are labelled, and the labels followed through every equation
 (`flow_labels`). An output may depend on the clients only through these six steps, in this order:
 
 | step              | what is required of it, in the program that was traced                      |
@@ -18,7 +18,7 @@ collectives, rules of its own under vmap and whatever is not known are refused. 
 Steps are recognised by where their functions are defined. That each does what its name says, that
 one client moves a sum of scaled contributions by at most S, and that the noise has the plan's size
 is not proven here: other tests hold it. The noise's key depends on the exact sum by its checksum
-alone, as the output of a pseudorandom function (see `federated.door`); this is the only dependence
+alone, as the output of a pseudorandom function (see `release.door`); this is the only dependence
 on clients that is allowed without noise, together with a release's name, which is made likewise.
 
 Not seen: how long a program takes, and what a client function captured when it was made: numbers
@@ -32,10 +32,9 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.captured import captured
-from jaxpfl.federated.door import Door, Keys, Summed
-from jaxpfl.federated.flow_following import Following, because, require_followed, what
-from jaxpfl.federated.flow_labels import (
+from jaxpfl.federated.flow.captured import captured
+from jaxpfl.federated.flow.following import Following, because, require_followed, what
+from jaxpfl.federated.flow.labels import (
     KEY,
     NOISE,
     PRIVATE,
@@ -50,7 +49,8 @@ from jaxpfl.federated.flow_labels import (
     shared,
     uses,
 )
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.release.door import Door, Keys, Summed
+from jaxpfl.federated.release.query import Query
 
 PyTree = Any
 

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.federated.client import Batch
+from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.pairs import Pair, plus
 
 Moment = Literal["count", "sum", "second"]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxpfl.federated.client import Batch
+from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
 from jaxpfl.models.decoder import lora

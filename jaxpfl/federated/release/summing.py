@@ -1,6 +1,6 @@
 """The first half of the door: clients' contributions, clipped and summed on each device.
 
-Private to `federated.door`, which adds the noise: nothing here may be released.
+Private to `federated.release.door`, which adds the noise: nothing here may be released.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
-from jaxpfl.federated.accumulators import Accumulator
-from jaxpfl.federated.client import ClientFn, Examples, contribution
+from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
 from jaxpfl.federated.pairs import Pair
+from jaxpfl.federated.release.accumulators import Accumulator
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 
 PyTree = Any

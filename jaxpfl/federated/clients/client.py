@@ -163,7 +163,7 @@ def _finish(client_fn: Any, broadcast: PyTree, state: PyTree) -> PyTree:
 
 
 COMPUTING = (_whole, _init, _step, _finish)
-"""All that clients compute, as `federated.information_flow` recognises it."""
+"""All that clients compute, as `federated.release.information_flow` recognises it."""
 
 
 def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> Any:

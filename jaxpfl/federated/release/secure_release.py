@@ -19,11 +19,12 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity
-from jaxpfl.federated.asked import Asked
-from jaxpfl.federated.client import ClientFn, Examples, contribution
+from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
+from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.mesh import client_mesh
-from jaxpfl.federated.query import Execution, Query, arrays
+from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.prepared_query import Asked
+from jaxpfl.federated.release.query import Execution, Query, arrays
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
@@ -73,7 +74,7 @@ def secure_release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: what one client computes, by steps or whole, see `federated.client`.
+      client_fn: what one client computes, by steps or whole, see `federated.clients.client`.
       clients: as many as `secure` has; all take part.
       delta: of the stated guarantees, below 1 / clients.
       ledger: file that the release is charged to; made if absent.
@@ -89,7 +90,7 @@ def secure_release(
         then the release is charged, because it was begun, but nothing is released.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    hosts.require_one_process("jaxpfl.secure_release needs")
+    processes.require_one_process("jaxpfl.secure_release needs")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
     checks.non_negative_int("dropped", dropped)

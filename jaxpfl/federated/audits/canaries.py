@@ -11,7 +11,7 @@ clip is tested, too. Whether it is in is decided by a fair coin:
 | of fixed size      | its contribution   | the opposite contribution: one client is replaced      |
 
 What a coordinate shows of the contribution is observed, in clip norms, and scored by how much it
-looks like "in" (`federated.canary_scores`). With cyclic participation, trials are those canaries
+looks like "in" (`audits.canary_scores`). With cyclic participation, trials are those canaries
 alone whose place in an epoch shows most.
 
 `Questions` are what is asked, and what canaries hold for it. `Gradients` are those of training: a
@@ -40,11 +40,11 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.canary_scores import alternating, scores_of, shown_best
-from jaxpfl.federated.clipped_gradients import ClippedGradients
-from jaxpfl.federated.local_training import LocalTraining
-from jaxpfl.federated.query import Query
-from jaxpfl.federated.release import Released, Releaser
+from jaxpfl.federated.audits.canary_scores import alternating, scores_of, shown_best
+from jaxpfl.federated.clients.clipped_gradients import ClippedGradients
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.releaser import Released, Releaser
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger, guarantee_of

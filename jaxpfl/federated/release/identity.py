@@ -18,9 +18,9 @@ from jaxpfl import cores
 from jaxpfl.data.columns import Column
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import client
-from jaxpfl.federated.client import Examples
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.clients import client
+from jaxpfl.federated.clients.client import Examples
+from jaxpfl.federated.release.query import Query
 
 PyTree = Any
 

@@ -24,9 +24,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity, preparing
-from jaxpfl.federated.asked import Asked, Facts, Summed, Work
-from jaxpfl.federated.query import Query, arrays, require_room
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.release import identity, preparing
+from jaxpfl.federated.release.prepared_query import Asked, Facts, Summed, Work
+from jaxpfl.federated.release.query import Query, arrays, require_room
 from jaxpfl.privacy.secret import Secret
 
 PyTree = Any
@@ -55,7 +56,7 @@ class Others:
 
     def __init__(
         self,
-        group: hosts.Group,
+        group: processes.Group,
         init: Callable,
         step: Callable,
         queries: Sequence[Query],
@@ -173,10 +174,10 @@ class _Round:
         everywhere = NamedSharding(self.asked.door.mesh, PartitionSpec())
         new = iter(sent)
         for place in np.flatnonzero(changed):
-            self._placed[place] = hosts.put(next(new), everywhere)
+            self._placed[place] = processes.put(next(new), everywhere)
         broadcast = jax.tree.unflatten(self._structure, self._placed)
         summed, facts = self.asked.sum(broadcast, work, chosen)
-        return hosts.here(summed), facts
+        return processes.here(summed), facts
 
 
 def _broadcasts(

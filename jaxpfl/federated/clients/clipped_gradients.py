@@ -13,7 +13,7 @@ What becomes of an example follows `privacy.clipping`, with an example in the pl
 | with a NaN, an infinity, or an overflow | exactly 0; the other examples add what they would     |
 | that is padding                         | exactly 0, whatever values it has                     |
 
-The gradients are computed by `federated.example_gradients`.
+The gradients are computed by `federated.clients.example_gradients`.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxpfl.federated.client import Batch
-from jaxpfl.federated.example_gradients import clipped_sum
+from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.example_gradients import clipped_sum
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.models.base import Augmenting, Checking, Model
 from jaxpfl.privacy.clipping import Clip
@@ -54,7 +54,7 @@ class ClippedGradients:
 
     @property
     def example_bound(self) -> float:
-        """S, see `BoundedByExample`; `federated.example_gradients` says how sums are rounded."""
+        """S, see `BoundedByExample`; `clients.example_gradients` says how sums are rounded."""
         return self.clip_norm
 
     def check(self, columns: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What one equation makes of its operands' labels. See `federated.flow_labels`."""
+"""What one equation makes of its operands' labels. See `federated.flow.labels`."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend.core import primitives
 
-from jaxpfl.federated.flow_labels import (
+from jaxpfl.federated.flow.labels import (
     BOUNDED,
     FACTOR,
     KEY,

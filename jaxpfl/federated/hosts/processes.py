@@ -2,7 +2,7 @@
 
 Such processes share one set of devices, but each has memory and files of its own. One of them,
 process 0, holds a run's secret, ledger and files. It tells the others what to compute with it
-(`federated.following`). What does not arrange this is refused.
+(`federated.hosts.shared_rounds`). What does not arrange this is refused.
 
 Words go over the key-value store of `jax.distributed`, in which a reader waits as long as it needs,
 and bytes over the devices. A collective of CPUs gives up after 30 seconds, so that processes meet

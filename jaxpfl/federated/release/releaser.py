@@ -33,11 +33,12 @@ import numpy as np
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity
-from jaxpfl.federated.asked import Asked, Work
-from jaxpfl.federated.following import Others
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.hosts.shared_rounds import Others
 from jaxpfl.federated.mesh import shardings
-from jaxpfl.federated.query import Query, arrays
+from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.prepared_query import Asked, Work
+from jaxpfl.federated.release.query import Query, arrays
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import Secret
 from jaxpfl.privacy.simulated import SIMULATED
@@ -170,7 +171,7 @@ class Releaser:
         self._following: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
         if others is None:
-            hosts.require_one_process("a Releaser of its own needs")
+            processes.require_one_process("a Releaser of its own needs")
         self._others = others
         self._environment = identity.environment() if others is None else others.environment
         if not ledger.covers(population):

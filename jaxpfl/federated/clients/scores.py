@@ -36,8 +36,8 @@ import numpy as np
 import scipy.linalg
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import score_rows
-from jaxpfl.federated.client import Batch
+from jaxpfl.federated.clients import score_rows
+from jaxpfl.federated.clients.client import Batch
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 
 Centring = Literal["none", "all", "prompt"]

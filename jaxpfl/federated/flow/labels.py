@@ -1,4 +1,4 @@
-"""What a value of a release's program may depend on: the labels of `federated.information_flow`.
+"""What a value of a release's program may depend on: the labels of `release.information_flow`.
 
 | label      | the value depends on                                                               |
 |------------|------------------------------------------------------------------------------------|

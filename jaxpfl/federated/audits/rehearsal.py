@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.population import Population
-from jaxpfl.federated import identity, preparing
-from jaxpfl.federated.asked import opened, traced
-from jaxpfl.federated.information_flow import InformationFlow, check_release
-from jaxpfl.federated.query import Query, arrays
-from jaxpfl.federated.release import Released
+from jaxpfl.federated.release import identity, preparing
+from jaxpfl.federated.release.information_flow import InformationFlow, check_release
+from jaxpfl.federated.release.prepared_query import opened, traced
+from jaxpfl.federated.release.query import Query, arrays
+from jaxpfl.federated.release.releaser import Released
 
 PyTree = Any
 

@@ -1,6 +1,6 @@
-"""What is kept of a query, and its sum: cohort, door. Private to `federated.release`.
+"""What is kept of a query, and its sum: cohort, door. Private to `federated.release.releaser`.
 
-`federated.following` computes the same sum in the other processes of a run that has several.
+`hosts.shared_rounds` computes the same sum in the other processes of a run that has several.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, identity, preparing
-from jaxpfl.federated.door import Door, Keys, Summed
-from jaxpfl.federated.information_flow import check_client, check_release
-from jaxpfl.federated.query import Query, require_room
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.release import identity, preparing
+from jaxpfl.federated.release.door import Door, Keys, Summed
+from jaxpfl.federated.release.information_flow import check_client, check_release
+from jaxpfl.federated.release.query import Query, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
 
@@ -130,13 +131,13 @@ class Asked:
             seed=work.seed,
             round=work.round,
             shards=self.query.execution.replicas,
-            blocks=hosts.shares(door.mesh),
+            blocks=processes.shares(door.mesh),
         )
         shared = None
         if plan.private and plan.correlation != "independent":
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = hosts.put(
+        clip_norm, noise, train, checksum, shared = processes.put(
             (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
         )
         keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)

@@ -9,7 +9,7 @@ large model at small cost", book-keeping):
     ||x' dy|| = ||x|| ||dy||
     sum_b c_b x_b' dy_b                                       one product over all b
 
-`federated.tapped_products` finds such layers in the model's program. The norms are those of the
+`clients.tapped_products` finds such layers in the model's program. The norms are those of the
 very x and dy that are added up, not of a second computation, and no square overflows or is lost
 before it is compared.
 
@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.federated.tapped_products import opened
+from jaxpfl.federated.clients.tapped_products import opened
 from jaxpfl.privacy.clipping import clip_factors
 
 PyTree = Any

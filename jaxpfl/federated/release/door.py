@@ -1,4 +1,4 @@
-"""The door: clip, sum, noise. Private to `federated.release`, which charges before it is opened.
+"""The door: clip, sum, noise. Private to `release.releaser`, which charges before it is opened.
 
     broadcast + cohort --client_fn--> contributions --clip--> --sum--> --noise--> release
 
@@ -32,10 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts, memory, narrow
-from jaxpfl.federated.accumulators import Accumulator
-from jaxpfl.federated.adaptive_clipping import next_clip_norm
-from jaxpfl.federated.checksum import bound_to_bits
+from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.mesh import (
     CLIENTS,
     MODEL,
@@ -45,8 +42,12 @@ from jaxpfl.federated.mesh import (
     splits_model,
 )
 from jaxpfl.federated.pairs import Pair
-from jaxpfl.federated.query import Query
-from jaxpfl.federated.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
+from jaxpfl.federated.release import memory, narrow
+from jaxpfl.federated.release.accumulators import Accumulator
+from jaxpfl.federated.release.adaptive_clipping import next_clip_norm
+from jaxpfl.federated.release.checksum import bound_to_bits
+from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
 from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
 
 PyTree = Any
@@ -247,7 +248,7 @@ class Door:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
-          cohort: of each bucket, the slots of this process's devices, see `hosts.shares`.
+          cohort: of each bucket, the slots of this process's devices, see `processes.shares`.
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
           shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
@@ -258,13 +259,13 @@ class Door:
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
-        own = len(hosts.shares(self.mesh))
+        own = len(processes.shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
             traced, slots = isinstance(bucket.mask, Tracer), bucket.weight.shape[0]
             slots = slots if traced else slots * replicas(self.mesh) // own
             engine = self._engine(self._chunk_of(slots))
-            bucket = bucket if traced else hosts.put_shares(bucket, self.mesh)
+            bucket = bucket if traced else processes.put_shares(bucket, self.mesh)
             given = engine, broadcast, sums, bucket, clip_norm, keys.train
             shape = bucket.mask.shape
             if shape not in self._compiled and not traced:
@@ -273,7 +274,7 @@ class Door:
                 memory.give_back()
                 self._compiled.add(shape)
             sums = accumulate(*given)
-        hosts.meet(sums)
+        processes.meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
         # One half after the other, and each is freed when it has been exchanged.

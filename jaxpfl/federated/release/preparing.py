@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.query import Query
+from jaxpfl.federated.release.query import Query
 
 # Odd, so that no regular groups of clients fall into whole blocks.
 _BLOCK = 97

@@ -14,9 +14,9 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.accumulators import Accumulator, Compensated, FixedPoint
-from jaxpfl.federated.client import ClientFn, Stepping
+from jaxpfl.federated.clients.client import ClientFn, Stepping
 from jaxpfl.federated.mesh import checked, client_mesh, default_chunk, replicas
+from jaxpfl.federated.release.accumulators import Accumulator, Compensated, FixedPoint
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
@@ -64,7 +64,7 @@ class Query:
 
     Attributes:
       label: names the query among an algorithm's; public.
-      client_fn: what one client computes, by steps or whole, see `federated.client`.
+      client_fn: what one client computes, by steps or whole, see `federated.clients.client`.
       plan: who takes part, in how many rounds, with which clip and noise.
       cohort: how a client's examples are capped and batched. Without a number of clients per bucket
         it gets 64 of them, or more if these do not fill the chunks of all devices and the plan has

@@ -1,6 +1,6 @@
 """What canaries' coordinates say of the coins: the likelihood of "in", and a sum over rounds.
 
-A game (`federated.canaries`) observes, in every round, what a canary's coordinate shows of its
+A game (`audits.canaries`) observes, in every round, what a canary's coordinate shows of its
 contribution, in clip norms: 1 or 0 and noise. Two scores say how much all rounds look like "in":
 
     likelihood   the logarithm of the likelihoods of all rounds, in against out, as stated by the

@@ -10,10 +10,10 @@ from jaxpfl import checks
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated import hosts
-from jaxpfl.federated.client import ClientFn, Stepping
-from jaxpfl.federated.query import Execution, Query
-from jaxpfl.federated.release import Releaser
+from jaxpfl.federated.clients.client import ClientFn, Stepping
+from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.privacy.secret import Secret
@@ -53,7 +53,7 @@ def release(
     Called again, it makes and charges another release.
 
     Args:
-      client_fn: what one client computes, by steps or whole, see `federated.client`. It is traced
+      client_fn: what one client computes, by steps or whole, see `clients.client`. It is traced
         with abstract shapes, and its flow of information checked, before anything is charged.
       clients: as many as the plan's population.
       plan: of one round.
@@ -69,7 +69,7 @@ def release(
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    hosts.require_one_process("jaxpfl.release needs")
+    processes.require_one_process("jaxpfl.release needs")
     if not callable(client_fn) and not isinstance(client_fn, Stepping):
         raise InputError(
             "client_fn must be a function (broadcast, examples, key) -> contribution or "

@@ -1,0 +1,53 @@
+"""Faces of packages whose names are imported when they are first used.
+
+Whoever needs one name of a package loads the module that defines it, and nothing else.
+"""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def face(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` of a package whose `__init__` calls it.
+
+    The one list of its names is the `if TYPE_CHECKING:` block of that file, which editors and type
+    checkers read as ever: `from package.module import name as name`.
+    """
+    module = sys.modules[package]
+    homes = _homes(Path(str(module.__file__)))
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if homes[name] == package:
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(homes[name]), name)
+        setattr(module, name, value)
+        return value
+
+    class Face(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            # Python binds a module in its package once it is loaded, but a function that has its
+            # module's name is what the face promises.
+            if isinstance(value, ModuleType) and homes.get(name, package) != package:
+                value = getattr(value, name)
+            super().__setattr__(name, value)
+
+    module.__class__ = Face
+    return get, lambda: sorted({*vars(module), *homes}), sorted(homes)
+
+
+def _homes(file: Path) -> dict[str, str]:
+    """By name: the module that defines it."""
+    blocks = [
+        node.body
+        for node in ast.parse(file.read_text("utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imports = [each for block in blocks for each in block if isinstance(each, ast.ImportFrom)]
+    return {alias.name: str(each.module) for each in imports for alias in each.names}
