@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import harness
 from jaxpfl.data.population import Population
-from jaxpfl.federated import Query, Released, Releaser, Secret
+from jaxpfl.federated import Query, Released, Releaser, RunSecret
 from jaxpfl.federated.audits.canaries import Game, MakeAsking
 from jaxpfl.privacy import Clip, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.auditing import lower_bounds, strongest
@@ -47,7 +47,7 @@ Change = Callable[[Plan], Plan]
 class Worse:
     """Charges one releaser, and answers with what `changed` makes of another one's releases."""
 
-    def __init__(self, charged: Releaser, answering: Releaser, secret: Secret, change: Change):
+    def __init__(self, charged: Releaser, answering: Releaser, secret: RunSecret, change: Change):
         self.charged, self.answering, self.change = charged, answering, change
         words = secret.words_of("reused noise", "tools/audit.py")
         self.normal = np.random.default_rng(words).standard_normal
@@ -120,7 +120,7 @@ def sampled_twice_as_often(plan: Plan) -> Plan:
 
 def _made(kind: type[Worse], change: Change) -> MakeAsking:
     @contextmanager
-    def asking_of(clients: Population, ledger: Ledger, secret: Secret) -> Iterator[Worse]:
+    def asking_of(clients: Population, ledger: Ledger, secret: RunSecret) -> Iterator[Worse]:
         with (
             tempfile.TemporaryDirectory() as folder,
             Ledger(Path(folder) / "not stated.jsonl", clients, unit=ledger.unit) as other,

@@ -28,7 +28,7 @@ from benchmarks import harness
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
-from jaxpfl.experiments.engine.outline import Release
+from jaxpfl.experiments.engine.outline import PlannedRelease
 from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_example
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
@@ -93,7 +93,7 @@ def audits() -> Iterator[Audit]:
         yield Audit("jp.secure_release", shares, _secure(shares), {"rounds": 1, "planned": 1})
 
 
-def _of_release(system: str, name: str, release: Release) -> Audit:
+def _of_release(system: str, name: str, release: PlannedRelease) -> Audit:
     game = game_of(release, SETTINGS)
     facts = {
         "rounds": game.rounds,

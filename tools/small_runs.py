@@ -234,14 +234,14 @@ def _pin(noise: bool) -> None:
     from jaxpfl.privacy import mechanisms, secret
 
     made = iter(range(10**6))
-    start = secret.Secret.__init__
+    start = secret.RunSecret.__init__
 
     def counted(self: Any, words: bytes | None = None) -> None:
         if words is None:
             words = hashlib.sha256(f"secret {next(made)}".encode()).digest()[:16]
         start(self, words)
 
-    secret.Secret.__init__ = counted
+    secret.RunSecret.__init__ = counted
     identity.described = lambda query, *others: query.label
     if not noise:
         mechanisms.jax = _WithoutNoise()  # pyright: ignore[reportAttributeAccessIssue]

@@ -34,7 +34,7 @@ def main(config: Config) -> None:
     import optax
 
     import jaxpfl as jp
-    from jaxpfl.federated import LocalTraining, Releaser, Secret, contribution
+    from jaxpfl.federated import LocalTraining, Releaser, RunSecret, contribution
     from jaxpfl.federated.release.prepared_query import traced
 
     rng = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def main(config: Config) -> None:
     queries = {name: jp.Query(name, form, plan, spec) for name, form in forms.items()}
     with tempfile.TemporaryDirectory() as folder:
         ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients)
-        releaser = Releaser(clients, ledger, Secret.reproducible(0), run="benchmark")
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(0), run="benchmark")
 
         def round_of(query: jp.Query) -> Callable[[], Any]:
             rounds = itertools.count(1)

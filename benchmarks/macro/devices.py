@@ -46,7 +46,7 @@ def child(devices: int, repeats: int, file: str) -> None:
 
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket, CohortSpec
-    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, Secret, client_mesh
+    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, RunSecret, client_mesh
     from jaxpfl.federated.clients.local_training import LocalTraining
     from jaxpfl.federated.release.door import Door, Keys
 
@@ -68,7 +68,7 @@ def child(devices: int, repeats: int, file: str) -> None:
     training = bucket_of(CLIENTS, 2, 20, [("image", images), ("label", labels)])
     model = jp.models.emnist_cnn()
     params = model.init(jax.random.key(0))
-    secret = Secret.reproducible(0)
+    secret = RunSecret.reproducible(0)
     keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
     participation, clip = jp.Poisson(10_000, CLIENTS), jp.Clip(0.5)
     private = jp.Plan(

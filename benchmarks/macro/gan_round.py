@@ -53,7 +53,7 @@ def programs(width: float, clients: int, folder: Path):
     from jaxpfl.algorithms.base import releaser_of
     from jaxpfl.algorithms.fed_avg import server_step
     from jaxpfl.algorithms.fed_avg_gan import train_generator
-    from jaxpfl.federated import Secret
+    from jaxpfl.federated import RunSecret
     from jaxpfl.models import GAN
 
     gan = GAN(SHAPE, width=width)
@@ -80,7 +80,7 @@ def programs(width: float, clients: int, folder: Path):
     )
     ledger = jp.Ledger(folder / f"{width}.jsonl", data)
     for_full, for_plain = (
-        releaser_of(algorithm, data, ledger, Secret.reproducible(0), run=run)
+        releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run=run)
         for run in ("full", "plain")
     )
     key, rounds = jax.random.key(0), itertools.count(1)

@@ -111,9 +111,9 @@ print(json.dumps(found))
 LEDGER = """
 import pathlib, sys, time
 from jaxpfl.data import open
-from jaxpfl.privacy.sources import open_secret
+from jaxpfl.privacy.sources import open_key
 clients = open(sys.argv[1])
-secret = open_secret(pathlib.Path(sys.argv[1]).parent / "secret" / "key", create=True)
+secret = open_key(pathlib.Path(sys.argv[1]).parent / "secret" / "key", create=True)
 began = time.perf_counter()
 secret.mark(clients), secret.sketch(clients)
 print(time.perf_counter() - began)

@@ -60,7 +60,7 @@ from jaxpfl.privacy.clipping import Clip, clip_factors
 from jaxpfl.privacy.mechanisms import gaussian_noise_like
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 STUDY = pathlib.Path(__file__).parents[2] / "configs" / "popri_small.yaml"
 COLUMNS = ["what", "floats down", "floats up", "client s", "own texts s", "server s"]
@@ -301,7 +301,7 @@ def fed_avg(
     )
     # The step writes into what it is given.
     state: list[Any] = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
-    key, denominator = Secret().key("noise", ""), jnp.float32(training.clients_per_round)
+    key, denominator = RunSecret().key("noise", ""), jnp.float32(training.clients_per_round)
 
     def server() -> None:
         noise = gaussian_noise_like(key, params, jnp.float32(1e-3))

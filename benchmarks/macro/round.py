@@ -134,7 +134,7 @@ def ours(form: Form, chunk: int, data, mesh, ledger: Path):
     import jax
 
     import jaxpfl as jp
-    from jaxpfl.federated import Execution, Releaser, Secret
+    from jaxpfl.federated import Execution, Releaser, RunSecret
 
     clients = len(data)
     plan = jp.Plan(
@@ -156,7 +156,7 @@ def ours(form: Form, chunk: int, data, mesh, ledger: Path):
     releaser = Releaser(
         data,
         jp.Ledger(ledger, data),
-        Secret.reproducible(0),
+        RunSecret.reproducible(0),
         run="benchmark",
         queries=algorithm.queries,
         observe=observed.update,

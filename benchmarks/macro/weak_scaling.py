@@ -168,7 +168,7 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Secret, client_mesh
+    from jaxpfl.federated import RunSecret, client_mesh
     from jaxpfl.federated.release.door import Keys
 
     mesh = client_mesh()
@@ -193,7 +193,7 @@ def ran(what: str, devices: int, repeats: int) -> dict[str, Any]:
             np.zeros((cohort, 2), np.uint32),
         )
         bucket = jax.device_put(bucket, dealt)
-        secret = Secret.reproducible(0)
+        secret = RunSecret.reproducible(0)
         clip_norm = jnp.float32(door.query.plan.clip_norm)
         words = secret.words_of("checksum", "")
         keys = Keys(secret.key("train", ""), secret.key("noise", ""), words)

@@ -144,7 +144,7 @@ def ours(
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Execution, Secret
+    from jaxpfl.federated import Execution, RunSecret
 
     clients = len(data)
     plan = jp.Plan(
@@ -164,7 +164,7 @@ def ours(
         start=params,
     )
     releaser = releaser_of(
-        algorithm, data, jp.Ledger(ledger, data), Secret.reproducible(0), run="benchmark"
+        algorithm, data, jp.Ledger(ledger, data), RunSecret.reproducible(0), run="benchmark"
     )
     state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
 

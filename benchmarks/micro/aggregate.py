@@ -38,7 +38,7 @@ def main(config: Config) -> list[dict]:
 
     import jaxpfl as jp
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, Secret, client_mesh
+    from jaxpfl.federated import Compensated, Execution, FixedPoint, Query, RunSecret, client_mesh
     from jaxpfl.federated.release.door import Door, Keys
 
     mesh = client_mesh()
@@ -66,7 +66,7 @@ def main(config: Config) -> list[dict]:
         participation=jp.Poisson(100 * clients, clients),
         delta=1e-6,
     )
-    secret = Secret.reproducible(0)
+    secret = RunSecret.reproducible(0)
     keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
     shape = jax.ShapeDtypeStruct((config.coordinates,), jnp.float32)
 

@@ -37,7 +37,7 @@ def main(config: Config) -> list[dict]:
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Secret
+    from jaxpfl.federated import RunSecret
     from jaxpfl.federated.clients.example_gradients import clipped_sum
 
     model, number = jp.models.emnist_cnn(), config.examples
@@ -83,7 +83,9 @@ def main(config: Config) -> list[dict]:
     )
     with tempfile.TemporaryDirectory() as folder:
         ledger = jp.Ledger(Path(folder) / "ledger.jsonl", clients, unit="example")
-        releaser = releaser_of(algorithm, clients, ledger, Secret.reproducible(0), run="benchmark")
+        releaser = releaser_of(
+            algorithm, clients, ledger, RunSecret.reproducible(0), run="benchmark"
+        )
         state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
 
         def release() -> Any:

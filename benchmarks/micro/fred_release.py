@@ -36,7 +36,7 @@ def main(config: Config) -> list[dict]:
     import jaxpfl as jp
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.data.cohort import Bucket
-    from jaxpfl.federated import Execution, Query, Secret, client_mesh
+    from jaxpfl.federated import Execution, Query, RunSecret, client_mesh
     from jaxpfl.federated.release import identity
     from jaxpfl.federated.release.door import Door, Keys, default_chunk
 
@@ -73,7 +73,7 @@ def main(config: Config) -> list[dict]:
     centre_D = jnp.zeros(config.dimension)
     client_fn = FredPlan((1.0, 1.0, 1.0), delta=1e-6).client_fn("second")
     spec = jp.CohortSpec(config.examples, config.examples, clients_per_bucket=clients)
-    secret = Secret.reproducible(0)
+    secret = RunSecret.reproducible(0)
     keys = Keys(secret.key("train", ""), secret.key("noise", ""), secret.words_of("checksum", ""))
     empty = {"embedding": np.empty((0, config.dimension), np.float32)}
 

@@ -29,7 +29,7 @@ def main(config: Config) -> list[dict]:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jaxpfl.federated import Secret, client_mesh
+    from jaxpfl.federated import RunSecret, client_mesh
     from jaxpfl.models.cnn import emnist_cnn
     from jaxpfl.privacy import mechanisms
 
@@ -37,7 +37,7 @@ def main(config: Config) -> list[dict]:
     mesh = client_mesh()
     like = jax.eval_shape(emnist_cnn().init, jax.random.key(0))
     leaves = jax.tree.leaves(like)
-    key, parameters = Secret.reproducible(0).key("noise", ""), mechanisms.coordinates(like)
+    key, parameters = RunSecret.reproducible(0).key("noise", ""), mechanisms.coordinates(like)
 
     def place(array, *spec):
         return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*spec)))

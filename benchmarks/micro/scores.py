@@ -166,7 +166,7 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
     from jaxpfl import Clip, Noise, Plan, Poisson
     from jaxpfl.algorithms import Scorer
     from jaxpfl.data import Population
-    from jaxpfl.federated import Releaser, Secret
+    from jaxpfl.federated import Releaser, RunSecret
     from jaxpfl.federated.clients.scores import mean_embeddings
     from jaxpfl.privacy import Ledger
 
@@ -207,7 +207,7 @@ def programs(config: Config) -> Iterator[dict[str, Callable[[], object]]]:
         queries = (linear.query, votes.query)
         with (
             Ledger(path, clients) as ledger,
-            Releaser(clients, ledger, Secret(), run="benchmark", queries=queries) as releaser,
+            Releaser(clients, ledger, RunSecret(), run="benchmark", queries=queries) as releaser,
         ):
 
             def scored(scorer: Scorer, round: int) -> np.ndarray:

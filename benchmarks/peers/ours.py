@@ -28,7 +28,7 @@ def main(file: str, quiet: bool) -> None:
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Execution, Secret, client_mesh
+    from jaxpfl.federated import Execution, RunSecret, client_mesh
 
     arrays, held = work.load(file)
     clients = len(held["offsets"]) - 1
@@ -59,7 +59,7 @@ def main(file: str, quiet: bool) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         ledger = jp.Ledger(Path(folder) / "ledger.jsonl", data)
-        releaser = releaser_of(algorithm, data, ledger, Secret.reproducible(0), run="benchmark")
+        releaser = releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run="benchmark")
         state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
 
         def release():

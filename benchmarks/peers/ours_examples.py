@@ -26,7 +26,7 @@ def main(file: str, quiet: bool) -> None:
 
     import jaxpfl as jp
     from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.federated import Secret
+    from jaxpfl.federated import RunSecret
 
     arrays, held = work.load(file)
     examples = len(held["label"])
@@ -51,7 +51,7 @@ def main(file: str, quiet: bool) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         ledger = jp.Ledger(Path(folder) / "ledger.jsonl", data, unit="example")
-        releaser = releaser_of(algorithm, data, ledger, Secret.reproducible(0), run="benchmark")
+        releaser = releaser_of(algorithm, data, ledger, RunSecret.reproducible(0), run="benchmark")
         state, rounds = algorithm.init(jax.random.key(0)), itertools.count(1)
 
         def step() -> float | None:

@@ -17,7 +17,7 @@ from jaxpfl.federated.release.releaser import Release, Releaser
 from jaxpfl.models.base import initialised
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 State = Any
 UNTRAINED = "untrained"
@@ -119,7 +119,7 @@ def _leaf_types(tree: Any) -> dict[str, str]:
 
 
 def releaser_of(
-    algorithm: Algorithm, clients: Population, ledger: Ledger, secret: Secret, *, run: str
+    algorithm: Algorithm, clients: Population, ledger: Ledger, secret: RunSecret, *, run: str
 ) -> Releaser:
     """Returns the releaser of an algorithm's queries, which charges them under its name."""
     return Releaser(

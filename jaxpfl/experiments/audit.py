@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.outline import Release
+from jaxpfl.experiments.engine.outline import PlannedRelease
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.systems.base import Outliner
 from jaxpfl.federated.audits.canaries import Game
@@ -92,7 +92,7 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
     return {**record, "text": table(record)}
 
 
-def _audited(release: Release, settings: AuditSettings, confidence: float) -> dict[str, Any]:
+def _audited(release: PlannedRelease, settings: AuditSettings, confidence: float) -> dict[str, Any]:
     game = game_of(release, settings)
     played = game.play(settings.runs, seed=settings.seed)
     return {
@@ -102,7 +102,7 @@ def _audited(release: Release, settings: AuditSettings, confidence: float) -> di
     }
 
 
-def game_of(release: Release, settings: AuditSettings) -> Game:
+def game_of(release: PlannedRelease, settings: AuditSettings) -> Game:
     """What is played of a release."""
     wanted = settings.canaries
     if release.questions is not None:

@@ -26,7 +26,7 @@ from jaxpfl.experiments.engine.run_secret import run_id
 from jaxpfl.experiments.report.ranking_plots import bars
 from jaxpfl.federated.hosts import processes
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import embed, embedder
 
 _NAMED = re.compile(r"([\w.%+-][\w .%+-]*)=(.+)", re.DOTALL)
@@ -100,7 +100,7 @@ def choose_corpus(
         embedded = embed(used, function, progress=progress)
         statement = ""
         if plan is not None:
-            secret = Secret()
+            secret = RunSecret()
             run = f"fred {run_id(secret)}"
             found["private"] = private_moments(
                 embedded, plan, ledger=ledgers["private"], secret=secret, run=run

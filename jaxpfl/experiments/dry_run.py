@@ -14,7 +14,7 @@ from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
-from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, Release
+from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, PlannedRelease
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems.base import Outliner
@@ -140,7 +140,7 @@ def _guarantee(found: Guarantee) -> dict[str, Any]:
     return _known[described]
 
 
-def _release(found: Release) -> dict[str, Any]:
+def _release(found: PlannedRelease) -> dict[str, Any]:
     return {
         "times": found.times,
         "noise_multiplier": found.noise_multiplier,

@@ -43,6 +43,6 @@ if TYPE_CHECKING:
     from jaxpfl.federated.release.releaser import Released as Released
     from jaxpfl.federated.release.releaser import Releaser as Releaser
     from jaxpfl.federated.release.secure_release import SecureRelease as SecureRelease
-    from jaxpfl.privacy.secret import Secret as Secret
+    from jaxpfl.privacy.secret import RunSecret as RunSecret
 
 __getattr__, __dir__, __all__ = lazy.face(__name__)

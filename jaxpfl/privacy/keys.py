@@ -1,7 +1,7 @@
 """Where randomness comes from: two roots, and a table of every purpose that is drawn for.
 
 Every draw of a run is a function of (root, purpose, address), so that any round can be computed
-again alone. The SECRET root is a run's `federated.Secret`: 128 bits of the operating system's
+again alone. The SECRET root is a run's `federated.RunSecret`: 128 bits of the operating system's
 entropy, kept only in the run's private folder. Whoever knows it can remove the noise of a release.
 Each value below is the HMAC-SHA256 of a purpose and a text, and reveals nothing of the others:
 

@@ -44,7 +44,7 @@ from jaxpfl.privacy.budget import Account, Budget
 from jaxpfl.privacy.chain import Chain, altered
 from jaxpfl.privacy.events import Adjacency
 from jaxpfl.privacy.guarantee import Guarantee, Unit
-from jaxpfl.privacy.sources import Clients, SameClientsWarning, Secret, check_sketch, open_secret
+from jaxpfl.privacy.sources import Clients, LedgerKey, SameClientsWarning, check_sketch, open_key
 
 __all__ = ["Budget", "Charge", "Ledger", "SameClientsWarning", "guarantee_of"]
 
@@ -106,7 +106,7 @@ class Ledger:
         self._chain = Chain(self.path)
         try:
             key_path = self.path.parent / "private" / f"{self.path.name}.key"
-            self._secret = open_secret(key_path, create=not self._chain.lines)
+            self._secret = open_key(key_path, create=not self._chain.lines)
             if not self._chain.lines:
                 header = {
                     "format": FORMAT,
@@ -297,7 +297,7 @@ class Ledger:
             "budget": budget and dataclasses.asdict(budget),
         }
 
-    def _join(self, secret: Secret, clients: Clients) -> None:
+    def _join(self, secret: LedgerKey, clients: Clients) -> None:
         """Adds another source if most of its clients are the ledger's, and else refuses it."""
         if secret.overlap(clients, list(self._sketches.values())) < 0.5:
             raise InputError(
@@ -315,7 +315,7 @@ class Ledger:
         self._sketches[source["population"]] = source["sketch"]
 
     @staticmethod
-    def _source(secret: Secret, clients: Clients) -> dict[str, Any]:
+    def _source(secret: LedgerKey, clients: Clients) -> dict[str, Any]:
         return {"population": secret.mark(clients), "sketch": secret.sketch(clients)}
 
     def _take_lines(self) -> None:

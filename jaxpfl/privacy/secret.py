@@ -13,7 +13,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.privacy.keys import key_from_words
 
 
-class Secret:
+class RunSecret:
     """The 128 bits from which a run's cohorts, shuffles and noise follow.
 
     Whoever knows them can remove the noise from every release. Without `words`, 16 bytes, they are
@@ -26,7 +26,7 @@ class Secret:
             raise InputError(f"a secret has 16 bytes, found {len(self._words)}")
 
     def __repr__(self) -> str:
-        return "Secret(...)"
+        return "RunSecret(...)"
 
     @property
     def words(self) -> bytes:

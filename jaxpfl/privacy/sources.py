@@ -60,7 +60,7 @@ class SameClientsWarning(UserWarning):
     """A population is not the ledger's, but most of its clients seem to be."""
 
 
-class Secret:
+class LedgerKey:
     """The key of one ledger.
 
     Attributes:
@@ -148,7 +148,7 @@ class Secret:
         return max(matched / len(tags), (len(places) - 1) / last if last else 0.0)
 
 
-def open_secret(path: Path, *, create: bool) -> Secret:
+def open_key(path: Path, *, create: bool) -> LedgerKey:
     """Reads a key of 32 random bytes.
 
     Args:
@@ -168,7 +168,7 @@ def open_secret(path: Path, *, create: bool) -> Secret:
         ) from None
     if len(key) != _KEY_BYTES:
         raise CorruptFile(f"{path} has {len(key)} bytes, expected a key of {_KEY_BYTES}")
-    return Secret(key)
+    return LedgerKey(key)
 
 
 class _Bytes(NamedTuple):

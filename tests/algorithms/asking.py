@@ -9,11 +9,11 @@ import jax
 
 from jaxpfl.algorithms import Algorithm
 from jaxpfl.data import Population
-from jaxpfl.federated import Releaser, Secret
+from jaxpfl.federated import Releaser, RunSecret
 from jaxpfl.privacy import Budget, Ledger
 
-SAME = Secret.reproducible(0)
-OTHER = Secret.reproducible(1)
+SAME = RunSecret.reproducible(0)
+OTHER = RunSecret.reproducible(1)
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def asking(
     clients: Population,
     folder: Path,
     *,
-    secret: Secret = SAME,
+    secret: RunSecret = SAME,
     run: str = "run",
     ledger: str = "ledger.jsonl",
     budget: Budget | None = None,

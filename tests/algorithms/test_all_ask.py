@@ -10,7 +10,7 @@ from jaxpfl.algorithms import Algorithm, run_rounds
 from jaxpfl.algorithms.base import releaser_of
 from jaxpfl.data import Population
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Guarantee, Ledger, events
 from tests.algorithms.asking import OTHER, SAME, Asked, asked, asking
 from tests.algorithms.systems import SYSTEMS
@@ -105,7 +105,7 @@ def test_what_does_not_fit_the_budget_is_refused_as_a_whole(system, tmp_path):
     budget = Budget(algorithm.queries[-1].plan.epsilon(1) / 2, 1e-3)
     unit = _unit(algorithm)
     with Ledger(tmp_path / "ledger.jsonl", clients, budget=budget, unit=unit) as ledger:
-        releaser = releaser_of(algorithm, clients, ledger, Secret(), run="run")
+        releaser = releaser_of(algorithm, clients, ledger, RunSecret(), run="run")
         with pytest.raises(BudgetExhausted, match="nothing was released"):
             run_rounds(algorithm, releaser, jax.random.key(0))
         assert len(ledger) == 0

@@ -17,7 +17,7 @@ from jaxpfl.algorithms.federated_metrics import (
 )
 from jaxpfl.data import Population, from_clients
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Clip, Ledger, Plan, accounting
 from tests.algorithms.asking import SAME, asked
 from tests.data.populations import SECRET
@@ -241,7 +241,7 @@ def test_a_replay_is_the_same_release_and_anything_else_is_charged(tmp_path):
             settings = dict(correct=each["data"], slice_column=each["slice_column"])
             found = release(
                 population, each["plan"], ledger=ledger, run=each["run"],
-                secret=Secret.reproducible(each["seed"]), **settings,
+                secret=RunSecret.reproducible(each["seed"]), **settings,
             )  # fmt: skip
             numbers = population.columns["label"] * (each["slice_column"] is not None)
             _, right, _ = looped(population, each["data"], each["plan"], numbers)

@@ -12,7 +12,7 @@ from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, fred, privat
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
 from jaxpfl.data.population import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.federated.clients.moments import from_half
 from jaxpfl.privacy import Ledger
 from tests.algorithms.asking import asked, asking
@@ -121,7 +121,9 @@ def test_a_released_covariance_is_positive_and_its_bias_is_stated(tmp_path):
     assert score(exact, candidate)[0].corrected == pytest.approx(truth)
     errors = []
     for trial in range(6):
-        found = query(population, plan, tmp_path, Secret.reproducible(trial), run=f"trial {trial}")
+        found = query(
+            population, plan, tmp_path, RunSecret.reproducible(trial), run=f"trial {trial}"
+        )
         assert np.linalg.eigvalsh(found.moments.covariance_DxD).min() >= -1e-9
         assert found.noise.trace_bias > 0
         assert np.linalg.norm(found.moments.mean_D) <= 1 + 1e-9

@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.algorithms.fred import FredPlan, fred, private_moments
 from jaxpfl.data.population import from_clients
 from jaxpfl.errors import BudgetExhausted
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Ledger, Plan, accounting
 from jaxpfl.privacy.confirmation import gaussian_epsilon
 from tests.algorithms.asking import SAME, asked
@@ -198,7 +198,7 @@ def test_a_query_that_differs_in_anything_has_its_own_noise_and_its_own_charge(t
         (zero, cheaper, {}),
         (zero, dataclasses.replace(plan, clip_norm=0.9), {}),
         (zero, plan, dict(run="again")),
-        (zero, plan, dict(secret=Secret())),
+        (zero, plan, dict(secret=RunSecret())),
     ):
         found = asked(fred(each, units=40, dimension=DIM), data, tmp_path, **settings)
         draws.append(found.state.sum_D / (each.multipliers[1] * each.clip_norm))
@@ -217,7 +217,7 @@ def test_which_examples_of_a_client_are_used_is_secret(tmp_path):
          for i in range(5)}
     )  # fmt: skip
     exact = FredPlan.without_privacy(max_examples=2, clip_norm=10.0)
-    secrets = [Secret.reproducible(k) for k in (0, 0, 1)]
+    secrets = [RunSecret.reproducible(k) for k in (0, 0, 1)]
     means = [query(population, exact, tmp_path, secret).moments.mean_D for secret in secrets]
     np.testing.assert_array_equal(means[0], means[1])
     assert not np.allclose(means[0], means[2])

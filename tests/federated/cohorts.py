@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.cohort import Bucket, CohortSpec
-from jaxpfl.federated import Execution, Query, Secret
+from jaxpfl.federated import Execution, Query, RunSecret
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.privacy import Plan
 from tests.plans import flat_plan, flat_without_privacy
@@ -61,7 +61,7 @@ def no_noise(**changes) -> Plan:
 
 
 def keys(round: int = 0, seed: int = 0) -> Keys:
-    secret, text = Secret.reproducible(seed), str(round)
+    secret, text = RunSecret.reproducible(seed), str(round)
     return Keys(
         secret.key("train", text), secret.key("noise", text), secret.words_of("checksum", text)
     )

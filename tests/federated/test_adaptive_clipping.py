@@ -7,7 +7,7 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh, next_clip_norm
+from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh, next_clip_norm
 from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Plan, Poisson
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (
@@ -127,7 +127,7 @@ def test_clients_of_padding_are_not_counted(chunk, norm, below, tmp_path):
     )
     with (
         Ledger(tmp_path / "ledger.jsonl", clients) as ledger,
-        Releaser(clients, ledger, Secret(), run="run") as releaser,
+        Releaser(clients, ledger, RunSecret(), run="run") as releaser,
     ):
         found = releaser.release(asked, round=1)
     assert float(found.clip_norm) == pytest.approx(np.exp(-0.5 * (below / 5 - 0.5)), rel=1e-6)

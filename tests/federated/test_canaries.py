@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.federated.audits.canaries import Game
 from jaxpfl.federated.audits.canary_scores import alternating, noise_root, scores_of
 from jaxpfl.privacy import AdaptiveClip, Plan
@@ -108,7 +108,7 @@ def test_the_likelihood_is_that_of_all_ways_to_take_part(sampling):
 def test_the_likelihood_knows_correlated_noise(noise):
     rounds, cycle = 5, 3
     root = noise_root(noise, cycle, rounds)
-    stream = NoiseStream(noise, cycle, Secret.reproducible(0).key("noise", ""), 40_000)
+    stream = NoiseStream(noise, cycle, RunSecret.reproducible(0).key("noise", ""), 40_000)
     drawn = np.stack([np.asarray(stream.noise(t)) for t in range(1, rounds + 1)])
     covariance = root @ root.T
     assert np.cov(drawn) == pytest.approx(covariance, abs=0.05 * covariance.max())

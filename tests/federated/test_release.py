@@ -13,7 +13,7 @@ import jaxpfl as jp
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.federated import Execution, Query, Releaser, Secret, client_mesh
+from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
 from jaxpfl.federated.release import identity
 from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.chain import Chain
@@ -70,7 +70,7 @@ def ask(
     """One release on the ledger at `path`: its value and the ledger's charges."""
     clients = population() if clients is None else clients
     asked = query() if asked is None else asked
-    secret = Secret.reproducible(7) if secret is None else secret
+    secret = RunSecret.reproducible(7) if secret is None else secret
     with Ledger(path, clients, budget=budget) as ledger:
         with Releaser(clients, ledger, secret, run=run) as releaser:
             found = releaser.release(asked, jnp.float32(broadcast), round=round)
@@ -95,7 +95,7 @@ def test_the_same_question_is_the_same_release_and_one_charge(ledger_path):
 def test_another_secret_round_label_or_run_is_another_release(ledger_path):
     first, _ = ask(ledger_path)
     changes = (
-        dict(secret=Secret()),
+        dict(secret=RunSecret()),
         dict(round=2),
         dict(asked=query(label="other")),
         dict(run="run of another"),
@@ -192,7 +192,7 @@ def test_each_of_several_results_of_one_identity_is_charged_once(ledger_path):
     assert len({charge.identity for charge in charges}) == 5
 
 
-class ForgetfulSecret(Secret):
+class ForgetfulSecret(RunSecret):
     """One of its purposes gives the same words in every round."""
 
     def __init__(self, forgotten: str) -> None:
@@ -231,7 +231,7 @@ def test_one_clip_norm_is_not_the_noise_of_another(ledger_path):
     values = []
     with Ledger(ledger_path, clients) as ledger:
         for clip_norm in (1.0, 2.0):
-            with Releaser(clients, ledger, Secret.reproducible(1), run="run") as releaser:
+            with Releaser(clients, ledger, RunSecret.reproducible(1), run="run") as releaser:
                 found = releaser.release(
                     asked, jnp.float32(0), round=1, clip_norm=jnp.float32(clip_norm)
                 )
@@ -253,11 +253,11 @@ def who_takes_part(asked, secret, path) -> frozenset[int]:
 def test_a_cohort_is_a_secret_draw_of_the_identity(tmp_path):
     """Amplification by sampling needs independent cohorts wherever a round is charged anew."""
     public = flat_without_privacy(population=CLIENTS, clients_per_round=12, rounds=6)
-    asked, secret = query(of=public), Secret.reproducible(3)
+    asked, secret = query(of=public), RunSecret.reproducible(3)
     cohorts = [
         who_takes_part(asked, secret, tmp_path / "a"),
         who_takes_part(query(half_of_it, of=public), secret, tmp_path / "b"),
-        who_takes_part(asked, Secret.reproducible(4), tmp_path / "c"),
+        who_takes_part(asked, RunSecret.reproducible(4), tmp_path / "c"),
     ]
     assert who_takes_part(asked, secret, tmp_path / "d") == cohorts[0]
     assert len(set(cohorts)) == 3
@@ -272,9 +272,12 @@ def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
     # Everyone takes part, each with one of four examples.
     public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
     found = [
-        ask(tmp_path / str(k), query(of=public), clients=clients, secret=Secret.reproducible(seed))[
-            0
-        ]
+        ask(
+            tmp_path / str(k),
+            query(of=public),
+            clients=clients,
+            secret=RunSecret.reproducible(seed),
+        )[0]
         for k, seed in enumerate((1, 1, 2))
     ]
     assert found[0] == found[1] != found[2]
@@ -298,7 +301,7 @@ def step_that_leaks(state, release, round):
 def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
     clients, asked = population(), query()
     with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
         found, _ = releaser.step(step_that_leaks, None, 1)
         assert found == []
         # The walk finds what is there to be found.
@@ -308,7 +311,7 @@ def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
 def test_a_step_cannot_ask_after_its_round(ledger_path):
     clients, asked = population(), query()
     with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
         kept, _ = releaser.step(lambda state, release, round: (release, {}), None, 1)
         with pytest.raises(InputError, match="round is over"):
             kept(asked, jnp.float32(0))
@@ -320,7 +323,7 @@ def refused(path, message, *, asked=None, clients=None, round=1, queries=None, c
     asked = query() if asked is None else asked
     with Ledger(path, clients) as ledger:
         with pytest.raises(InputError, match=message):
-            Releaser(clients, ledger, Secret(), run="run", queries=queries).release(
+            Releaser(clients, ledger, RunSecret(), run="run", queries=queries).release(
                 asked, jnp.float32(0), round=round, clip_norm=clip_norm
             )
         assert not ledger.charges
@@ -370,7 +373,7 @@ def test_a_query_is_asked_once_until_its_release_is_recorded(ledger_path):
     """TRUST 33: a second sum of the same cohort, whose charge nobody would wait for."""
     clients = population()
     with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
         releaser.release(query(), jnp.float32(0), round=1)
         with pytest.raises(InputError, match="already asked in round 1"):
             releaser.release(query(), jnp.float32(1), round=1)
@@ -388,7 +391,7 @@ def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
     clients = population()
     with Ledger(ledger_path, clients) as ledger:
         with pytest.raises(RuntimeError, match="user's function"):
-            Releaser(clients, ledger, Secret(), run="run").release(query(broken), round=1)
+            Releaser(clients, ledger, RunSecret(), run="run").release(query(broken), round=1)
         assert not ledger.charges
 
 
@@ -407,7 +410,7 @@ def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
     clients = population()
     with (
         Ledger(ledger_path, clients) as ledger,
-        Releaser(clients, ledger, Secret(), run="run") as releaser,
+        Releaser(clients, ledger, RunSecret(), run="run") as releaser,
     ):
         whole, half = (releaser.release(each, jnp.float32(0), round=1).value for each in queries)
     np.testing.assert_allclose(half, whole / 2, rtol=1e-5, atol=1e-8)
@@ -419,16 +422,16 @@ def test_a_releaser_charges_the_ledger_of_its_clients_alone(ledger_path):
         Ledger(ledger_path, population(seed=1)) as ledger,
         pytest.raises(InputError, match="ledger of another population"),
     ):
-        Releaser(population(), ledger, Secret(), run="run")
+        Releaser(population(), ledger, RunSecret(), run="run")
 
 
 def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
     clients, asked = population(), query()
     with Ledger(ledger_path, clients, unit="example") as ledger:
         with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, Secret(), run="run", queries=(asked,))
+            Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
         with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, Secret(), run="run").release(asked, round=1)
+            Releaser(clients, ledger, RunSecret(), run="run").release(asked, round=1)
         assert not ledger.charges
 
 
@@ -441,7 +444,7 @@ def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger
     budget = Budget(spent * 1.001, 1e-6)
     clients = population()
     with Ledger(ledger_path, clients, budget=budget) as ledger:
-        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
         releaser.release(asked, jnp.float32(1e-6), round=1)
         for _ in range(2):
             with pytest.raises(BudgetExhausted):
@@ -456,7 +459,7 @@ def test_an_empty_cohort_is_charged_and_noised(ledger_path):
     seen = []
     with Ledger(ledger_path, clients) as ledger:
         with Releaser(
-            clients, ledger, Secret.reproducible(2), run="run", observe=seen.append
+            clients, ledger, RunSecret.reproducible(2), run="run", observe=seen.append
         ) as releaser:
             values = [
                 np.asarray(releaser.release(asked, jnp.float32(0), round=round).value)
@@ -509,7 +512,7 @@ def test_correlated_noise_is_one_stream_for_all_releasers_of_a_run(tmp_path):
     asked, clients = query(of=cyclic("tree")), population()
     with (
         Ledger(tmp_path / "one.jsonl", clients) as ledger,
-        Releaser(clients, ledger, Secret.reproducible(7), run="run") as releaser,
+        Releaser(clients, ledger, RunSecret.reproducible(7), run="run") as releaser,
     ):
         expected = [
             releaser.release(asked, jnp.float32(0), round=round).value for round in (1, 2, 3)
@@ -524,7 +527,7 @@ def test_a_second_sum_with_shared_noise_is_never_returned(ledger_path):
     asked, clients = query(of=cyclic("tree")), population()
     ask(ledger_path, asked)
     with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, Secret.reproducible(7), run="run")
+        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
         with pytest.raises(InputError, match="second release would reveal it"):
             releaser.release(asked, jnp.float32(1e-6), round=1)
 
@@ -552,10 +555,10 @@ def test_one_number_has_a_plan_of_one_round(ledger_path):
 
 
 def test_a_secret_shows_nothing_of_itself():
-    secret = Secret(bytes(range(16)))
+    secret = RunSecret(bytes(range(16)))
     assert "0, 1, 2" not in repr(secret) and secret.words.hex() not in repr(secret)
     with pytest.raises(InputError):
-        Secret(b"short")
+        RunSecret(b"short")
 
 
 def test_what_clients_compute_is_lowered_once_for_the_identity_and_the_sum(ledger_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import keys, mechanisms
 
 
@@ -27,7 +27,7 @@ def test_a_seed_counts_beyond_its_32nd_bit():
 
 def test_the_noise_of_a_seed_is_not_what_its_training_draws_from():
     """TRUST 21: the config's seed does not give the noise, not even a reproducible one."""
-    root, secret = keys.training_root(5), Secret.reproducible(5)
+    root, secret = keys.training_root(5), RunSecret.reproducible(5)
     found = [words(secret.key(purpose, "")) for purpose in ("train", "noise", "shared noise")]
     assert words(root) not in found
     assert words(root) != np.frombuffer(secret.words, np.uint32).tolist()
@@ -35,7 +35,7 @@ def test_the_noise_of_a_seed_is_not_what_its_training_draws_from():
 
 def test_each_purpose_has_keys_of_its_own():
     """TRUST 18, 21: a round's noise is no draw that its clients make, nor of its cohort."""
-    secret = Secret(bytes(range(16)))
+    secret = RunSecret(bytes(range(16)))
     purposes = ("train", "noise", "checksum", "shared noise", "cohort")
     assert len({secret.digest(purpose, "round 1") for purpose in purposes}) == 5
     assert len({tuple(words(secret.key(purpose, "round 1"))) for purpose in purposes}) == 5
@@ -46,7 +46,7 @@ def test_each_purpose_has_keys_of_its_own():
 @pytest.mark.parametrize("made", ["words_of", "seed"])
 def test_what_follows_from_a_secret_has_128_bits_of_its_own(made):
     """TRUST 21: each bit is another function of the secret, and none of 32 bits gives them all."""
-    derive = getattr(Secret(bytes(range(16))), made)
+    derive = getattr(RunSecret(bytes(range(16))), made)
     found = [derive("purpose", str(number)) for number in range(2**18)]
     drawn = [each if made == "seed" else int.from_bytes(each.tobytes(), "big") for each in found]
     digits = np.array([[each >> place & 1 for place in range(128)] for each in drawn[:256]])
@@ -60,7 +60,7 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
     with pytest.raises(InputError, match="seed"):
         keys.training_root(seed)
     with pytest.raises(InputError, match="seed"):
-        Secret.reproducible(seed)
+        RunSecret.reproducible(seed)
 
 
 def test_all_128_bits_survive_a_file():
@@ -105,10 +105,10 @@ def test_other_implementations_are_refused_for_noise(implementation):
 def test_an_unpinned_default_does_not_reach_the_noise():
     """TRUST 20: changing JAX's default implementation changes no root and no secret's key."""
     with jax.default_prng_impl("rbg"):
-        root, key = keys.training_root(3), Secret.reproducible(3).key("noise", "")
+        root, key = keys.training_root(3), RunSecret.reproducible(3).key("noise", "")
     assert str(jax.random.key_impl(root)) == str(jax.random.key_impl(key)) == "threefry4x32"
     assert words(root) == words(keys.training_root(3))
-    assert words(key) == words(Secret.reproducible(3).key("noise", ""))
+    assert words(key) == words(RunSecret.reproducible(3).key("noise", ""))
 
 
 def test_noise_is_float32_for_narrow_leaves():

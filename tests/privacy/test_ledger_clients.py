@@ -161,8 +161,8 @@ def test_a_refused_warning_joins_nobody(path):
 def test_clients_are_compared_only_when_they_must_be(path, monkeypatch):
     """It passes over the data, so neither a resumed run nor a read may pay for it."""
     filled(path)
-    monkeypatch.delattr(sources.Secret, "sketch")
-    monkeypatch.delattr(sources.Secret, "overlap")
+    monkeypatch.delattr(sources.LedgerKey, "sketch")
+    monkeypatch.delattr(sources.LedgerKey, "overlap")
     Ledger(path, CLIENTS.select([1])).close()
     Ledger.read(path).verify()
 

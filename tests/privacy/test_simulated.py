@@ -10,7 +10,7 @@ import jaxpfl as jp
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import LargerPopulation
 from tests.federated.cohorts import held_vector
 
@@ -69,7 +69,7 @@ def test_the_ledger_is_charged_what_the_release_costs_and_names_the_simulation(t
     path = tmp_path / "ledger.jsonl"
     with (
         Ledger(path, clients) as ledger,
-        Releaser(clients, ledger, Secret.reproducible(0), run="one") as releaser,
+        Releaser(clients, ledger, RunSecret.reproducible(0), run="one") as releaser,
     ):
         releaser.release(query, np.zeros(5, np.float32), round=1)
     (charge,) = Ledger.read(path).charges

@@ -11,9 +11,9 @@ import pytest
 from jaxpfl.data import Population
 from jaxpfl.errors import CorruptFile
 from jaxpfl.privacy import sources
-from jaxpfl.privacy.sources import Secret, open_secret
+from jaxpfl.privacy.sources import LedgerKey, open_key
 
-SECRET = Secret(bytes(range(32)))
+SECRET = LedgerKey(bytes(range(32)))
 
 
 def named(numbers, seed: int = 0) -> list[str]:
@@ -163,7 +163,7 @@ def test_a_sketch_has_one_size_whoever_it_is_of():
 
 def test_without_the_key_no_guess_can_be_tested():
     """TRUST 40: another key gives another mark, other tags, and finds nobody."""
-    other = Secret(bytes(32))
+    other = LedgerKey(bytes(32))
     clients = people(ALL)
     assert SECRET.mark(clients) != other.mark(clients)
     assert SECRET.mark(clients) == SECRET.mark(clients.select([3, 1]))
@@ -197,15 +197,15 @@ ALL_AS_TEXT = [str(number) for number in ALL]
 def test_a_key_is_made_once_and_is_its_owners(tmp_path):
     path = tmp_path / "a.key"
     with pytest.raises(CorruptFile, match="a.key is missing"):
-        open_secret(path, create=False)
-    first = open_secret(path, create=True)
+        open_key(path, create=False)
+    first = open_key(path, create=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.stat().st_size == 32
     assert [found.name for found in tmp_path.iterdir()] == ["a.key"]
-    assert open_secret(path, create=True).check == first.check
-    assert open_secret(tmp_path / "b.key", create=True).check != first.check
+    assert open_key(path, create=True).check == first.check
+    assert open_key(tmp_path / "b.key", create=True).check != first.check
     path.write_bytes(b"short")
     with pytest.raises(CorruptFile, match="has 5 bytes, expected a key of 32"):
-        open_secret(path, create=True)
+        open_key(path, create=True)
     assert path.read_bytes() == b"short"
 
 
@@ -219,7 +219,7 @@ def test_a_key_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    open_secret(tmp_path / "a.key", create=True)
+    open_key(tmp_path / "a.key", create=True)
     file, folder = (tmp_path / "a.key").stat().st_ino, tmp_path.stat().st_ino
     assert seen == [(file, False), (folder, True)]
 
@@ -228,7 +228,7 @@ def test_a_key_is_on_the_disk_before_it_is_used(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        open_secret(tmp_path / "b.key", create=True)
+        open_key(tmp_path / "b.key", create=True)
     assert not (tmp_path / "b.key").exists()
     monkeypatch.setattr(os, "fsync", real)
-    open_secret(tmp_path / "b.key", create=True)
+    open_key(tmp_path / "b.key", create=True)

@@ -26,7 +26,7 @@ import pytest
 from jaxpfl.algorithms.base import releaser_of, run_rounds
 from jaxpfl.algorithms.candidate_scores import Scorer, candidate_scores
 from jaxpfl.data import Population
-from jaxpfl.federated import Secret
+from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Ledger
 from tests.plans import flat_plan
 
@@ -100,7 +100,7 @@ def measured(size: Size, folder, *, prompts_differ: bool, trials: int):
                     for noise in ("every_score", "projected"):
                         algorithm = candidate_scores(candidates, Scorer(plan, kind, noise))
                         releaser = releaser_of(
-                            algorithm, clients, ledger, Secret.reproducible(trial), run="once"
+                            algorithm, clients, ledger, RunSecret.reproducible(trial), run="once"
                         )
                         state = run_rounds(algorithm, releaser, jax.random.key(0))
                         share = recovery(np.asarray(state.sum_KxJ), true_KxJ)

@@ -39,7 +39,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 LABEL = "federated_metrics"
 
@@ -215,7 +215,7 @@ def release(
     *,
     correct: Any,
     ledger: Ledger,
-    secret: Secret | None = None,
+    secret: RunSecret | None = None,
     slice_column: str | None = None,
     run: str = LABEL,
 ) -> ReleasedMetrics:
@@ -238,7 +238,7 @@ def release(
     """
     algorithm = federated_metrics(plan)
     held = with_metrics(clients, correct, slice_column)
-    releaser = releaser_of(algorithm, held, ledger, secret or Secret(), run=run)
+    releaser = releaser_of(algorithm, held, ledger, secret or RunSecret(), run=run)
     return metrics(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

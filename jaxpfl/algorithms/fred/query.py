@@ -37,7 +37,7 @@ from jaxpfl.federated.clients.moments import from_half, half_shape
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import Embedder, embedded, embeddings_of
 
 LABEL = "fred"
@@ -229,7 +229,7 @@ def private_moments(
     plan: FredPlan,
     *,
     ledger: Ledger,
-    secret: Secret | None = None,
+    secret: RunSecret | None = None,
     run: str = LABEL,
 ) -> PrivateMoments:
     """Runs `fred` once: releases count, mean and covariance of the column "embedding".
@@ -249,7 +249,7 @@ def private_moments(
     """
     units = len(clients) if plan.unit == "client" else clients.num_examples
     algorithm = fred(plan, units=units, dimension=embeddings_of(clients).shape[1])
-    releaser = releaser_of(algorithm, clients, ledger, secret or Secret(), run=run)
+    releaser = releaser_of(algorithm, clients, ledger, secret or RunSecret(), run=run)
     return moments(plan, run_rounds(algorithm, releaser, jax.random.key(0)))
 
 

@@ -85,7 +85,7 @@ class OutlinedModel:
 
 
 @dataclass(frozen=True)
-class Release:
+class PlannedRelease:
     """What clients release, and its cost.
 
     Attributes:
@@ -117,7 +117,7 @@ class Outline:
     sources: Mapping[str, str]
     models: Mapping[str, OutlinedModel]
     rounds: Mapping[str, Rehearsed]
-    releases: Mapping[str, Release]
+    releases: Mapping[str, PlannedRelease]
     together: Mapping[str, Guarantee] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -183,14 +183,14 @@ def cached_plan(
 _calibrated = lru_cache(maxsize=256)(build_plan)
 
 
-def rounds_of(plan: Plan, questions: MakeQuestions | None = None) -> Release:
+def rounds_of(plan: Plan, questions: MakeQuestions | None = None) -> PlannedRelease:
     """The rounds of a plan as a release; `questions` as there."""
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
     times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
     if plan.simulates is not None:
         larger = plan.scaled_to(plan.simulates).statement()
         times = f"{times}; {plan.simulation}; the larger population would have {larger}"
-    return Release(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
+    return PlannedRelease(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
 
 
 class Published(NamedTuple):

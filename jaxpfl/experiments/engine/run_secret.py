@@ -13,12 +13,12 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 
 def saved_secret(
     path: Path, *, reproducible_seed: int | None, purpose: str, run: str | None = None
-) -> Secret:
+) -> RunSecret:
     """Returns the secret stored in `path`; if there is none, makes one and stores it.
 
     Args:
@@ -45,7 +45,9 @@ def saved_secret(
             "releases stay in the ledger; start another run with another --out"
         )
     secret = (
-        Secret() if reproducible_seed is None else Secret.reproducible(reproducible_seed, purpose)
+        RunSecret()
+        if reproducible_seed is None
+        else RunSecret.reproducible(reproducible_seed, purpose)
     )
     words = np.frombuffer(secret.words, np.uint32).tolist()
     files.private_directory(path.parent)
@@ -70,12 +72,12 @@ def forget(path: Path, ledger: Ledger) -> None:
         files.fsync_path(path.parent)
 
 
-def run_id(secret: Secret) -> str:
+def run_id(secret: RunSecret) -> str:
     """The run's public name in ledgers: a digest that reveals nothing about the secret."""
     return secret.digest("run", "")[:12]
 
 
-def _read(path: Path, reproducible: bool) -> Secret:
+def _read(path: Path, reproducible: bool) -> RunSecret:
     record = files.read_record(path, {"reproducible": bool, "words": list})
     if record["reproducible"] != reproducible:
         raise InputError(
@@ -85,4 +87,4 @@ def _read(path: Path, reproducible: bool) -> Secret:
     words = record["words"]
     if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
         raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
-    return Secret(np.array(words, np.uint32).tobytes())
+    return RunSecret(np.array(words, np.uint32).tobytes())

@@ -49,7 +49,7 @@ from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 _STEP_OF_ONE = optax.sgd(1.0)
 
@@ -99,7 +99,7 @@ class Questions(Protocol):
 MakeQuestions = Callable[[tuple[Plan, ...], int], Questions]
 """Makes the questions of plans, for a number of canaries."""
 
-MakeAsking = Callable[[Population, Ledger, Secret], AbstractContextManager[Asking]]
+MakeAsking = Callable[[Population, Ledger, RunSecret], AbstractContextManager[Asking]]
 
 
 class Played(NamedTuple):
@@ -198,7 +198,7 @@ class Game:
         return best_M if best_M.any() else np.ones(self.canaries, bool)
 
     def _run(
-        self, questions: Questions, present_M: np.ndarray, secret: Secret, asking_of: MakeAsking
+        self, questions: Questions, present_M: np.ndarray, secret: RunSecret, asking_of: MakeAsking
     ) -> tuple[list[np.ndarray | None], Guarantee]:
         """What is observed in one run, [rounds, canaries] for each plan; and what it cost."""
         first, clients = self.plans[0], questions.clients(present_M)
@@ -221,7 +221,7 @@ class Game:
         return [np.stack(each) if each else None for each in seen], stated
 
 
-class _Watched(Secret):
+class _Watched(RunSecret):
     """A secret that remembers the seeds of cohorts by what they were asked for, in that order."""
 
     def __init__(self, words: bytes | None = None) -> None:
@@ -235,7 +235,7 @@ class _Watched(Secret):
         return found
 
 
-def _releaser(clients: Population, ledger: Ledger, secret: Secret) -> Releaser:
+def _releaser(clients: Population, ledger: Ledger, secret: RunSecret) -> Releaser:
     return Releaser(clients, ledger, secret, run="audit")
 
 

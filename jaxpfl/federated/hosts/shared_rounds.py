@@ -28,7 +28,7 @@ from jaxpfl.federated.hosts import processes
 from jaxpfl.federated.release import identity, preparing
 from jaxpfl.federated.release.prepared_query import Asked, Facts, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays, require_room
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
 
@@ -121,7 +121,7 @@ class Others:
             if sentence:
                 raise InputError(f"process {index}: {sentence}")
         self._group.tell(compare=True)
-        key = Secret().words
+        key = RunSecret().words
         self._group.send(key)
         answers = [json.loads(answer) for answer in self._group.answers()]
         own = identity.environment()
@@ -139,7 +139,7 @@ class Others:
     def _program(self, key: bytes) -> str:
         """A digest of clients and queries; without the key, no guess of them can be tested."""
         program = "\n".join(each.asked.described(None) for each in self._rounds)
-        return Secret(key).digest("program", program)
+        return RunSecret(key).digest("program", program)
 
 
 class _Round:

@@ -16,7 +16,7 @@ from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
 
@@ -84,7 +84,7 @@ def release(
     if cohort is None:
         cohort = CohortSpec(32, 256, clients_per_bucket=32 * Execution().replicas)
     query = Query(label, client_fn, plan, cohort)
-    secret = Secret()
+    secret = RunSecret()
     run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget, unit=plan.unit) as opened:
         with Releaser(clients, opened, secret, run=run) as releaser:

@@ -40,7 +40,7 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Asked, Work
 from jaxpfl.federated.release.query import Query, arrays
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.simulated import SIMULATED
 
 PyTree = Any
@@ -150,7 +150,7 @@ class Releaser:
         self,
         population: Population,
         ledger: Ledger,
-        secret: Secret,
+        secret: RunSecret,
         *,
         run: str,
         name: str | None = None,

@@ -33,7 +33,7 @@ from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
 from jaxpfl.privacy.mechanisms import cut
 from jaxpfl.privacy.participation import Poisson
 from jaxpfl.privacy.plan import Plan
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.privacy.secure_sum import SecureSum
 
 PyTree = Any
@@ -115,7 +115,7 @@ def secure_release(
     asked = Asked.of(query, broadcast, clients)
     coordinates = asked.door.coordinates
     event = secure.event(coordinates)
-    secret = Secret()
+    secret = RunSecret()
     name = secret.digest("identity", f"{asked.described(identity.environment())} {secure}")
     with Ledger(ledger, clients, budget=budget) as opened:
         opened.charge(event, label, run=name[:12], round=1, identity=name)
@@ -132,7 +132,7 @@ def secure_release(
 
 
 def _messages(
-    asked: Asked, broadcast: PyTree, secure: SecureSum, secret: Secret, dropped: int
+    asked: Asked, broadcast: PyTree, secure: SecureSum, secret: RunSecret, dropped: int
 ) -> Iterator[np.ndarray]:
     """The message of each client that did not drop out. Only their sum may be released."""
     count = len(asked.held)

@@ -31,7 +31,7 @@ def outline(config: Config) -> Outline:
     releases = {}
     notes: tuple[str, ...] = ()
     if chosen_by is not None and config.fred is not None:
-        releases["FreD"] = engine.Release(
+        releases["FreD"] = engine.PlannedRelease(
             chosen_by.guarantee(),
             "count, mean and covariance",
             chosen_by.multipliers[1],

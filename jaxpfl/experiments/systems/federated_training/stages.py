@@ -42,7 +42,7 @@ from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.privacy.ledger import Budget, Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
 
@@ -158,7 +158,7 @@ class _Stages:
         return Artifact(record)
 
     def _released(
-        self, plan: FredPlan, function: Embedder, ledger: Ledger, run: str, secret: Secret
+        self, plan: FredPlan, function: Embedder, ledger: Ledger, run: str, secret: RunSecret
     ) -> Artifact:
         """The moments of the clients' embeddings; charged and confirmed when this returns."""
         clients = self.experiment.sources

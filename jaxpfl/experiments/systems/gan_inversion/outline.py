@@ -5,7 +5,7 @@ import numpy as np
 from jaxpfl.algorithms.federated_metrics.query import federated_metrics
 from jaxpfl.experiments.engine import outline as engine
 from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.outline import Clients, Outline, Release, tracing
+from jaxpfl.experiments.engine.outline import Clients, Outline, PlannedRelease, tracing
 from jaxpfl.experiments.systems.gan_inversion import plans
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.federated.audits.rehearsal import column, rehearse
@@ -45,7 +45,7 @@ def outline(config: GanInversionConfig) -> Outline:
             ),
         }
     releases = {
-        "each of two histograms of users' accuracy": Release(
+        "each of two histograms of users' accuracy": PlannedRelease(
             histogram.plan().guarantee(),
             "once, of everyone",
             histogram.noise_multiplier,

@@ -20,7 +20,7 @@ from jaxpfl.experiments.engine import artifacts
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.secret import Secret
+from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
 from tests.experiments.ledgers import same_but_heads
@@ -393,7 +393,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     fred = FredPlan.calibrated(epsilon=2.0, delta=1e-3, unit="client", max_examples=4)
     embedded = embed(study.clients, embedder("hashed:32"), progress=False)
     with Ledger(path, study.clients) as ledger:
-        private_moments(embedded, fred, ledger=ledger, secret=Secret(), run="fred")
+        private_moments(embedded, fred, ledger=ledger, secret=RunSecret(), run="fred")
     scores = carry_out.run(synthetic_config("popri", *shared), tmp_path / "popri", progress=False)
     rounds = carry_out.run(
         synthetic_config("fed_avg", *shared), tmp_path / "fed_avg", progress=False
