@@ -42,7 +42,7 @@ def main(config: Config) -> list[dict]:
     import orbax.checkpoint as ocp
 
     from jaxpfl import files
-    from jaxpfl.experiments.engine.checkpoint import Checkpoints
+    from jaxpfl.experiments.records.checkpoint import Checkpoints
 
     size = config.megabytes * 1_000_000 // 4 // config.leaves
     keys = jax.random.split(jax.random.key(0), config.leaves)

@@ -25,9 +25,10 @@ from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, SimulatedConfig
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.attempts import FROM_PYTHON, duration, record_attempt
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
 from jaxpfl.experiments.engine.signals import resumable
+from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
+from jaxpfl.experiments.records.numbers import duration
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
@@ -116,7 +117,8 @@ def run(
             with resumable(directory):
                 record_attempt(directory, command)
                 outcome = _carried_out(config, prepared, directory, progress, memory, others)
-                return _told(group, outcome)
+                shared_run.broadcast_outcome(group, outcome.record, outcome.lines)
+                return outcome
 
 
 def resume(
@@ -142,7 +144,9 @@ def resume(
             prepared = system_of(config.system).prepare(config)
             others = _others(group, prepared)
             record_attempt(directory, command)
-            return _told(group, _carried_out(config, prepared, directory, progress, memory, others))
+            outcome = _carried_out(config, prepared, directory, progress, memory, others)
+            shared_run.broadcast_outcome(group, outcome.record, outcome.lines)
+            return outcome
 
 
 def report(out: str | Path) -> Path:
@@ -268,15 +272,8 @@ def _followed(group: Group, config: Any, directory: Path) -> Outcome:
     began = time.monotonic()
     others = _others(group, system_of(config.system).prepare(pinned(config)))
     assert others is not None
-    message = shared_run.follow(others)
-    return Outcome(directory, message["record"], time.monotonic() - began, message["lines"])
-
-
-def _told(group: Group | None, outcome: Outcome) -> Outcome:
-    """The outcome, which the other processes hear of."""
-    if group is not None:
-        group.tell(record=files.jsonable(outcome.record), lines=outcome.lines)
-    return outcome
+    outcome = shared_run.share_rounds(others)
+    return Outcome(directory, outcome["record"], time.monotonic() - began, outcome["lines"])
 
 
 def _carried_out(

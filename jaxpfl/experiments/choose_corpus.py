@@ -20,9 +20,9 @@ from jaxpfl.algorithms.fred import (
 from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
-from jaxpfl.experiments.engine.public_check import PrivateContent
-from jaxpfl.experiments.engine.run_secret import run_id
+from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.report.ranking_plots import bars
 from jaxpfl.federated.hosts import processes
 from jaxpfl.privacy.ledger import Ledger

@@ -9,8 +9,8 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
-from jaxpfl.experiments.report.cautions import OURS
-from jaxpfl.experiments.report.numbers import number, percent
+from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures
 from jaxpfl.privacy.guarantee import Guarantee

@@ -21,8 +21,8 @@ import pyarrow.parquet as parquet
 from jaxpfl import files
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.carry_out import as_written, stamp_of
-from jaxpfl.experiments.engine.artifacts import begin
 from jaxpfl.experiments.engine.export_cards import Card
+from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.registry import load, system_of
 from jaxpfl.experiments.systems.base import (
     CONFIG,

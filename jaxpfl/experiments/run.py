@@ -1,20 +1,20 @@
 """`jaxpfl.run`: from an algorithm and its clients to a finished run directory."""
 
-from functools import partial
 from pathlib import Path
 
 from jaxpfl import checks, compilation_cache, files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.attempts import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.engine.beside import with_models_beside
 from jaxpfl.experiments.engine.evaluate import Evaluator
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
 from jaxpfl.experiments.engine.texts import sentences_of
+from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
+from jaxpfl.experiments.report.run_page import page_of_run
 from jaxpfl.privacy.ledger import Budget
 
 
@@ -69,8 +69,8 @@ def run(
     with compilation_cache.enabled(), shared_run.group() as group:
         others = shared_run.others_of(group, algorithm, clients)
         if group is not None and others is not None and group.index:
-            message = shared_run.follow(others)
-            return shared_run.heard_result(group, message, algorithm, seed, Path(out))
+            outcome = shared_run.share_rounds(others)
+            return shared_run.received_result(group, outcome, algorithm, seed, Path(out))
         tracking = _tracking(clients, evaluation, every, seed)
         directory = Path(out)
         with files.exclusive(directory):
@@ -88,10 +88,12 @@ def run(
             if evaluation is not None and evaluation.vocabulary is not None:
                 evaluation.vocabulary.save(directory / "vocabulary.json")
             record_attempt(directory, FROM_PYTHON)
-            beside = evaluation and partial(with_models_beside, algorithm, evaluation)
-            result = loop.run_and_report(beside)
+            with page_of_run(directory):
+                result = loop.run()
+                if evaluation is not None:
+                    result = with_models_beside(algorithm, evaluation, result)
         if group is not None:
-            shared_run.tell_result(group, result)
+            shared_run.broadcast_result(group, result)
         return result
 
 

@@ -170,7 +170,7 @@ def test_a_replayed_sum_that_differs_is_refused_where_rounds_share_noise(
 
         patched.setattr(prepared_query, "Cohort", crashing)
         patched.setattr(
-            "jaxpfl.experiments.engine.checkpoint.Checkpoints.save", lambda *_, **__: None
+            "jaxpfl.experiments.records.checkpoint.Checkpoints.save", lambda *_, **__: None
         )
         with pytest.raises(Crash):
             go_on()

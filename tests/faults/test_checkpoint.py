@@ -16,8 +16,8 @@ import pytest
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine import artifacts, checkpoint
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
+from jaxpfl.experiments.records import artifacts, checkpoint
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 
 
 def _state(value: float):

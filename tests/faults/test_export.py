@@ -16,9 +16,9 @@ import pytest
 from jaxpfl.cli import main
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.engine import checkpoint
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
+from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training import export as federated_export
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config

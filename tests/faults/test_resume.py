@@ -17,8 +17,9 @@ from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import Outcome
-from jaxpfl.experiments.engine import checkpoint, run_directory, run_record
-from jaxpfl.experiments.engine.tracking import MetricsFile
+from jaxpfl.experiments.engine import run_directory
+from jaxpfl.experiments.records import checkpoint
+from jaxpfl.experiments.records.lines import MetricsFile
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.release import identity, prepared_query, releaser
 from jaxpfl.privacy.guarantee import Guarantee
@@ -404,7 +405,7 @@ def test_a_finished_run_without_its_last_checkpoint_is_refused(ended):
 def test_the_stamp_is_read_back_and_never_computed_again(run_to, monkeypatch):
     """TRUST 11: what began as NOT PRIVATE stays so, whatever the code thinks of it later."""
     out = run_to(4)
-    monkeypatch.setattr(run_record, "REPRODUCIBLE", "")
+    monkeypatch.setattr(run_directory, "REPRODUCIBLE", "")
     resumed = carry_out.resume(out, progress=False)
     assert resumed.record["privacy"].startswith("NOT PRIVATE")
     assert not resumed.record["private"]

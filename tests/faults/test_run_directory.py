@@ -16,8 +16,9 @@ from jaxpfl.cli import main
 from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.engine import checkpoint, run_directory
+from jaxpfl.experiments.engine import run_directory
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
+from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.chain import Chain

@@ -22,9 +22,9 @@ from jaxpfl import files
 from jaxpfl.data.blocks import block_hashes
 from jaxpfl.data.staging import Staging
 from jaxpfl.experiments.config import shipped
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
-from jaxpfl.experiments.engine.run_secret import saved_secret
+from jaxpfl.experiments.engine.run_directory import saved_secret
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models import TagPrediction

@@ -18,10 +18,10 @@ from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.data.staging import Staging
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.final_state import planned
-from jaxpfl.experiments.engine.run_secret import saved_secret
-from jaxpfl.experiments.engine.tracking import read_lines
+from jaxpfl.experiments.engine.run_directory import saved_secret
+from jaxpfl.experiments.records.checkpoint import Checkpoints
+from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
 from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep

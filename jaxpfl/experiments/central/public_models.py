@@ -6,7 +6,7 @@
     CACHE/*.lock             held by the process that makes a model; others wait for it
 
 HASH covers the texts of the corpora and every setting, so that all studies with the same ones share
-a model. Cached files are verified whenever they are read, see `engine.artifacts`. Interrupted
+a model. Cached files are verified whenever they are read, see `records.artifacts`. Interrupted
 pretraining continues from its last checkpoint.
 """
 
@@ -27,9 +27,9 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
-from jaxpfl.experiments.engine.public_check import PrivateContent
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.models.base import PAD, initialised
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
@@ -81,7 +81,7 @@ class PublicModels:
         return found
 
     def refuse_private(self, clients: Population) -> None:
-        """Refuses corpora that contain data of these private clients, see `engine.public_check`."""
+        """Refuses corpora that hold these private clients' data, see `central.public_check`."""
         private = PrivateContent(clients)
         for name, corpus in self.corpora.items():
             private.refuse(corpus, f"corpora.{name} = {self.sources[name]!r}")

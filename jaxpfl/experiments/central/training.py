@@ -32,7 +32,7 @@ from jaxpfl.experiments.central.step import (
     shardings,
     start,
 )
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.models.base import Metrics, Model, Params, columns_read, initialised, summarise
 from jaxpfl.models.decoder import lora
 from jaxpfl.progress import Progress

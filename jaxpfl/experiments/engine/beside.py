@@ -11,8 +11,8 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.setting import Result
-from jaxpfl.experiments.engine.tracking import read_lines
-from jaxpfl.experiments.report.cautions import OURS, of_table
+from jaxpfl.experiments.records.cautions import OURS, of_table
+from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.text.metrics.baselines import scored_counts
 from jaxpfl.text.tokenisers.vocabulary import EOS
 

@@ -15,6 +15,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
@@ -32,7 +33,6 @@ from jaxpfl.experiments.config.sections import (
     SimulatedConfig,
     TrainingConfig,
 )
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.federated.clients.optimizers import optimizer
 from jaxpfl.federated.mesh import client_mesh
 from jaxpfl.federated.release.query import Execution

@@ -11,8 +11,8 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.rounds import initial_state
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan

@@ -1,6 +1,6 @@
 """Publishes the record of each round, once its releases are confirmed.
 
-    metrics.jsonl            one line per round: public values and no times, see `tracking`
+    metrics.jsonl            one line per round: public values and no times, see `records.lines`
     tensorboard/             the same numbers, if the extra `tensorboard` is installed
     trackers                 the same numbers and sentences, see `trackers`
     stderr                   the progress bar
@@ -23,8 +23,8 @@ from jaxpfl.experiments.engine.cost import Cost
 from jaxpfl.experiments.engine.evaluate import Pending
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.engine.trackers import Followers
-from jaxpfl.experiments.engine.tracking import MetricsFile, flat
+from jaxpfl.experiments.engine.trackers import Trackers
+from jaxpfl.experiments.records.lines import MetricsFile, flat
 from jaxpfl.progress import Progress
 
 
@@ -61,19 +61,18 @@ class Observers:
         *,
         done: int,
         confirm: Callable[[int], None],
-        trackers: Followers | None = None,
+        trackers: Trackers,
     ) -> None:
         self._algorithm, self._tracking, self._cost = algorithm, tracking, cost
         self._bar, self._confirm = bar, confirm
-        self._stamp, self._trackers = directory.stamp, trackers
+        self._private, self._trackers = not directory.stamp, trackers
         self._late: _Values | None = None
         self._closing = ExitStack()
         self.metrics = MetricsFile(directory.path / "metrics.jsonl")
         self._closing.callback(self.metrics.close)
         self._board = None
         if find_spec("tensorboard") is not None:
-            prefix = "NOT_PRIVATE/" if self._stamp else ""
-            self._board = _TensorBoard(directory.path / "tensorboard", done, prefix)
+            self._board = _TensorBoard(directory.path / "tensorboard", done)
             self._closing.callback(self._board.close)
 
     def observe(self, round: int, metrics: Mapping[str, Any], state: Any) -> None:
@@ -96,34 +95,31 @@ class Observers:
         late, self._late = self._late, None
         if late is None:
             return
-        self._confirm(late.round + 1)
-        record: dict[str, Any] = {"round": late.round}
-        if self._stamp:
+        round = late.round
+        self._confirm(round + 1)
+        record: dict[str, Any] = {"round": round}
+        if not self._private:
             record["private"] = False
         record |= dict(sorted(jax.device_get(dict(late.metrics)).items()))
         if late.due:
             # Not in every round, because exact accounting takes about as long as a round.
-            record["epsilon"] = self._cost.epsilon(late.round)
+            record["epsilon"] = self._cost.epsilon(round)
         if late.evaluation is not None:
             record["evaluation"] = late.evaluation.result()
         if late.sentences is not None:
             record["sentences"] = late.sentences
         record = files.jsonable(record)
+        prefix = "" if self._private else "NOT_PRIVATE/"
+        numbers = {prefix + name: value for name, value in flat(record).items()}
         # What an earlier attempt published, the services have.
-        if self.metrics.recorded(late.round) != record:
-            self._track(late.round, record)
-        self.metrics.append(late.round, record)
+        if self.metrics.records[round : round + 1] != [record]:
+            self._trackers.call("log", round, numbers)
+            if late.sentences:
+                self._trackers.call("sentences", round, late.sentences)
+        self.metrics.append(round, record)
         if self._board is not None:
-            self._board.append(late.round, record)
-        self._show(late.round, record)
-
-    def _track(self, round: int, record: Mapping[str, Any]) -> None:
-        if self._trackers is None:
-            return
-        prefix = "NOT_PRIVATE/" if self._stamp else ""
-        self._trackers.log(round, {prefix + name: value for name, value in flat(record).items()})
-        if record.get("sentences"):
-            self._trackers.sentences(round, record["sentences"])
+            self._board.append(round, numbers)
+        self._show(round, record)
 
     def _show(self, round: int, record: Mapping[str, Any]) -> None:
         """Shows the epsilon and the scores of this round beside the progress bar."""
@@ -137,8 +133,8 @@ class Observers:
     def latest(self, done: int) -> dict[str, Any]:
         """The latest value of each public metric; not every round has all metrics."""
         found: dict[str, Any] = {}
-        for round in range(done + 1):
-            found.update(self.metrics.recorded(round) or {})
+        for record in self.metrics.records[: done + 1]:
+            found.update(record)
         return found
 
     def __enter__(self) -> Self:
@@ -153,41 +149,38 @@ class _TensorBoard:
 
     Args:
       resumed_after: rounds that earlier attempts completed.
-      prefix: of all names.
     """
 
-    def __init__(self, directory: Path, resumed_after: int, prefix: str) -> None:
+    def __init__(self, directory: Path, resumed_after: int) -> None:
+        # Generated modules, whose names a type checker cannot see.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
         from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore
 
-        self._prefix = prefix
+        self._event, self._summary = Event, Summary
         directory.mkdir(exist_ok=True)
         # TensorBoard's own writer puts the time, the machine and the process into the name, and
         # the time into the first event. Files are read in the order of their names.
         self._path = directory / f"events.out.tfevents.{len(list(directory.iterdir())):010}"
         self._writer = RecordWriter(open(self._path, "xb"))
-        self._write(Event(file_version="brain.Event:2", wall_time=resumed_after))
+        self._write(file_version="brain.Event:2", wall_time=resumed_after)
         if resumed_after:
             # Tells TensorBoard to discard what a crashed run logged after its checkpoint.
             started = SessionLog(status=SessionLog.START)
-            self._write(Event(step=resumed_after + 1, wall_time=resumed_after, session_log=started))
+            self._write(step=resumed_after + 1, wall_time=resumed_after, session_log=started)
 
-    def append(self, round: int, record: dict[str, Any]) -> None:
-        # Generated modules, whose names a type checker cannot see.
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
-
+    def append(self, round: int, numbers: Mapping[str, float]) -> None:
         entries = [
-            Summary.Value(tag=self._prefix + name, simple_value=value)
-            for name, value in flat(record).items()
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in numbers.items()
             if math.isfinite(value)
         ]
-        self._write(Event(step=round, wall_time=round, summary=Summary(value=entries)))
+        self._write(step=round, wall_time=round, summary=self._summary(value=entries))
 
     def close(self) -> None:
         self._writer.close()
 
-    def _write(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(**fields).SerializeToString())
         self._writer.flush()
         files.without_times(self._path)

@@ -19,8 +19,8 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
-from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.federated.release.query import Query
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Ledger

@@ -16,7 +16,6 @@ Rounds count from 1: round r leads from the state after r - 1 rounds to the stat
 
 import json
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +27,14 @@ from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import BudgetExhausted, CorruptFile
-from jaxpfl.experiments.engine.checkpoint import Checkpoints
 from jaxpfl.experiments.engine.cost import OWN, Cost
 from jaxpfl.experiments.engine.observers import Observers
-from jaxpfl.experiments.engine.run_directory import RunDirectory
-from jaxpfl.experiments.engine.run_record import check
+from jaxpfl.experiments.engine.run_directory import RunDirectory, check
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking, mark_of
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
-from jaxpfl.experiments.engine.trackers import Followers, TrackedRun, current
-from jaxpfl.experiments.report.cautions import of_rounds
-from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.experiments.engine.trackers import TrackedRun, Trackers, current
+from jaxpfl.experiments.records.cautions import of_rounds
+from jaxpfl.experiments.records.checkpoint import Checkpoints
 from jaxpfl.federated.hosts.shared_rounds import Others
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
@@ -76,21 +73,6 @@ class Loop:
         run = (self.algorithm, self.population, self.setting)
         self._directory = RunDirectory(self.directory, *run, resume=self.resume)
 
-    def run_and_report(self, complete: Callable[[Result], Result] | None = None) -> Result:
-        """As `run`, and writes the run's page, even if the run stops early.
-
-        Args:
-          complete: adds to the result and to `result.json`, before the page is written.
-        """
-        try:
-            result = self.run()
-        except (BudgetExhausted, Interrupted):
-            write_run_page(self.directory)
-            raise
-        result = result if complete is None else complete(result)
-        write_run_page(self.directory)
-        return result
-
     def run(self) -> Result:
         """Carries out the remaining rounds.
 
@@ -111,8 +93,8 @@ class Loop:
             )
             cost = Cost(ledger, algorithm, directory.run_id, self.setting.prior)
             directory.begin(cost.planned(), self.tracking, ledger.head)
-            trackers = Followers(current(), bar.message)
-            trackers.begin(self._tracked())
+            trackers = Trackers(current(), bar.message)
+            trackers.call("begin", self._tracked())
             folder, private = self.directory / "checkpoints", not directory.stamp
             checkpoints = stack.enter_context(
                 Checkpoints(folder, run=directory.run_id, private=private)
@@ -165,7 +147,7 @@ class Loop:
             epsilons = cost.epsilons()
             metrics = {**observers.latest(done), "epsilon": epsilons[OWN]}
             statement = directory.end(done, cost.statement(), metrics, epsilons, ledger)
-            trackers.end(statement)
+            trackers.call("end", statement)
             if failure is not None:
                 raise failure
             params = None if algorithm.params is None else algorithm.params(state)
@@ -179,7 +161,7 @@ class Loop:
                 params=params,
                 evaluated_on=evaluated_on,
                 epsilons=epsilons,
-                cautions=tuple(of_rounds(observers.metrics.records(), evaluated_on or "")),
+                cautions=tuple(of_rounds(observers.metrics.records, evaluated_on or "")),
             )
 
     def _start(self, checkpoints: Checkpoints, ledger: Ledger, bar: Progress) -> tuple[Any, int]:
@@ -194,8 +176,7 @@ class Loop:
             )
         if restored is None:
             # Even before its first checkpoint, a run must keep the ledger that it began with.
-            begun = files.read_record(self.directory / "run.json", {"ledger_head": str})
-            ledger.verify(begun["ledger_head"])
+            ledger.verify(self._directory.record["ledger_head"])
             return state, 0
         # A ledger that was cut off would understate the cost.
         ledger.verify(restored.ledger_head)
@@ -250,8 +231,7 @@ class Loop:
 
     @property
     def _how_to_resume(self) -> str:
-        command = f"jaxpfl resume {self.setting.resumed_as or self._directory.path}"
-        return f"resume with: {command}"
+        return f"resume with: jaxpfl resume {self.setting.resumed_as or self._directory.path}"
 
 
 def initial_state(algorithm: Algorithm, seed: int) -> Any:

@@ -1,30 +1,37 @@
-"""The directory of one run.
+"""The directory of one run: what the run is, its secret, its result.
 
-run.json                 what the run is, written before its first charge, see `run_record`
-private/secret.json      until the run is finished, see `run_secret`
+run.json                 what the run is, written before its first charge, compared on resume
+private/secret.json      16 bytes as four words, mode 0600, until the run is finished
 metrics.jsonl, tensorboard/, private/rounds.jsonl          see `observers`
-checkpoints/             see `checkpoint`
+checkpoints/             see `records.checkpoint`
 result.json              statement and last metrics, written when the run stops
+
+A killed run needs its secret to draw the cohorts and the noise of its rounds again, bit for bit and
+at no further cost. Nobody else can draw them, and nobody at all once the run is finished.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
-from jaxpfl.experiments.engine.run_record import begun, described, stamp_of
-from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
-from jaxpfl.experiments.engine.setting import Setting, Tracking
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
 from jaxpfl.federated.flow.captured import captured
-from jaxpfl.federated.release.identity import environment
+from jaxpfl.federated.release.identity import environment, read_columns
+from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Ledger
+from jaxpfl.privacy.secret import RunSecret
+
+_RECORD = {"run": str, "stamp": str, "evaluation": str | None, "ledger_head": str}
 
 
 class RunDirectory:
@@ -35,10 +42,10 @@ class RunDirectory:
       resume: continues the run in the directory; otherwise such a run is refused.
 
     Attributes:
-      begun: whether an earlier attempt wrote `run.json`.
       secret: of noise and cohorts; None for a finished run.
       run_id: the run's name in its ledger.
       stamp: NOT PRIVATE and why, or ""; read back from `run.json`, so that it never disappears.
+      record: the content of `run.json`; empty until an attempt has written it.
 
     Raises:
       InputError: the directory holds another run, or `resume` is false and it holds any run.
@@ -57,22 +64,21 @@ class RunDirectory:
         self.path = path
         self._algorithm, self._population, self._setting = algorithm, population, setting
         self._secret_path = files.private_directory(path / "private") / "secret.json"
-        record = begun(path / "run.json", algorithm, setting)
-        if record is not None and not resume:
+        self.record = _begun(path / "run.json", algorithm, setting)
+        if self.record and not resume:
             raise InputError(f"{path}: holds a run already; resume it or choose another --out")
-        self.begun = record is not None
         self.secret = None
         if self._finished_rounds() < algorithm.rounds:
             self.secret = saved_secret(
                 self._secret_path,
                 reproducible_seed=setting.seed if setting.reproducible_noise else None,
                 purpose=algorithm.name,
-                run=None if record is None else record["run"],
+                run=self.record.get("run"),
             )
-        if record is not None:
-            self.run_id, self.stamp = record["run"], record["stamp"]
+        if self.record:
+            self.run_id, self.stamp = self.record["run"], self.record["stamp"]
         elif self.secret is not None:
-            self.run_id, self.stamp = run_id(self.secret), stamp_of(algorithm, setting)
+            self.run_id, self.stamp = run_id(self.secret), _stamp_of(algorithm, setting)
         else:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
@@ -83,21 +89,21 @@ class RunDirectory:
           statement: the planned guarantee of the whole run.
           ledger_head: of the ledger before the first charge; identifies the ledger on resume.
         """
-        if self.begun:
+        if self.record:
             return
-        evaluate = tracking.evaluate
-        record = {
+        evaluate, queries = tracking.evaluate, self._algorithm.queries
+        self.record = {
             "run": self.run_id,
             "private": not self.stamp,
             "stamp": self.stamp,
             "statement": statement,
             "note": self._setting.note,
-            **described(self._algorithm, self._setting),
-            "plan": self._algorithm.queries[0].plan.to_dict(),
+            **_described(self._algorithm, self._setting),
+            "plan": queries[0].plan.to_dict(),
             # Public by declaration, so that a reader must be able to see what it is.
             "captured": {
                 query.label: [*captured(query.client_fn), *captured(query.prepare)]
-                for query in self._algorithm.queries
+                for query in queries
             },
             "evaluation": None if evaluate is None else evaluate.name,
             "unit": self._population.unit,
@@ -108,12 +114,12 @@ class RunDirectory:
             "environment": environment(),
             "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
         }
-        files.write_json(self.path / "run.json", record)
+        files.write_json(self.path / "run.json", self.record)
 
     @property
     def evaluated_on(self) -> str | None:
         """Names the data of the evaluation, as `run.json` does; None without one."""
-        return files.read_record(self.path / "run.json", {"evaluation": str | None})["evaluation"]
+        return self.record["evaluation"]
 
     def end(
         self,
@@ -151,3 +157,169 @@ class RunDirectory:
     def _finished_rounds(self) -> int:
         path = self.path / "result.json"
         return files.read_record(path, {"rounds": int})["rounds"] if path.exists() else 0
+
+
+def _described(algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
+    """What must be the same when the run is resumed, as JSON data."""
+    record: dict[str, Any] = {
+        "label": algorithm.name,
+        "config": setting.config,
+        "seed": setting.seed,
+        "queries": [
+            {
+                "label": query.label,
+                "plan": query.plan.to_dict(),
+                "cohort": dataclasses.asdict(query.cohort),
+            }
+            for query in algorithm.queries
+        ],
+    }
+    return files.jsonable(record if setting.start is None else {**record, "start": setting.start})
+
+
+def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]:
+    """Returns the record that an earlier attempt wrote to `path`; empty if there was none.
+
+    Raises:
+      InputError: it is the record of another run; names the field that differs.
+      CorruptFile: it is no record of a run.
+    """
+    if not path.exists():
+        return {}
+    record = files.read_record(path, _RECORD)
+    expected = _described(algorithm, setting)
+    for name in sorted(expected.keys() | ({"start"} & record.keys())):
+        if record.get(name) != expected.get(name):
+            raise InputError(
+                f"{path}: the field {name!r} of the run is not what it was when the run began; "
+                "resume the run as it began, or choose another --out"
+            )
+    return record
+
+
+def _stamp_of(algorithm: Algorithm, setting: Setting) -> str:
+    """The warning on everything that a run writes whose clients have no guarantee; else ""."""
+    if not algorithm.private:
+        return NOT_PRIVATE
+    found = [REPRODUCIBLE] if setting.reproducible_noise else []
+    simulated = [query.plan.simulation for query in algorithm.queries if query.plan.simulates]
+    return "; ".join([*found, *simulated[:1]])
+
+
+def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:
+    """Refuses a run that cannot be carried out, before any charge.
+
+    Raises:
+      InputError: the data does not fit the queries or the model, or there is no model to evaluate.
+    """
+    if (tracking.evaluate or tracking.sentences) and algorithm.params is None:
+        raise InputError(
+            f"{algorithm.name!r} trains no model, so nothing can be evaluated: leave out the "
+            "evaluation"
+        )
+    plans = [query.plan for query in algorithm.queries]
+    if len({plan.unit for plan in plans}) > 1:
+        raise InputError(
+            f"all queries of {algorithm.name!r} must protect the same unit, found client and "
+            "example"
+        )
+    if len({plan.simulates for plan in plans}) > 1:
+        raise InputError(
+            f"all queries of {algorithm.name!r} must simulate the same larger population, or none"
+        )
+    for query in algorithm.queries:
+        plan = query.plan
+        held = len(population) if plan.unit == "client" else population.num_examples
+        if held != plan.population:
+            raise InputError(
+                f"the plan is for a population of {plan.population} {plan.unit}s, the data has "
+                "another number, for which its epsilon is not valid"
+            )
+        slots, replicas = query.cohort.capacity, query.execution.replicas
+        if slots % replicas:
+            raise InputError(
+                f"clients_per_bucket = {slots} must be a multiple of {replicas}, the number of "
+                "devices that share a cohort, or of copies of the model on them"
+            )
+        if query.prepare is not None:
+            continue
+        for name in query.columns or ():
+            if name not in population.columns:
+                found = ", ".join(sorted(population.columns)) or "none"
+                raise InputError(
+                    f"{algorithm.name!r} reads a column {name!r}, but the data has only: {found}"
+                )
+        if isinstance(query.client_fn, Checking):
+            query.client_fn.check(read_columns(query, population))
+
+
+def saved_secret(
+    path: Path, *, reproducible_seed: int | None, purpose: str, run: str | None = None
+) -> RunSecret:
+    """Returns the secret stored in `path`; if there is none, makes one and stores it.
+
+    Args:
+      reproducible_seed: derives the secret from this seed, for tests: the run is NOT private.
+      purpose: gives two runs with one seed different secrets.
+      run: the name, which ends with `run_id`, of a run that has begun; None for a new run.
+
+    Raises:
+      CorruptFile: the secret of a run that has begun is missing, or the file is damaged.
+      InputError: it is the secret of another run, or one of the two uses a seed and one does not.
+    """
+    reproducible = reproducible_seed is not None
+    if path.exists():
+        secret = _read_secret(path, reproducible)
+        if run is not None and not run.endswith(run_id(secret)):
+            raise InputError(
+                f"{path}: holds the secret of another run than {run}: this file or the record of "
+                "the run was replaced"
+            )
+        return secret
+    if run is not None:
+        raise CorruptFile(
+            f"{path}: is missing, so the run cannot be continued: its noise cannot be drawn again. "
+            "Its releases stay in the ledger; start another run with another --out"
+        )
+    if reproducible_seed is None:
+        secret = RunSecret()
+    else:
+        secret = RunSecret.reproducible(reproducible_seed, purpose)
+    words = np.frombuffer(secret.words, np.uint32).tolist()
+    files.private_directory(path.parent)
+    files.write_json(path, {"words": words, "reproducible": reproducible}, mode=0o600)
+    return secret
+
+
+def forget(path: Path, ledger: Ledger) -> None:
+    """Deletes a secret, if it exists.
+
+    Args:
+      ledger: the run's, open.
+
+    Raises:
+      CorruptFile: the ledger or the run directory was changed from outside. The secret stays: it
+        may be that of another run by now.
+    """
+    if path.exists():
+        ledger.require_unchanged()
+        path.unlink()
+        files.fsync_path(path.parent)
+
+
+def run_id(secret: RunSecret) -> str:
+    """The run's public name in ledgers: a digest that reveals nothing about the secret."""
+    return secret.digest("run", "")[:12]
+
+
+def _read_secret(path: Path, reproducible: bool) -> RunSecret:
+    record = files.read_record(path, {"reproducible": bool, "words": list})
+    if record["reproducible"] != reproducible:
+        raise InputError(
+            f"{path}: the run began with reproducible_noise = {record['reproducible']}, found "
+            f"{reproducible}: resume it with its first value"
+        )
+    words = record["words"]
+    if len(words) != 4 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
+        raise CorruptFile(f"{path}: holds no secret, which is four words of 32 bits")
+    return RunSecret(np.array(words, np.uint32).tobytes())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.engine.evaluate import Scores
-from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"

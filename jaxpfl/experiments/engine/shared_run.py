@@ -1,8 +1,8 @@
 """A run that several processes of `jax.distributed` share; see `federated.hosts.processes`.
 
 Process 0 carries out the run as if it were alone, with the devices of all. The others prepare the
-same algorithm and clients, sum their share of each release, and get the result: `follow`. They
-write nothing.
+same algorithm and clients, sum their share of each release, and receive the result. They write
+nothing.
 """
 
 from collections.abc import Iterator
@@ -47,8 +47,8 @@ def others_of(
     return Others(found, algorithm.init, algorithm.step, algorithm.queries, clients)
 
 
-def follow(others: Others) -> dict[str, Any]:
-    """What process 0 tells at the end of the run, for which this process sums its share until then.
+def share_rounds(others: Others) -> dict[str, Any]:
+    """Sums this process's share of each round, and returns what process 0 broadcasts at the end.
 
     Raises:
       InputError, BudgetExhausted, Interrupted: as in process 0.
@@ -72,8 +72,14 @@ def _raise(message: dict[str, Any]) -> NoReturn:
     raise RuntimeError(f"process 0 of this run failed: {sentence}")
 
 
-def tell_result(found: processes.Group, result: Result) -> None:
-    """Process 0 tells the others the result of the run."""
+def broadcast_outcome(found: processes.Group | None, record: Any, lines: list[str]) -> None:
+    """Process 0 broadcasts the outcome of a config; without other processes nothing happens."""
+    if found is not None:
+        found.tell(record=files.jsonable(record), lines=lines)
+
+
+def broadcast_result(found: processes.Group, result: Result) -> None:
+    """Process 0 broadcasts the result of a run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
     content = b"".join(leaf.tobytes() for leaf in leaves)
@@ -81,15 +87,15 @@ def tell_result(found: processes.Group, result: Result) -> None:
     found.send(content)
 
 
-def heard_result(
-    found: processes.Group, message: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
+def received_result(
+    found: processes.Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
-    """The result that process 0 told, in another process; no file of it is in this one's `out`.
+    """The result that process 0 broadcasts, in another process, whose `out` has no file of it.
 
     Raises:
       InputError: a step changes the shapes or dtypes of the algorithm's state.
     """
-    content = found.receive(message.pop("size"))
+    content = found.receive(outcome.pop("size"))
     like = jax.eval_shape(lambda: initial_state(algorithm, seed))
     shapes, structure = jax.tree.flatten(like)
     sizes = [shape.size * shape.dtype.itemsize for shape in shapes]
@@ -106,5 +112,5 @@ def heard_result(
     ]
     state = jax.tree.unflatten(structure, leaves)
     params = None if algorithm.params is None else algorithm.params(state)
-    lists = {name: tuple(message[name]) for name in ("cautions", "table")}
-    return Result(**{**message, **lists}, out=out, state=state, params=params)
+    lists = {name: tuple(outcome[name]) for name in ("cautions", "table")}
+    return Result(**{**outcome, **lists}, out=out, state=state, params=params)

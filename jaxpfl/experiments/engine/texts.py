@@ -1,11 +1,10 @@
-"""For models that read tokens: a public vocabulary, encoded clients, and generated sentences."""
+"""For models that read tokens: a public vocabulary, and generated sentences."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.privacy.keys import SAMPLE_SENTENCES, training_root
 from jaxpfl.text.generation.decoding import Decoding
@@ -27,36 +26,27 @@ def exactly(vocabulary: Vocabulary, size: int) -> Vocabulary:
     return vocabulary
 
 
-def encoded(clients: Population, vocabulary: Vocabulary) -> Population:
-    """Returns the clients with a column "tokens", or unchanged if they have it or no text."""
-    if "tokens" in clients.columns or "text" not in clients.columns:
-        return clients
-    return vocabulary.encode(clients)
-
-
 def sentences_of(
-    model: Any, vocabulary: Vocabulary, *, seed: int, number: int = 5, max_tokens: int = 20
+    model: Any,
+    words: Vocabulary | LanguageModel,
+    *,
+    seed: int,
+    number: int = 5,
+    max_tokens: int = 20,
 ) -> Callable[[Any, int], list[str]]:
-    """Returns `(params, round) -> sentences`, which generates from the model and reads no data."""
+    """Returns `(params, round) -> sentences`, which generates from the model and reads no data.
+
+    Args:
+      words: the vocabulary, or for a decoder the published model whose tokeniser it has.
+    """
 
     def sentences(params: Any, round: int) -> list[str]:
         key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
-        return generate_sentences(model, params, vocabulary, key, number, max_tokens=max_tokens)
-
-    return sentences
-
-
-def written_by(
-    published: LanguageModel, model: Any, *, seed: int, number: int, max_tokens: int
-) -> Callable[[Any, int], list[str]]:
-    """As `sentences_of`, for a decoder `model` with the tokeniser of `published`."""
-
-    def sentences(params: Any, round: int) -> list[str]:
-        key = jax.random.fold_in(jax.random.fold_in(training_root(seed), SAMPLE_SENTENCES), round)
-        writer = published.replaced(model, params)
-        (texts,) = writer.write(
-            [""], key, decoding=Decoding(max_new_tokens=max_tokens), responses=number
-        )
+        if isinstance(words, Vocabulary):
+            return generate_sentences(model, params, words, key, number, max_tokens=max_tokens)
+        decoding = Decoding(max_new_tokens=max_tokens)
+        writer = words.replaced(model, params)
+        (texts,) = writer.write([""], key, decoding=decoding, responses=number)
         return texts
 
     return sentences

@@ -62,6 +62,7 @@ class Tracker(Protocol):
 
 
 _CURRENT: ContextVar[tuple[Tracker, ...]] = ContextVar("trackers", default=())
+current = _CURRENT.get
 
 
 @contextmanager
@@ -85,12 +86,7 @@ def track(*trackers: Tracker | str) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def current() -> tuple[Tracker, ...]:
-    """The trackers of this context."""
-    return _CURRENT.get()
-
-
-class Followers:
+class Trackers:
     """The trackers of one run. One that fails is left out from then on, and the run goes on.
 
     Args:
@@ -100,22 +96,11 @@ class Followers:
     def __init__(self, trackers: Sequence[Tracker], warn: Callable[[str], None]) -> None:
         self._trackers, self._warn = list(trackers), warn
 
-    def begin(self, run: TrackedRun) -> None:
-        self._each(lambda tracker: tracker.begin(run))
-
-    def log(self, round: int, values: Mapping[str, float]) -> None:
-        self._each(lambda tracker: tracker.log(round, values))
-
-    def sentences(self, round: int, texts: Sequence[str]) -> None:
-        self._each(lambda tracker: tracker.sentences(round, texts))
-
-    def end(self, privacy: str) -> None:
-        self._each(lambda tracker: tracker.end(privacy))
-
-    def _each(self, call: Callable[[Tracker], None]) -> None:
+    def call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of `Tracker` of each of them."""
         for tracker in list(self._trackers):
             try:
-                call(tracker)
+                getattr(tracker, method)(*arguments)
             except Exception as error:  # of a service; the run's own files have the same values
                 self._trackers.remove(tracker)
                 self._warn(f"{type(tracker).__name__} no longer follows this run: {error}")
@@ -124,13 +109,11 @@ class Followers:
 class WandB:
     """Weights & Biases (tried with the interface of wandb 0.2x): `wandb.init`, `Run.log`."""
 
-    package = "wandb"
-
-    def __init__(self, project: str) -> None:
-        self._wandb, self._project = _imported(self.package), project
+    def __init__(self, module: ModuleType, project: str) -> None:
+        self._module, self._project = module, project
 
     def begin(self, run: TrackedRun) -> None:
-        self._run = self._wandb.init(
+        self._run = self._module.init(
             project=self._project,
             id=run.id,
             name=run.name,
@@ -143,31 +126,41 @@ class WandB:
         self._run.log(dict(values), step=round)
 
     def sentences(self, round: int, texts: Sequence[str]) -> None:
-        rows = [[text] for text in texts]
-        self._run.log({"sentences": self._wandb.Table(columns=["text"], data=rows)}, step=round)
+        table = self._module.Table(columns=["text"], data=[[text] for text in texts])
+        self._run.log({"sentences": table}, step=round)
 
     def end(self, privacy: str) -> None:
         self._run.summary["privacy"] = privacy
         self._run.finish()
 
 
+class Trackio(WandB):
+    """Trackio, which keeps runs on this machine and has the interface of wandb."""
+
+    def begin(self, run: TrackedRun) -> None:
+        config = {**run.config, "privacy": run.stamp or "private"}
+        name = f"{run.name} {run.id}"
+        self._run = self._module.init(
+            project=self._project, name=name, config=config, resume="allow"
+        )
+
+    def sentences(self, round: int, texts: Sequence[str]) -> None:
+        self._run.log({"sentences": "\n".join(texts)}, step=round)
+
+    def end(self, privacy: str) -> None:
+        self._run.log({"privacy": privacy})
+        self._run.finish()
+
+
 class MLflow:
     """MLflow, at the tracking address that it is set to; an experiment is made if absent."""
 
-    package = "mlflow"
-
-    def __init__(self, experiment: str) -> None:
-        self._client = _imported(self.package).MlflowClient()
-        self._experiment = experiment
+    def __init__(self, module: ModuleType, experiment: str) -> None:
+        self._client, self._experiment = module.MlflowClient(), experiment
 
     def begin(self, run: TrackedRun) -> None:
-        client = self._client
-        experiment = client.get_experiment_by_name(self._experiment)
-        place = (
-            client.create_experiment(self._experiment)
-            if experiment is None
-            else experiment.experiment_id
-        )
+        client, found = self._client, self._client.get_experiment_by_name(self._experiment)
+        place = found.experiment_id if found else client.create_experiment(self._experiment)
         before = client.search_runs([place], f"tags.jaxpfl_run = '{run.id}'")
         tags = {"jaxpfl_run": run.id, "privacy": run.stamp or "private"}
         made = before[0] if before else client.create_run(place, run_name=run.name, tags=tags)
@@ -186,47 +179,22 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-class Trackio:
-    """Trackio, which keeps runs on this machine."""
-
-    package = "trackio"
-
-    def __init__(self, project: str) -> None:
-        self._trackio, self._project = _imported(self.package), project
-
-    def begin(self, run: TrackedRun) -> None:
-        config = {**run.config, "privacy": run.stamp or "private"}
-        name = f"{run.name} {run.id}"
-        self._run = self._trackio.init(
-            project=self._project, name=name, config=config, resume="allow"
-        )
-
-    def log(self, round: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=round)
-
-    def sentences(self, round: int, texts: Sequence[str]) -> None:
-        self._run.log({"sentences": "\n".join(texts)}, step=round)
-
-    def end(self, privacy: str) -> None:
-        self._run.log({"privacy": privacy})
-        self._run.finish()
-
-
-_SERVICES = {each.package: each for each in (WandB, MLflow, Trackio)}
+_SERVICES: dict[str, Callable[[ModuleType, str], Tracker]] = {
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
 
 
 def _named(name: str) -> Tracker:
-    service, _, project = name.partition(":")
-    if service not in _SERVICES or not project:
+    package, _, project = name.partition(":")
+    if package not in _SERVICES or not project:
         known = ", ".join(f"{each}:PROJECT" for each in _SERVICES)
         raise InputError(f"a tracker must be one of {known}, found {name!r}")
-    return _SERVICES[service](project)
-
-
-def _imported(package: str) -> ModuleType:
     try:
-        return import_module(package)
+        module = import_module(package)
     except ImportError as error:
         raise InputError(
             f"the tracker {package} needs its package: pip install 'jaxpfl[{package}]'"
         ) from error
+    return _SERVICES[package](module, project)

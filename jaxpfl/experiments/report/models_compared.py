@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpfl.experiments.report.cautions import OURS
-from jaxpfl.experiments.report.numbers import number, percent
+from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.experiments.report.page import Cell, Section, Table
 
 _NOT_PRIVATE = "NOT PRIVATE"

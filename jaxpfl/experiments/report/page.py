@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.engine.attempts import history
+from jaxpfl.experiments.records.lines import attempts as attempts_of
 from jaxpfl.privacy.simulated import SIMULATED
 
 REPORT = "report.html"
@@ -159,7 +159,7 @@ def write_page(directory: Path, page: Page) -> Path:
     ]
     config = directory / "config.yaml"
     details = list(page.details)
-    attempts = history(directory) if page.name == REPORT else []
+    attempts = attempts_of(directory) if page.name == REPORT else []
     if config.exists() and page.name == REPORT:
         details.insert(0, ("config.yaml, resolved", config.read_text("utf-8")))
     folder = package_files("jaxpfl.experiments.report")

@@ -5,19 +5,21 @@ It shows only what the run's statement covers. Simulations of the run have a pag
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from jaxpfl import files
-from jaxpfl.errors import InputError
+from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.cost import OWN, SHARED
 from jaxpfl.experiments.engine.setting import mark_of
-from jaxpfl.experiments.engine.tracking import flat, read_lines
+from jaxpfl.experiments.engine.signals import Interrupted
+from jaxpfl.experiments.records.cautions import of_rounds, of_table
+from jaxpfl.experiments.records.lines import flat, read_lines
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.cautions import of_rounds, of_table
 from jaxpfl.experiments.report.models_compared import compared_models
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, write_page
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
@@ -88,6 +90,17 @@ class RunFiles:
         return "perplexity" if self.language else "loss"
 
 
+@contextmanager
+def page_of_run(directory: Path) -> Iterator[None]:
+    """Writes the page of the run that is carried out in the context, even if it stops early."""
+    try:
+        yield
+    except (BudgetExhausted, Interrupted):
+        write_run_page(directory)
+        raise
+    write_run_page(directory)
+
+
 def write_run_page(directory: Path) -> Path:
     """Writes `report.html` and `plots/*.png` to a run's directory and returns the page's path.
 
@@ -116,7 +129,7 @@ def run_page(
     Args:
       about: further rows for the table that describes the figures.
       compared: sections before those of the rounds.
-      cautions: further warnings, see `report.cautions`.
+      cautions: further warnings, see `records.cautions`.
     """
     run, records = found.run, found.records
     stamps = [found.mark] if found.mark else []

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.report.cautions import of_points
+from jaxpfl.experiments.records.cautions import of_points
 from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.directory import PointState

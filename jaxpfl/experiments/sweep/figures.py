@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
-from jaxpfl.experiments.report.numbers import number
+from jaxpfl.experiments.records.cautions import OURS, WITHOUT_PRIVACY
+from jaxpfl.experiments.records.numbers import number
 from jaxpfl.experiments.report.plots import COLOURS, GREY, GREY_TEXT, INK, RED, axes
 from jaxpfl.experiments.sweep.config import CASE, Sweep
 from jaxpfl.experiments.sweep.summary import NOT_PRIVATE, joined

@@ -5,9 +5,8 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.engine.attempts import duration
-from jaxpfl.experiments.report.cautions import OURS
-from jaxpfl.experiments.report.numbers import number
+from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.records.numbers import duration, number
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table, text_lines, write_page
 from jaxpfl.experiments.sweep.config import CASE, Sweep
 from jaxpfl.experiments.sweep.figures import figure_of, label, short, stamped

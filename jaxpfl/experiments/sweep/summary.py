@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.report.cautions import OURS, WITHOUT_PRIVACY
+from jaxpfl.experiments.records.cautions import OURS, WITHOUT_PRIVACY
 from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
 from jaxpfl.privacy.simulated import SIMULATED
 

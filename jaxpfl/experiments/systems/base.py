@@ -18,8 +18,8 @@ from jaxpfl.experiments.report.page import Page
 if TYPE_CHECKING:
     from jaxpfl.algorithms.base import Algorithm
     from jaxpfl.data.population import Population
-    from jaxpfl.experiments.engine.artifacts import Artifacts
     from jaxpfl.experiments.engine.outline import Outline
+    from jaxpfl.experiments.records.artifacts import Artifacts
     from jaxpfl.federated.hosts.shared_rounds import Others
     from jaxpfl.privacy.ledger import Ledger
     from jaxpfl.privacy.plan import Plan
@@ -60,7 +60,7 @@ class Workspace:
 
     def artifacts(self, run: str, ledger: "Ledger | None" = None) -> "Artifacts":
         """The store of the intermediate results, as `Artifacts` describes it."""
-        from jaxpfl.experiments.engine.artifacts import Artifacts
+        from jaxpfl.experiments.records.artifacts import Artifacts
 
         folder = self.directory / ARTIFACTS
         return Artifacts(folder, run=run, ledger=ledger, private=not self.stamp)

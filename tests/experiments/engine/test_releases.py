@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import BudgetExhausted
-from jaxpfl.experiments.engine.artifacts import Artifacts
 from jaxpfl.experiments.engine.releases import Releases
+from jaxpfl.experiments.records.artifacts import Artifacts
 
 MADE = {"texts": np.array(["ä", ""]), "x": np.arange(6, dtype=np.float32)}
 

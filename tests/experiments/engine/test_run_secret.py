@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine.run_secret import run_id, saved_secret
+from jaxpfl.experiments.engine.run_directory import run_id, saved_secret
 
 
 def test_another_runs_secret_is_refused(tmp_path):

@@ -206,7 +206,7 @@ def test_a_vocabulary_file_of_another_splitting_is_refused(tmp_path):
 
 def test_tokens_are_no_public_corpus_of_their_own_text(posts, counts, tmp_path):
     """TRUST: they have no column in common, so that contents cannot be compared."""
-    from jaxpfl.experiments.engine.public_check import PrivateContent
+    from jaxpfl.experiments.central.public_check import PrivateContent
 
     convert(posts, tmp_path / "tokens", WordEncoder(public_words(str(counts), 9)), progress=False)
     text, tokens = open_population(posts), open_population(tmp_path / "tokens")

@@ -16,6 +16,7 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.open import expanded
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.baselines import (
     CharacterModelConfig,
@@ -37,7 +38,6 @@ from jaxpfl.experiments.engine.build import (
     read_clients,
     split_clients,
 )
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.texts import exactly
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config

@@ -13,8 +13,8 @@ from jaxpfl.data.columns import Column, take
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.prefinetune import Corpus
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.build import open_public
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training.config import Config
 from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary

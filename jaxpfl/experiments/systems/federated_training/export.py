@@ -10,9 +10,9 @@ from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
-from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.final_state import final_params, planned
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.experiments.systems.federated_training.build import (
     VOCABULARY,

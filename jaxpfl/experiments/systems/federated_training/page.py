@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.engine.artifacts import RECORD
-from jaxpfl.experiments.report.cautions import of_table
+from jaxpfl.experiments.records.artifacts import RECORD
+from jaxpfl.experiments.records.cautions import of_table
 from jaxpfl.experiments.report.models_compared import compared_lines, compared_models
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures

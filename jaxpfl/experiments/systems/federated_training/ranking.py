@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpfl.experiments.report.numbers import number
+from jaxpfl.experiments.records.numbers import number
 
 Scores = Mapping[str, float]
 

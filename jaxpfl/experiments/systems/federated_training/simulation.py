@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.experiments.report import cautions
+from jaxpfl.experiments.records import cautions
+from jaxpfl.experiments.records.numbers import number, percent
 from jaxpfl.experiments.report.models_compared import share_of
-from jaxpfl.experiments.report.numbers import number, percent
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures

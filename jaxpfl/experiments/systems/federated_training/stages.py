@@ -33,10 +33,10 @@ from jaxpfl.algorithms.gaussian_moments import Moments, mixture
 from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.prefinetune import epochs_of, prefinetune
 from jaxpfl.experiments.central.training import Fitted
-from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact, tree_arrays, tree_of
 from jaxpfl.experiments.engine.rounds import initial_state
-from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
+from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates

@@ -23,15 +23,16 @@ from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import LanguageModelConfig
-from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.engine.rounds import Loop, initial_state
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
 from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.texts import sentences_of, written_by
+from jaxpfl.experiments.engine.texts import sentences_of
 from jaxpfl.experiments.engine.trackers import track
-from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS
 from jaxpfl.experiments.report.page import write_page
+from jaxpfl.experiments.report.run_page import page_of_run
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
 from jaxpfl.experiments.systems.federated_training import simulation
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
@@ -143,20 +144,12 @@ class _Progress:
         evaluator, sentences = None, None
         if evaluation.every:
             evaluator = self._evaluator("validation")
-        if evaluation.every and evaluation.sentences and self.experiment.published is not None:
-            assert isinstance(config.model, PublishedDecoderConfig)
-            sentences = written_by(
-                self.experiment.published,
-                self.experiment.model,
-                seed=config.run.seed,
-                number=evaluation.sentences,
-                max_tokens=config.model.sequence_length,
-            )
-        elif evaluation.every and evaluation.sentences and vocabulary is not None:
-            assert isinstance(config.model, LanguageModelConfig)
+        words = self.experiment.published or vocabulary
+        if evaluation.every and evaluation.sentences and words is not None:
+            assert isinstance(config.model, LanguageModelConfig | PublishedDecoderConfig)
             sentences = sentences_of(
                 self.experiment.model,
-                vocabulary,
+                words,
                 seed=config.run.seed,
                 number=evaluation.sentences,
                 max_tokens=config.model.sequence_length,
@@ -189,8 +182,8 @@ class _Progress:
         if not folder:
             return loop.run()
         # The run's statement does not cover a simulation, so no service may receive it.
-        with track():
-            return loop.run_and_report()
+        with track(), page_of_run(directory):
+            return loop.run()
 
     def _budget(self, config: Config) -> Budget | None:
         return study_runs.budget_of(config.privacy, simulated=config.simulated is not None)

@@ -10,9 +10,9 @@ import numpy as np
 from jaxpfl.algorithms.frechet import Moments, distance, moments
 from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine.artifacts import Artifacts
-from jaxpfl.experiments.engine.study_runs import stored_params
+from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
+from jaxpfl.experiments.systems.study_runs import stored_params
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
 # A bound on the norm of logits that none ever reaches.

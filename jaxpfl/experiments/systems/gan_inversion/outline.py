@@ -4,8 +4,8 @@ import numpy as np
 
 from jaxpfl.algorithms.federated_metrics.query import federated_metrics
 from jaxpfl.experiments.engine import outline as engine
-from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.outline import Clients, Outline, PlannedRelease, tracing
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.gan_inversion import plans
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 from jaxpfl.federated.audits.rehearsal import column, rehearse

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.experiments.engine.tracking import read_lines
+from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
 from jaxpfl.experiments.systems.base import ARTIFACTS

@@ -33,15 +33,15 @@ from jaxpfl.data import selection
 from jaxpfl.data.corruptions import invert_pixels
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact
 from jaxpfl.experiments.engine.build import (
     check_images,
     read_clients,
     split_clients,
 )
-from jaxpfl.experiments.engine.run_secret import forget, run_id, saved_secret
+from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.engine.setting import Result, Tracking
+from jaxpfl.experiments.records.artifacts import Artifact
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.gan_inversion import plans
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig, SelectionConfig

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 
 from jaxpfl.experiments.engine import outline as engine
-from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.outline import Clients, Outline, cached_plan, tracing
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.federated.audits.rehearsal import column, rehearse
 from jaxpfl.privacy.guarantee import Guarantee

@@ -33,9 +33,8 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.corruptions import concatenate_first_words
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.central.training import fit_adam
-from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifact
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_model,
@@ -44,9 +43,10 @@ from jaxpfl.experiments.engine.build import (
     read_clients,
     split_clients,
 )
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.engine.setting import Result, Tracking
 from jaxpfl.experiments.engine.texts import exactly
+from jaxpfl.experiments.records.artifacts import Artifact
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 from jaxpfl.models.base import Model, initialised, require_room

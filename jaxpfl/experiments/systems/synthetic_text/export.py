@@ -14,11 +14,11 @@ from jaxpfl.errors import CorruptFile
 from jaxpfl.experiments.central.published import PublishedModel
 from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import verified
 from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.releases import Releases, missing
+from jaxpfl.experiments.records.artifacts import verified
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,

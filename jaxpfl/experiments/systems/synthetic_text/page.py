@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.experiments.report.numbers import number
+from jaxpfl.experiments.records.numbers import number
 from jaxpfl.experiments.report.page import Page, Section, Table
 from jaxpfl.experiments.report.plots import COLOURS, axes
 

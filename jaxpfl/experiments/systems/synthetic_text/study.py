@@ -1,7 +1,7 @@
 """The study of synthetic text: how much private clients improve a downstream model, by method.
 
     CACHE/                       public models, see `central.public_models`
-    artifacts/                   the texts and the releases of each round, see `engine.artifacts`
+    artifacts/                   the texts and the releases of each round, see `records.artifacts`
     ledger.jsonl                 every release
     private/                     the secret, until the corpus is written
     runs/fed_avg/                the rounds of method fed_avg, a run like any other
@@ -38,7 +38,6 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.selection import at_most
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_models import data_mesh
-from jaxpfl.experiments.engine import study_runs
 from jaxpfl.experiments.engine.build import (
     build_fed_avg,
     build_plan,
@@ -48,7 +47,8 @@ from jaxpfl.experiments.engine.build import (
 from jaxpfl.experiments.engine.cost import both_statements, stamped, with_larger
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.engine.setting import Tracking
-from jaxpfl.experiments.report.cautions import OURS
+from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Workspace
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,

@@ -17,9 +17,9 @@ from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.reader import from_mapping, read_mapping
-from jaxpfl.experiments.engine import study_runs
-from jaxpfl.experiments.engine.artifacts import Artifacts, Manifest, verified
 from jaxpfl.experiments.engine.releases import FOLDER, missing
+from jaxpfl.experiments.records.artifacts import Artifacts, Manifest, verified
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import RESULT
 from jaxpfl.experiments.systems.synthetic_text.config import (
     SCORING,

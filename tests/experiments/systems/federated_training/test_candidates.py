@@ -11,8 +11,8 @@ from jaxpfl.algorithms import gaussian_moments
 from jaxpfl.algorithms.fred import Score
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import registry
+from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.engine.public_check import PrivateContent
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion

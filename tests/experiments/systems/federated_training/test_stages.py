@@ -16,9 +16,9 @@ from dp_accounting.pld import PLDAccountant
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.carry_out import Outcome, report
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
 from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE

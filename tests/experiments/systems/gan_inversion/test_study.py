@@ -10,7 +10,7 @@ import pytest
 from jaxpfl.data.corruptions import inverted_clients
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.engine.artifacts import Artifacts
+from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
 from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion

@@ -12,7 +12,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.sections import ScaledUpConfig
-from jaxpfl.experiments.engine import study_runs
+from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
 from jaxpfl.privacy import Plan

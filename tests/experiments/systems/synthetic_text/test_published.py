@@ -12,7 +12,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_mapping
-from jaxpfl.experiments.engine import artifacts
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.systems.synthetic_text.config import SyntheticTextConfig
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter

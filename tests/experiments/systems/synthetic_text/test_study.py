@@ -16,7 +16,7 @@ from jaxpfl.cli import main
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.engine import artifacts
+from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
 from jaxpfl.privacy.ledger import Ledger

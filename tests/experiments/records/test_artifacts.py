@@ -14,8 +14,8 @@ from dp_accounting import GaussianDpEvent
 from jaxpfl import files
 from jaxpfl.data import from_clients
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.engine import artifacts as store
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.records import artifacts as store
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.privacy.ledger import Ledger
 
 MADE = Artifact(

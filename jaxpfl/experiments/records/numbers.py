@@ -13,3 +13,13 @@ def number(value: float | None) -> str:
 def percent(share: float | None) -> str:
     """A share as a percentage; "" for a share of nothing."""
     return "" if share is None else f"{100 * share:.2f} %"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the two largest of its units, such as "2 min 5 s"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,16 +1,21 @@
-"""`metrics.jsonl`: one line per round, with public values and no times.
+"""Files of JSON lines: `metrics.jsonl` and `attempts.jsonl`.
 
-A resumed run therefore writes the same bytes as an uninterrupted one.
+Neither tells how long anything took, because that depends on how much the sampled clients hold. A
+resumed run writes the same bytes into `metrics.jsonl` as an uninterrupted one.
 """
 
 import json
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
+
+_ATTEMPTS = "attempts.jsonl"
+FROM_PYTHON = "from Python"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -46,18 +51,9 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        read_lines(path)
+        self.records = read_lines(path)
         self._file = open(path, "r+b" if path.exists() else "w+b")
-        self._file.truncate(sum(len(line) + 1 for line in self._lines))
-        self._file.seek(0, os.SEEK_END)
-
-    def recorded(self, round: int) -> dict[str, Any] | None:
-        """The record of `round` in the file, or None."""
-        return json.loads(self._lines[round]) if round < len(self._lines) else None
-
-    def records(self) -> list[dict[str, Any]]:
-        """The records of all rounds in the file."""
-        return [json.loads(line) for line in self._lines]
+        self._cut(len(self._lines))
 
     def append(self, round: int, record: dict[str, Any]) -> None:
         """Writes the record of `round`; if the file holds another, it and all later ones go.
@@ -72,13 +68,12 @@ class MetricsFile:
             raise CorruptFile(
                 f"{self.path}: has {len(self._lines)} lines, expected {round} before this round"
             )
-        del self._lines[round:]
-        self._file.truncate(sum(len(kept) + 1 for kept in self._lines))
-        self._file.seek(0, os.SEEK_END)
+        self._cut(round)
         self._file.write(line + b"\n")
         self._file.flush()
         files.without_times(self.path)
         self._lines.append(line)
+        self.records.append(json.loads(line))
 
     def sync(self) -> None:
         """Blocks until all appended lines are on the disk."""
@@ -86,3 +81,30 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def _cut(self, rounds: int) -> None:
+        """Leaves so many lines in the file, at whose end the next one is written."""
+        del self._lines[rounds:], self.records[rounds:]
+        self._file.truncate(sum(len(line) + 1 for line in self._lines))
+        self._file.seek(0, os.SEEK_END)
+
+
+def record_attempt(directory: Path, command: str) -> None:
+    """Adds to `attempts.jsonl` that the run in a directory is begun or resumed now.
+
+    Args:
+      command: as it was typed, or `FROM_PYTHON`.
+    """
+    line = {"begun": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": command}
+    lines = [json.dumps(each) + "\n" for each in [*read_lines(directory / _ATTEMPTS), line]]
+    files.write_atomically(directory / _ATTEMPTS, "".join(lines))
+
+
+def attempts(directory: Path) -> list[tuple[str, str]]:
+    """The run's name, and for each attempt its date and command, as (what, text) pairs."""
+    found = read_lines(directory / _ATTEMPTS)
+    named = [("run", directory.resolve().name)] if found else []
+    return named + [
+        (f"{'resumed' if number else 'begun'} {each['begun']}", each["command"])
+        for number, each in enumerate(found)
+    ]

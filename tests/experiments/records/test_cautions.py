@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxpfl.experiments.report.cautions import of_points, of_rounds, of_table
+from jaxpfl.experiments.records.cautions import of_points, of_rounds, of_table
 
 UNTRAINED = {"model": "untrained", "perplexity": 900.0, "accuracy": 0.0}
 UNIGRAM = {"model": "unigram", "perplexity": 130.0, "accuracy": 0.05}

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from jaxpfl.experiments.engine.attempts import duration
-from jaxpfl.experiments.report.numbers import number, percent
+from jaxpfl.experiments.records.numbers import duration, number, percent
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])

@@ -35,7 +35,7 @@ import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import CorruptFile
-from jaxpfl.experiments.engine.artifacts import (
+from jaxpfl.experiments.records.artifacts import (
     RECORD,
     Manifest,
     begin,

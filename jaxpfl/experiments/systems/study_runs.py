@@ -16,11 +16,11 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
-from jaxpfl.experiments.engine.artifacts import Artifact, Artifacts, tree_arrays, tree_of
 from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
-from jaxpfl.experiments.report.run_page import write_run_page
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
 from jaxpfl.models.base import Model
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -54,7 +54,7 @@ def train(
     """
     folder = directory / "runs" / name
     folder.mkdir(parents=True, exist_ok=True)
-    return Loop(
+    loop = Loop(
         algorithm,
         population,
         directory=folder,
@@ -70,7 +70,9 @@ def train(
             resumed_as=directory,
         ),
         resume=(folder / "run.json").exists(),
-    ).run_and_report()
+    )
+    with page_of_run(folder):
+        return loop.run()
 
 
 def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxpfl.experiments.report.numbers import number
+from jaxpfl.experiments.records.numbers import number
 
 OURS = "this run"
 """The row of the run itself in a table of models."""

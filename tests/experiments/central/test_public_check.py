@@ -12,9 +12,9 @@ from jaxpfl.data import open as open_population
 from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.central.public_check import PrivateContent, content
 from jaxpfl.experiments.choose_corpus import choose_corpus
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.engine.public_check import PrivateContent, content
 from jaxpfl.experiments.systems.federated_training.build import build
 
 WORDS = [f"word{number}" for number in range(400)]
