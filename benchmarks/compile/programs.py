@@ -302,6 +302,7 @@ def generation(target: Target) -> Iterator[Program]:
 
     from jaxpfl.text.generation import prefill
     from jaxpfl.text.generation.continuous_batching import Requests
+    from jaxpfl.text.microbatches import DATA
 
     mesh = target.mesh(**_axes(target))
     data = mesh.shape["data"]
@@ -310,10 +311,10 @@ def generation(target: Target) -> Iterator[Program]:
         lambda leaf, place: _placed(leaf, place), params, model.shardings(mesh, params)
     )
     whole = NamedSharding(mesh, PartitionSpec())
-    dealt = NamedSharding(mesh, PartitionSpec(prefill.DATA))
+    dealt = NamedSharding(mesh, PartitionSpec(DATA))
     length, new, prompts, responses = 256, 64, 64, 10
     slots = 256 if target.memory < 20e9 else 512
-    program = prefill.Program(model, mesh, new, (128_001,), False, False, 0)
+    program = prefill.Program(model, mesh, new, (128_001,), False, False)
     scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
     banned: Any = jax.ShapeDtypeStruct((model.vocab_size,), jnp.bool_, sharding=whole)
     state = jax.eval_shape(lambda: prefill.idle_slots(program, slots, length + new, data))

@@ -161,7 +161,8 @@ def generation(config: Config, model, params) -> dict:
 
 def tuning(config: Config, model, params) -> dict:
     """The reference's log-probabilities, and the epochs of DPO."""
-    from jaxpfl.text.preference.optimisation import Pairs, PreferenceSettings, tune
+    from jaxpfl.text.preference.optimisation import PreferenceSettings, tune
+    from jaxpfl.text.preference.pairs import Pairs
 
     generator = np.random.default_rng(1)
 

@@ -130,7 +130,7 @@ def main(config: Config) -> None:
     if not config.sources and folder:
         sources += (str(pathlib.Path(folder) / IRC),)
     try:
-        encoder = SentenceEncoder.load(config.encoder)
+        encoder = SentenceEncoder(config.encoder)
     except InputError as error:
         raise SystemExit(str(error)) from None
     against = Against(config.against, config.encoder) if config.against else None

@@ -37,8 +37,7 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.few_shot import POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import Carried, PreferenceSettings, tune
-from jaxpfl.text.preference.pairs import Pairs
-from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.preference.pairs import Pairs, preferences
 from jaxpfl.text.preference.responses import last_tokens, pairs_of_texts
 
 

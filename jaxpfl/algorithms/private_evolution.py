@@ -34,7 +34,7 @@ from jaxpfl.algorithms.stored_rounds import Arrays, Hooks, PublicDraws
 from jaxpfl.checks import non_negative, non_negative_int, one_of, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.federated.release.releaser import Release
-from jaxpfl.text.byte_rows import from_byte_rows, to_byte_rows
+from jaxpfl.text.columns import from_byte_rows, to_byte_rows
 from jaxpfl.text.embed import Embedder
 
 Form = Literal["pre_text", "aug_pe"]
@@ -107,7 +107,7 @@ class Evolved:
 
 
 class EvolutionState(NamedTuple):
-    """Texts as rows of bytes (`text.byte_rows`); public.
+    """Texts as rows of bytes (`text.columns`); public.
 
     Attributes:
       texts: uint8 [M, max_bytes], the texts that the next round votes on.

@@ -5,9 +5,9 @@ split at white space alone, and its tags are separated by "|". The vocabularies 
 frequent words and tags of public counts (`data.readers.counts`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.data.readers.counts import read_counts
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-
-_BLOCK = 65_536
+from jaxpfl.text.columns import texts_of
 
 
 @dataclass(frozen=True)
@@ -48,45 +47,29 @@ class TagEncoder:
         Raises:
           InputError: the population lacks the column "text" or "tags", or they do not hold text.
         """
-        for name in ("text", "tags"):
-            column = population.columns.get(name)
-            if column is None or isinstance(column, np.ndarray):
-                found = ", ".join(map(repr, population.columns)) or "none"
-                raise InputError(
-                    f"population {population.name!r} must have a column {name!r} of text to "
-                    f"predict tags, found columns {found}"
-                )
-        number = population.num_examples
-        words = _Rows(self.words, number, self.max_words)
-        tags = _Rows(self.tags, number, self.max_tags)
-        for start in range(0, number, _BLOCK):
-            texts, titles, lists = (
-                _slice(population, name, start) for name in ("text", "title", "tags")
-            )
-            for row, (text, title) in enumerate(zip(texts, titles, strict=True), start):
-                words.fill(row, f"{text} {title}".split())
-            for row, tagged in enumerate(lists, start):
-                tags.fill(row, filter(None, tagged.split("|")))
-        return population.with_columns({"words": words.ids, "tags": tags.ids})
+        number, titled = population.num_examples, "title" in population.columns
+        titles = texts_of(population, "title") if titled else repeat("", number)
+        posts = zip(texts_of(population), titles, strict=True)
+        words = (f"{text} {title}".split() for text, title in posts)
+        tags = (filter(None, tagged.split("|")) for tagged in texts_of(population, "tags"))
+        return population.with_columns(
+            {
+                "words": _ids(self.words, words, number, self.max_words),
+                "tags": _ids(self.tags, tags, number, self.max_tags),
+            }
+        )
 
 
-class _Rows:
-    def __init__(self, vocabulary: tuple[str, ...], number: int, width: int) -> None:
-        dtype = np.int16 if len(vocabulary) < 2**15 else np.int32
-        self.ids = np.full((number, width), PAD, dtype)
-        self._id_of = {word: place for place, word in enumerate(vocabulary)}
-
-    def fill(self, row: int, words: Iterable[str]) -> None:
-        other, width = len(self._id_of), self.ids.shape[1]
-        ids = [self._id_of.get(word, other) for word in islice(words, width)]
-        self.ids[row, : len(ids)] = ids
-
-
-def _slice(population: Population, name: str, start: int) -> Iterator[str]:
-    column = population.columns.get(name)
-    if column is None:
-        return iter([""] * min(_BLOCK, population.num_examples - start))
-    return iter(column[start : start + _BLOCK].to_pylist())
+def _ids(
+    vocabulary: tuple[str, ...], lists: Iterable[Iterable[str]], number: int, width: int
+) -> np.ndarray:
+    """The ids of the first `width` entries of each of `number` lists, padded."""
+    other, id_of = len(vocabulary), {word: place for place, word in enumerate(vocabulary)}
+    rows = np.full((number, width), PAD, np.int16 if other < 2**15 else np.int32)
+    for row, entries in zip(rows, lists, strict=True):
+        ids = [id_of.get(entry, other) for entry in islice(entries, width)]
+        row[: len(ids)] = ids
+    return rows
 
 
 def most_frequent(path: str | Path, number: int, what: str) -> tuple[str, ...]:
@@ -99,7 +82,7 @@ def most_frequent(path: str | Path, number: int, what: str) -> tuple[str, ...]:
       InputError: the file cannot be read, or has fewer entries.
       CorruptFile: it is a damaged archive.
     """
-    counts: Mapping[str, int] = read_counts(path)
+    counts = read_counts(path)
     if len(counts) < number:
         raise InputError(f"{path} has {len(counts)} entries, expected at least {what} = {number}")
     return tuple(islice(counts, number))

@@ -13,7 +13,7 @@ from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.preference.optimisation import PreferenceSettings
-from jaxpfl.text.tokenisers.base import packed, utf8_bytes
+from jaxpfl.text.tokenisers.base import UTF8Bytes, packed
 
 NEAR = ["ab ba ab", "ba ab ba", "ab ab ba", "ba ba ab"]
 FAR = ["yz zy yz", "zy yz zy", "yz yz zy", "zy zy yz"]
@@ -55,8 +55,8 @@ def trained_generator() -> LanguageModel:
     )
     rng = np.random.default_rng(0)
     lines = [(NEAR + FAR)[i] for i in rng.integers(0, 8, 2_000)]
-    rows = packed(utf8_bytes().encode(["\n".join(lines)]), 24, 256)
+    rows = packed(UTF8Bytes().encode(["\n".join(lines)]), 24, 256)
     params = model.init(jax.random.key(0))
     settings = Training(epochs=4, batch_size=16, learning_rate=0.02)
     found = fit(model, params, {"tokens": rows}, settings, seed=0)
-    return LanguageModel(model, found.params, utf8_bytes())
+    return LanguageModel(model, found.params, UTF8Bytes())

@@ -30,7 +30,7 @@ from jaxpfl.text.generation.few_shot import FewShot
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue
 from jaxpfl.text.preference.optimisation import PreferenceSettings
-from jaxpfl.text.tokenisers.base import utf8_bytes
+from jaxpfl.text.tokenisers.base import UTF8Bytes
 from tests.federated.test_local_training import DIM, LinearModel
 from tests.plans import flat_plan
 
@@ -148,7 +148,7 @@ def untrained() -> LanguageModel:
         tied=True,
     )
     model = Decoder(config)
-    return LanguageModel(model, model.init(jax.random.key(0)), utf8_bytes())
+    return LanguageModel(model, model.init(jax.random.key(0)), UTF8Bytes())
 
 
 def writers() -> Population:

@@ -23,8 +23,9 @@ from jaxpfl.privacy import Plan
 from jaxpfl.privacy.participation import FixedSize
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.preference.optimisation import log_probabilities, tune
-from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.preference.log_probabilities import log_probabilities
+from jaxpfl.text.preference.optimisation import tune
+from jaxpfl.text.preference.pairs import preferences
 from tests.algorithms.asking import asked, asking
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
 from tests.plans import flat_plan, flat_without_privacy
@@ -373,7 +374,7 @@ def test_a_text_written_twice_keeps_its_own_score(generator):
     chosen = bytes(i for i in pairs.chosen_NxT[0].tolist() if i >= 0).decode()
     assert chosen.startswith("ab\n")
     assert faulty(texts, scores) == "yz"
-    assert preferences(scores, 2).chosen_K.tolist() == [1]
+    assert preferences(scores, 2)[0].tolist() == [1]
 
 
 def test_scores_that_are_all_alike_are_finite(hashed, tmp_path):

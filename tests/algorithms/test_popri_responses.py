@@ -11,7 +11,7 @@ from jaxpfl.algorithms.popri import preference_pairs, respond, synthesise
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.preference.responses import last_tokens
-from jaxpfl.text.tokenisers.base import Tokeniser, utf8_bytes
+from jaxpfl.text.tokenisers.base import Tokeniser, UTF8Bytes
 from tests.algorithms.popri_parts import FAR, NEAR, SETTINGS, trained_generator
 
 
@@ -112,7 +112,7 @@ def test_the_end_is_tokenised_with_the_text(generator):
 class Raw:
     """Stands in for a model: it writes the responses that it is given."""
 
-    tokeniser = utf8_bytes()
+    tokeniser = UTF8Bytes()
 
     def __init__(self, texts, ended=None):
         self.texts, self.asked = texts, {}

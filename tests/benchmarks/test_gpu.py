@@ -2,11 +2,16 @@
 
 import json
 
+import jax
 import pytest
 
 from benchmarks import harness
 from benchmarks.gpu import __main__ as driver
+from benchmarks.gpu import llama
 from benchmarks.gpu.parts import Part, parts
+from jaxpfl.models import count_parameters
+from jaxpfl.models.decoder.config import llama3_8b
+from jaxpfl.models.decoder.network import Decoder
 
 SCRIPTS = {
     "good": f"""
@@ -63,14 +68,11 @@ def test_a_part_that_takes_too_long_keeps_the_rows_that_it_stored(scripts):
     assert found["rows"] == [{"what": "first"}]
 
 
-def test_an_unknown_part_is_named():
-    with pytest.raises(SystemExit, match="found 'dinner'"):
-        driver.main(driver.Config(only=("dinner",)))
-
-
 def test_parts_have_names_of_their_own():
     names = [part.name for part in parts()]
     assert len(set(names)) == len(names)
+    with pytest.raises(SystemExit, match="found 'dinner'"):
+        driver.main(driver.Config(only=("dinner",)))
 
 
 def test_chunks_of_the_rounds_divide_their_buckets():
@@ -94,3 +96,33 @@ def test_each_part_ends_with_a_row(part, tmp_path, monkeypatch):
     found = driver.run(part, driver.Config(tiny=True))
     assert found["error"] is None, found["error"]
     assert found["rows"]
+
+
+@pytest.mark.long
+def test_llama_runs_on_a_tiny_shape(capsys, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(llama.harness, "record", lambda *arguments: recorded.append(arguments))
+    llama.main(
+        llama.Config(
+            shape="tiny",
+            prompts=4,
+            responses=2,
+            prompt_tokens=24,
+            new_tokens=8,
+            batch_size=4,
+            part=2,
+        )
+    )
+    text = capsys.readouterr().out
+    assert "generation" in text and "dpo" in text
+    assert [name for name, _ in recorded] == ["llama"]
+    assert all(row["shape"] == "tiny" for row in recorded[0][1])
+
+
+def test_operations_are_those_of_the_published_shape():
+    """Twice the parameters that multiply, 8.03 billion less the embedding, for a token alone."""
+    model = Decoder(llama3_8b())
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    norms = 65 * 4096
+    multiply = count_parameters(shapes) - count_parameters(shapes["embed"]) - norms
+    assert llama.products_per_token(model, 0) + llama.head_per_token(model) == 2 * multiply

@@ -36,7 +36,6 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.data.populations import small
 from tests.data.tff_files import example, write_file
 from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
-from tests.text.embed.test_images import _network
 
 
 def population(folder: Path) -> None:
@@ -199,12 +198,6 @@ def begun_sweep(folder: Path) -> None:
     sweeps.finish(point)
 
 
-def gpt2(folder: Path) -> None:
-    letters = ["a", "b", "ab", "<|endoftext|>"]
-    (folder / "encoder.json").write_text(json.dumps({each: i for i, each in enumerate(letters)}))
-    (folder / "vocab.bpe").write_text("#version: 0.2\na b\n")
-
-
 def word_pieces(folder: Path) -> None:
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -247,14 +240,6 @@ def word_counts(path: Path) -> None:
     path.write_text("the 5\na,3\n")
 
 
-def scored(path: Path) -> None:
-    pieces = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256)), b"a"]
-    records = b"".join(
-        np.float32(-1).tobytes() + np.int32(len(piece)).tobytes() + piece for piece in pieces
-    )
-    path.write_bytes(np.int32(8).tobytes() + records)
-
-
 def llama2c(path: Path) -> None:
     sizes = np.array([4, 4, 1, 2, 2, 3, 2], np.int32)
     numbers = 3 * 4 + 4 + 4 * 16 + 4 + 3 * 16 + 4 + 2 * 2
@@ -273,14 +258,6 @@ def adapters(folder: Path) -> None:
 def sharded(folder: Path) -> None:
     model, params = pretrained.load(write_decoder(folder / "model", "gpt2"))
     pretrained.save(folder / "model", model, params, shard_bytes=20_000)
-
-
-def pictures(folder: Path) -> None:
-    model, weights = _network()
-    (folder / "model.json").write_text(json.dumps(model))
-    content = b"".join(value.tobytes() for value in weights.values())
-    (folder / "one.bin").write_bytes(content[:100])
-    (folder / "two.bin").write_bytes(content[100:])
 
 
 def sentences(folder: Path) -> None:

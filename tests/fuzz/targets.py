@@ -28,10 +28,8 @@ from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.models.checkpoints import adapters, llama2c, own_models, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed.encoder import SentenceEncoder
-from jaxpfl.text.embed.tensorflow_js import read_network
 from jaxpfl.text.tokenisers.chat import read_template
-from jaxpfl.text.tokenisers.fast import gpt2, hugging_face
-from jaxpfl.text.tokenisers.scored import llama2c as scored
+from jaxpfl.text.tokenisers.fast import hugging_face
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.fuzz import seeds
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
@@ -176,10 +174,6 @@ def _config(make: Callable[[Path], object]) -> Target:
     return _one("config.json", make, pretrained.read_config, share=20)
 
 
-def _gpt2(name: str, share: float) -> Target:
-    return Target(name, seeds.gpt2, lambda folder: _use(gpt2(folder)), share=share)
-
-
 def _tokeniser(name: str, make: Callable[[Path], object], share: float) -> Target:
     return Target(name, make, lambda folder: _use(hugging_face(folder)), share=share)
 
@@ -234,9 +228,6 @@ TARGETS: dict[str, Target] = {
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
     "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
     "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=6),
-    "encoder.json": _gpt2("encoder.json", 14),
-    "vocab.bpe": _gpt2("vocab.bpe", 8),
-    "tok.bin": _alone("tok.bin", seeds.scored, lambda path: _use(scored(path)), 28),
     "llama2.c": _alone("a.bin", seeds.llama2c, llama2c.load, 20),
     "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
@@ -246,9 +237,7 @@ TARGETS: dict[str, Target] = {
     "own model": Target("model/config.json", seeds.own, _read_own, share=8),
     "adapter settings": Target("adapters/adapter_config.json", *_ADAPTERS, share=0.1),
     "adapters": Target("adapters/adapter_model.safetensors", *_ADAPTERS, share=0.1),
-    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder.load, share=0.3),
-    "image network": Target("model.json", seeds.pictures, read_network, share=12),
-    "image weights": Target("two.bin", seeds.pictures, read_network, share=4),
+    "sentence encoder": Target("modules.json", seeds.sentences, SentenceEncoder, share=0.3),
     "JSON lines": _data("a.jsonl", seeds.lines, share=4),
     "JSON lines, packed": _data("a.jsonl.gz", seeds.lines, share=12),
     "JSON": _data("a.json", _as_json(seeds.ROWS), share=6),

@@ -58,30 +58,13 @@ class TopWords:
     """The most probable words that were drawn.
 
     Attributes:
-      words: by falling probability, ties by their bytes, without the excluded words. The other
-        attributes include the excluded words.
-      drawn: the number of sequences that were drawn.
-      complete: how many of these were words: not empty, and ended within the cap.
-      distinct: how many different words there were.
-      covered: the total probability of these different words; 1 - covered is the probability of all
-        other sequences.
+      words: by falling probability, ties by their bytes, without the excluded words.
+      covered: the total probability of the different words that were drawn, excluded ones among
+        them; 1 - covered is the probability of all other sequences.
     """
 
     words: tuple[ScoredWord, ...]
-    drawn: int
-    complete: int
-    distinct: int
     covered: float
-
-    def expected_missed(self, probability: float) -> float:
-        """A bound on the expected number of words of probability p or more that were never drawn.
-
-        There are at most 1 / p of them, and each is missed with probability at most (1 - p)^drawn.
-        p must be in (0, 1] and chosen before the words were drawn.
-        """
-        if not 0 < probability <= 1:
-            raise InputError(f"probability must lie in (0, 1], found {probability}")
-        return (1 - probability) ** self.drawn / probability
 
 
 def top_words(
@@ -130,13 +113,7 @@ def top_words(
         found.append(ScoredWord(show(raw), raw, float(log_D[i]), int(draws_D[i])))
         if len(found) == number:
             break
-    return TopWords(
-        words=tuple(found),
-        drawn=draws,
-        complete=len(complete_CxT),
-        distinct=len(distinct_DxT),
-        covered=math.fsum(np.exp(log_D)),
-    )
+    return TopWords(tuple(found), covered=math.fsum(np.exp(log_D)))
 
 
 def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) -> np.ndarray:

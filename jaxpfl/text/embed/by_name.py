@@ -6,10 +6,9 @@ from jaxpfl import checks
 from jaxpfl.errors import InputError
 from jaxpfl.text.embed.base import Embedder
 
-_NAMES = ("hashed", "minilm", "encoder", "sentence-transformers", "doodlenet")
+_NAMES = ("hashed", "minilm", "encoder", "sentence-transformers")
 _EXPECTED = (
-    "hashed, hashed:DIMENSION, minilm, encoder:FOLDER-OR-HUB-NAME, sentence-transformers:NAME or "
-    "doodlenet:FOLDER"
+    "hashed, hashed:DIMENSION, minilm, encoder:FOLDER-OR-HUB-NAME or sentence-transformers:NAME"
 )
 
 
@@ -20,7 +19,6 @@ def embedder(name: str) -> Embedder:
         minilm                         all-MiniLM-L6-v2 (`embed.encoder`)
         encoder:FOLDER-OR-HUB-NAME     an encoder of BERT's kind and tokenizer (`embed.encoder`)
         sentence-transformers:NAME     through that library, if installed
-        doodlenet:FOLDER               drawings of 28 x 28 pixels (`embed.images`)
 
     Raises:
       InputError: there is no such embedder, or a file or library that it needs is missing.
@@ -42,15 +40,11 @@ def embedder(name: str) -> Embedder:
     if name == "minilm" or (kind == "encoder" and rest):
         from jaxpfl.text.embed.encoder import SentenceEncoder
 
-        return SentenceEncoder.load(rest or name)
+        return SentenceEncoder(rest or name)
     if kind == "sentence-transformers" and rest:
         from jaxpfl.text.embed.sentence_transformers import SentenceTransformersEmbedder
 
         return SentenceTransformersEmbedder(rest)
-    if kind == "doodlenet" and rest:
-        from jaxpfl.text.embed.images import DoodleNet
-
-        return DoodleNet.load(rest)
     near = difflib.get_close_matches(kind, _NAMES, 1, 0.5)
     hint = f" (did you mean {near[0]!r}?)" if near and near[0] != kind else ""
     raise InputError(f"unknown embedder {name!r}{hint}: expected {_EXPECTED}")

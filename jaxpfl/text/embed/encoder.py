@@ -15,7 +15,7 @@ import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ _CHARACTERS = 65_536
 
 
 class SentenceEncoder:
-    """An embedder of texts by a published encoder; see `SentenceEncoder.load`.
+    """An embedder of texts by a published encoder.
 
     The vectors are those of sentence-transformers with the same folder, up to float32 rounding. A
     text is cut after 65,536 code points and then after `max_length` tokens; a lone surrogate
@@ -63,92 +63,50 @@ class SentenceEncoder:
 
     column = "text"
 
-    def __init__(
-        self,
-        model: Encoder,
-        params: Params,
-        tokenizer: Any,
-        *,
-        max_length: int,
-        pooling: str = "mean",
-        normalise: bool = False,
-        name: str,
-    ):
-        """See `load`; `tokenizer` is a `tokenizers.Tokenizer`, which is changed.
-
-        Raises:
-          InputError: the tokenizer knows more tokens than the model, or a setting is unknown.
-        """
-        config = model.config
-        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
-        if largest >= config.vocab_size:
-            raise InputError(
-                f"the tokenizer of {name} has token ids up to {largest}, but the model's "
-                f"vocab_size is {config.vocab_size}"
-            )
-        self.model = model
-        self.name = name
-        self.dimension = config.hidden_size
-        self.max_length = min(positive_int("max_length", max_length), config.positions)
-        self.pooling = one_of("pooling", pooling, POOLINGS)
-        self.normalise = normalise
-        self._params = jax.device_put(params)
-        self._run = jax.jit(partial(_vectors, model, pooling=pooling, normalise=normalise))
-        self._tokenizer = tokenizer
-        tokenizer.no_padding()
-        with faults(f"the tokenizer of {name} cannot cut texts to {self.max_length} tokens"):
-            tokenizer.enable_truncation(self.max_length)
-
-    @classmethod
-    def load(cls, name: str | Path) -> Self:
-        """The encoder of a local folder, "minilm", or a Hugging Face hub NAME or NAME@REVISION.
+    def __init__(self, name: str | Path):
+        """Reads the encoder of a local folder, "minilm", or a hub NAME or NAME@REVISION.
 
         Raises:
           InputError: the model is not found, a library is missing, or the folder asks for a variant
-            that is not supported.
+            that is not supported, or for more tokens than the model has.
           CorruptFile: a file is broken.
         """
         tokenizers = require("tokenizers", "text")
         folder = pretrained.resolve(name)
-        base, pooling, normalise = _stages(folder)
+        base, self.pooling, self.normalise = _stages(folder)
         settings = read_object(base / "sentence_bert_config.json", optional=True)
         model, params = pretrained.load(base)
         if not isinstance(model, Encoder) or model.causal:
             raise InputError(f"{base / 'config.json'}: an encoder is needed, found a decoder")
-        path = base / "tokenizer.json"
+        config, path = model.config, base / "tokenizer.json"
         tokenizer = read_tokenizer(path)
-        if settings.get("do_lower_case"):
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        if largest >= config.vocab_size:
+            raise InputError(
+                f"{path} has token ids up to {largest}, but the model's vocab_size is "
+                f"{config.vocab_size}"
+            )
+        lower_case = bool(settings.get("do_lower_case"))
+        if lower_case:
             lower = [tokenizers.normalizers.Lowercase()]
             before = [tokenizer.normalizer] if tokenizer.normalizer else []
             tokenizer.normalizer = tokenizers.normalizers.Sequence(lower + before)
-        length = settings.get("max_seq_length")
-        if length is None:
-            others = read_object(base / "tokenizer_config.json", optional=True)
-            length = others.get("model_max_length")
-        if length is None:
-            length = model.config.positions
-        elif type(length) in (int, float) and 0 < length < math.inf:
-            # A number such as 1e30 stands for "no limit".
-            length = min(int(length), model.config.positions)
-        encoder = cls(
-            model,
-            params,
-            tokenizer,
-            max_length=length,  # pyright: ignore[reportArgumentType] (`__init__` checks it)
-            pooling=pooling,
-            normalise=normalise,
-            name=str(name),
-        )
+        self.max_length = _max_length(base, settings, config.positions)
+        with faults(f"{path} cannot cut texts to {self.max_length} tokens"):
+            tokenizer.enable_truncation(self.max_length)
         identity = [
             *(files.sha256_file(file) for file in pretrained.weight_files(base)),
             files.sha256_file(path),
-            *(asdict(model.config), encoder.max_length, pooling, normalise),
-            bool(settings.get("do_lower_case")),
+            *(asdict(config), self.max_length, self.pooling, self.normalise),
+            lower_case,
         ]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         # The name is public, and the path of a folder may be private.
-        encoder.name = f"{PurePosixPath(str(name)).name or folder.name} {digest[:12]}"
-        return encoder
+        self.name = f"{PurePosixPath(str(name)).name or folder.name} {digest[:12]}"
+        self.dimension = config.hidden_size
+        self._tokenizer, self._params = tokenizer, jax.device_put(params)
+        vectors = partial(_vectors, model, pooling=self.pooling, normalise=self.normalise)
+        self._run = jax.jit(vectors)
 
     def __call__(self, examples: Any) -> np.ndarray:
         """Vectors float32 [n, d] of n texts, in their order."""
@@ -206,6 +164,17 @@ def _vectors(
 def _padded_lengths(limit: int) -> np.ndarray:
     """The lengths that texts are padded to, in increasing order; the last is `limit`."""
     return np.append(_PADDED_LENGTHS[_PADDED_LENGTHS < limit], limit)
+
+
+def _max_length(folder: Path, settings: dict[str, Any], positions: int) -> int:
+    """The tokens after which texts are cut, from the first file that states them."""
+    others = read_object(folder / "tokenizer_config.json", optional=True)
+    lengths = (settings.get("max_seq_length"), others.get("model_max_length"), positions)
+    length: Any = next(each for each in lengths if each is not None)
+    if type(length) in (int, float) and 0 < length < math.inf:
+        # A number such as 1e30 stands for "no limit".
+        length = min(int(length), positions)
+    return positive_int(f"{folder}: max_length", length)
 
 
 def _stages(folder: Path) -> tuple[Path, str, bool]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxpfl.checks import non_negative, non_negative_int, positive_int, real
+from jaxpfl.checks import non_negative, positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.text.generation.stop import check_stop
 
@@ -17,8 +17,6 @@ class Decoding:
         always taken.
       top_p: tokens are drawn from the nucleus, the fewest most probable tokens that together have
         this probability (Holtzman et al. 2020); 1 turns this off.
-      top_k: tokens are drawn from this many most probable ones; 0 turns this off. It is applied
-        before `top_p`.
       stop: a response ends before the first of these texts, see `jaxpfl.text.generation.stop`.
 
     Raises:
@@ -28,7 +26,6 @@ class Decoding:
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
     stop: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -36,5 +33,4 @@ class Decoding:
         non_negative("temperature", self.temperature)
         if not 0 < real("top_p", self.top_p) <= 1:
             raise InputError(f"top_p must be greater than 0 and at most 1, found {self.top_p!r}")
-        non_negative_int("top_k", self.top_k)
         object.__setattr__(self, "stop", check_stop(self.stop))

@@ -1,7 +1,7 @@
-"""Drawing a token from a row of logits: temperature, top-k, top-p and the draw.
+"""Drawing a token from a row of logits: temperature, top-p and the draw.
 
-Top-k and top-p keep the tokens at or above a threshold; tokens that tie with the last one kept are
-kept. The threshold of top-p is found by bisection over the bits of the probabilities, which is
+Top-p keeps the tokens at or above a threshold; tokens that tie with the last one kept are kept. The
+threshold is found by bisection over the bits of the probabilities, which is
 exact and does not sort the vocabulary.
 
 The draw uses the Gumbel-max trick twice, first for a block of the vocabulary by its share of the
@@ -25,12 +25,6 @@ def probabilities(logits_SxV: Array, temperature: Array) -> Array:
     """softmax(logits / temperature), float32 [S, V], scaled to a largest value of 1."""
     scaled_SxV = logits_SxV / temperature
     return jnp.exp(scaled_SxV - jnp.max(scaled_SxV, axis=-1, keepdims=True))
-
-
-def keep_top_k(weights_SxV: Array, k: int) -> Array:
-    """The k largest weights of each row, the others 0."""
-    largest_SxK, _ = lax.top_k(weights_SxV, min(k, weights_SxV.shape[1]))
-    return jnp.where(weights_SxV >= largest_SxK[:, -1:], weights_SxV, 0.0)
 
 
 def keep_top_p(weights_SxV: Array, p: Array) -> Array:

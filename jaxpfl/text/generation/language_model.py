@@ -43,8 +43,6 @@ class LanguageModel:
       params: its parameters, including the adapters where the model has them.
       tokeniser: the tokeniser of the vocabulary that the network was trained on.
       mesh: the devices that share the requests, along the mesh axis "data"; None for one device.
-      slots: how many sequences each device generates at a time; None for the default, see
-        `jaxpfl.text.generation.sampling.sample`.
 
     Raises:
       InputError: the tokeniser has ids for which the network has no embedding.
@@ -54,7 +52,6 @@ class LanguageModel:
     params: Params = field(repr=False)
     tokeniser: Tokeniser = field(repr=False)
     mesh: Mesh | None = None
-    slots: int | None = None
 
     def __post_init__(self) -> None:
         check_fits(self.tokeniser, self.model.vocab_size)
@@ -104,7 +101,6 @@ class LanguageModel:
             decoding=decoding,
             responses=responses,
             tokeniser=self.tokeniser,
-            slots=self.slots,
             mesh=self.mesh,
             progress=progress,
         )

@@ -21,10 +21,8 @@ from jaxpfl.models.decoder.cache import Cache
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation import continuous_batching
 from jaxpfl.text.generation.continuous_batching import Requests, Sequences, Slots
-from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
-
-DATA = "data"
-"""The mesh axis whose devices share the requests."""
+from jaxpfl.text.generation.draw import draw, greedy, keep_top_p, probabilities
+from jaxpfl.text.microbatches import DATA
 
 KEY_IMPL, _KEY_WORDS = "threefry2x32", 2
 
@@ -38,7 +36,6 @@ class Program(NamedTuple):
     ends: tuple[int, ...]
     greedy: bool
     top_p: bool
-    top_k: int
 
 
 class Controls(NamedTuple):
@@ -126,8 +123,6 @@ def _run_alone(
         if program.greedy:
             return greedy(logits_SxV)
         weights_SxV = probabilities(logits_SxV, controls.temperature)
-        if program.top_k:
-            weights_SxV = keep_top_k(weights_SxV, program.top_k)
         if program.top_p:
             weights_SxV = keep_top_p(weights_SxV, controls.top_p)
         return draw(keys_S, weights_SxV)

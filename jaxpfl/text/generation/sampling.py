@@ -11,13 +11,11 @@ a request therefore depends on the request, the settings and the number of slots
 other requests.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
@@ -27,7 +25,6 @@ from jaxpfl.progress import track
 from jaxpfl.text.generation.continuous_batching import Slots
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.prefill import (
-    DATA,
     KEY_IMPL,
     Controls,
     Program,
@@ -37,6 +34,7 @@ from jaxpfl.text.generation.prefill import (
     run_prefill_batch,
 )
 from jaxpfl.text.generation.stop import stop_table
+from jaxpfl.text.microbatches import DATA, placed
 from jaxpfl.text.tokenisers.base import Tokeniser, check_fits
 
 _PADDED_LENGTHS = np.array([16, 32, 64, 96, 128, 192, 256, 384, 512])
@@ -82,21 +80,19 @@ def sample(
     """
     prompts_PxL = _checked_prompts(model, prompts_PxL, decoding.max_new_tokens)
     positive_int("responses", responses)
+    params = placed(params, mesh)
     number = len(prompts_PxL)
     drawn_NxT = np.full((number * responses, decoding.max_new_tokens), PAD, np.int32)
     program = Program(
         model=model,
-        mesh=mesh if mesh is not None and DATA in mesh.shape else None,
+        mesh=mesh,
         max_tokens=decoding.max_new_tokens,
-        ends=() if tokeniser is None else _checked_ends(model, tokeniser),
+        ends=() if tokeniser is None else tokeniser.ends,
         greedy=decoding.temperature == 0,
         top_p=decoding.top_p < 1,
-        top_k=decoding.top_k if decoding.top_k < model.vocab_size else 0,
     )
     controls = _controls(model, decoding, tokeniser)
-    devices = 1 if program.mesh is None else program.mesh.shape[DATA]
-    if mesh is not None:
-        params = _on_mesh(params, mesh)
+    devices = 1 if mesh is None else mesh.shape[DATA]
     words_NxW = _request_words(key, number, responses)
     lengths_P = np.sum(prompts_PxL != PAD, axis=1)
     possible = np.append(
@@ -186,29 +182,6 @@ def _controls(model: Decoder, decoding: Decoding, tokeniser: Tokeniser | None) -
         banned_V=jnp.arange(vocab_size) >= known,
         table_NxV=table_NxV,
     )
-
-
-def _on_mesh(params: Params, mesh: Mesh) -> Params:
-    """The parameters, copied to all devices of the mesh unless they are on it already."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-
-    def place(leaf: Any) -> Array:
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh == mesh:
-            return leaf
-        return jax.device_put(leaf, everywhere)
-
-    return jax.tree.map(place, params)
-
-
-def _checked_ends(model: Decoder, tokeniser: Tokeniser) -> tuple[int, ...]:
-    for end in tokeniser.ends:
-        if not 0 <= end < model.vocab_size:
-            raise InputError(
-                f"the ends of the tokeniser {tokeniser.name} must be ids of the model, 0 .. "
-                f"{model.vocab_size - 1}, found {end}"
-            )
-    return tuple(int(end) for end in tokeniser.ends)
 
 
 def _checked_prompts(model: Decoder, prompts_PxL: np.ndarray, new: int) -> np.ndarray:

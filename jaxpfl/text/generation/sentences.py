@@ -161,15 +161,10 @@ def generate_sentences(
     *,
     max_tokens: int = 20,
     temperature: float = 1.0,
-    progress: bool = False,
 ) -> list[str]:
     """`number` sentences; sentence i is a function of (params, key, i) and the settings only."""
+    keys_N = request_keys(key, number)
     tokens_NxT = sample_tokens(
-        model,
-        params,
-        request_keys(key, number),
-        max_tokens=max_tokens,
-        temperature=temperature,
-        progress=progress,
+        model, params, keys_N, max_tokens=max_tokens, temperature=temperature
     )
     return [vocabulary.decode(row) for row in tokens_NxT]

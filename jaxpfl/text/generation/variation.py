@@ -2,7 +2,7 @@
 
 `MaskAndFill` is the variation of PrE-Text (Hou et al. 2024, "PrE-Text: Training Language Models on
 Private Federated Data in the Age of LLMs", section 3): some tokens are masked, and a masked
-language model, RoBERTa in the paper, draws others in their place, several times. `Continue` is for
+language model, RoBERTa in the paper, draws others in their place. `Continue` is for
 a decoder that follows no instructions: it keeps a text's beginning and writes another end.
 
     vary = mask_and_fill("FacebookAI/roberta-large")
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxpfl.checks import non_negative_int, open_fraction, positive, positive_int
+from jaxpfl.checks import open_fraction, positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.checkpoints import pretrained
@@ -32,6 +32,7 @@ from jaxpfl.text.tokenisers.base import Tokeniser, check_fits, pad
 from jaxpfl.text.tokenisers.fast import hugging_face
 
 _ROWS, _MULTIPLE = 32, 32
+_MASKED = 0.3
 _MASKS = ("[MASK]", "<mask>")
 
 
@@ -73,19 +74,18 @@ class Continue:
 
 @dataclass(frozen=True)
 class MaskAndFill:
-    """Masks tokens at random and draws others from a masked language model.
+    """Masks three of ten tokens at random and draws others from a masked language model.
+
+    At least one token of each text is masked.
 
     Attributes:
       model, params: an encoder with a language-model head (`models.encoder.network`).
       mask_id: the id of the mask token.
       first_id, last_id: the ids around a text.
-      share: the share of tokens that are masked at a time, at least one token of each text.
-      times: how often masking and drawing are repeated.
-      temperature: divides the logits before a draw.
       tokens: longer texts are cut to this number of tokens.
 
     Raises:
-      InputError: an id is not in the model's vocabulary, or a setting is out of its range.
+      InputError: the tokeniser has more ids than the model.
     """
 
     model: Encoder
@@ -94,23 +94,11 @@ class MaskAndFill:
     mask_id: int
     first_id: int
     last_id: int
-    share: float = 0.3
-    times: int = 1
-    temperature: float = 1.0
     tokens: int = 64
 
     def __post_init__(self) -> None:
         check_fits(self.tokeniser, self.model.vocab_size)
-        for name in ("mask_id", "first_id", "last_id"):
-            if non_negative_int(name, getattr(self, name)) >= self.model.vocab_size:
-                raise InputError(
-                    f"{name} must be an id of the model, 0 .. {self.model.vocab_size - 1}, found "
-                    f"{getattr(self, name)}"
-                )
-        open_fraction("share", self.share)
-        positive("temperature", self.temperature)
-        for name in ("times", "tokens"):
-            positive_int(name, getattr(self, name))
+        positive_int("tokens", self.tokens)
 
     def __call__(self, texts: Sequence[str], key: Array) -> list[str]:
         """One variation of each text, text i with `fold_in(key, i)`; an empty one stays empty."""
@@ -121,7 +109,6 @@ class MaskAndFill:
         # Ids without a text, and those that the tokeniser does not have, are never drawn.
         banned_V = np.ones(self.model.vocab_size, bool)
         banned_V[[i for i, piece in enumerate(self.tokeniser.token_bytes()) if piece]] = False
-        program = (self.model, self.mask_id, self.share, self.times, self.temperature)
         for start in range(0, len(order), _ROWS):
             chosen = order[start : start + _ROWS]
             framed = [np.array([self.first_id, *rows[i], self.last_id], np.int32) for i in chosen]
@@ -129,7 +116,9 @@ class MaskAndFill:
             tokens_BxL = np.full((_ROWS, width), PAD, np.int32)
             tokens_BxL[: len(chosen)] = pad(framed, width)
             numbers_B = jnp.asarray(np.resize(chosen, _ROWS))
-            filled_BxL = _filled(program, self.params, tokens_BxL, key, numbers_B, banned_V)
+            filled_BxL = _filled(
+                self.model, self.mask_id, self.params, tokens_BxL, key, numbers_B, banned_V
+            )
             for i, row in zip(chosen, np.asarray(filled_BxL), strict=False):
                 found[i] = self.tokeniser.decode(row[1 : 1 + len(rows[i])]).strip() or texts[i]
         return found
@@ -148,7 +137,6 @@ def mask_and_fill(name: str | Path, *, tokens: int = 64) -> MaskAndFill:
         tokens, or its tokeniser has no mask token or puts no tokens around a text.
       CorruptFile: a file is broken.
     """
-    positive_int("tokens", tokens)
     folder = pretrained.resolve(name)
     model, params = pretrained.load(folder)
     if not isinstance(model, Encoder) or model.causal or not model.head:
@@ -189,33 +177,29 @@ def _width(tokens: int) -> int:
     return -(-tokens // _MULTIPLE) * _MULTIPLE
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _filled(
-    program: tuple[Encoder, int, float, int, float],
+    model: Encoder,
+    mask_id: int,
     params: Params,
     tokens_BxL: Array,
     key: Array,
     numbers_B: Array,
     banned_V: Array,
 ) -> Array:
-    model, mask_id, share, times, temperature = program
     real_BxL = tokens_BxL != PAD
     # The tokens around a text are never masked.
     places_L = jnp.arange(tokens_BxL.shape[1])
     length_B = jnp.sum(real_BxL, axis=1)
     inside_BxL = (places_L[None] > 0) & (places_L[None] < length_B[:, None] - 1)
     keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers_B)
-
-    def once(time: Array, tokens_BxL: Array) -> Array:
-        draws_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, time)))(keys_B)
-        uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(draws_Bx2[:, 0])
-        uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
-        least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
-        masked_BxL = inside_BxL & ((uniform_BxL < share) | (uniform_BxL == least_Bx1))
-        given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
-        logits = model.masked_logits(params, given_BxL, real_BxL) / temperature
-        logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
-        drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
-        return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)
-
-    return jax.lax.fori_loop(0, times, once, jnp.asarray(tokens_BxL))
+    draws_Bx2 = jax.vmap(lambda k: jax.random.split(jax.random.fold_in(k, 0)))(keys_B)
+    uniform_BxL = jax.vmap(lambda k: jax.random.uniform(k, places_L.shape))(draws_Bx2[:, 0])
+    uniform_BxL = jnp.where(inside_BxL, uniform_BxL, jnp.inf)
+    least_Bx1 = jnp.min(uniform_BxL, axis=1, keepdims=True)
+    masked_BxL = inside_BxL & ((uniform_BxL < _MASKED) | (uniform_BxL == least_Bx1))
+    given_BxL = jnp.where(masked_BxL, mask_id, jnp.maximum(tokens_BxL, 0))
+    logits = model.masked_logits(params, given_BxL, real_BxL)
+    logits = jnp.where(banned_V[None, None], -jnp.inf, logits)
+    drawn_BxL = jax.vmap(jax.random.categorical)(draws_Bx2[:, 1], logits).astype(jnp.int32)
+    return jnp.where(masked_BxL, drawn_BxL, tokens_BxL)

@@ -33,8 +33,7 @@ def unigram_baseline(
     evaluation_MxL: np.ndarray,
     *,
     vocab_size: int,
-    no_targets: Sequence[int] = (UNUSED, BOS),
-    no_predictions: Sequence[int] = (OOV,),
+    words: bool = True,
 ) -> UnigramBaseline:
     """Fits token frequencies on one token array and scores them on another.
 
@@ -48,63 +47,51 @@ def unigram_baseline(
     Args:
       train_NxL, evaluation_MxL: int token ids, rows of bos, words, eos, padding.
       vocab_size: number of token ids, including the special tokens.
-      no_targets: ids that are never targets: the unused one and the beginning of sentence of a
-        `Vocabulary`. A `Tokeniser` of subwords has none.
-      no_predictions: ids that are no prediction of a word, such as out-of-vocabulary.
+      words: whether the ids are those of a `Vocabulary`, of which some are never targets, and one
+        stands for no word. A `Tokeniser` has no such ids.
 
     Raises:
       InputError: an id is out of range, or there is nothing to evaluate.
     """
     positive_int("vocab_size", vocab_size)
-    counts_V = _target_counts("train", train_NxL, vocab_size, no_targets)
-    return _scored(counts_V, evaluation_MxL, no_targets, no_predictions)
+    counts_V = _target_counts("train", train_NxL, vocab_size)
+    return scored_counts(counts_V, evaluation_MxL, words=words)
 
 
 def scored_counts(
-    counts: Sequence[int] | np.ndarray, evaluation_MxL: np.ndarray
+    counts: Sequence[int] | np.ndarray, evaluation_MxL: np.ndarray, *, words: bool = True
 ) -> UnigramBaseline:
-    """As `unigram_baseline`, of words that were counted elsewhere.
+    """As `unigram_baseline`, of targets that were counted elsewhere.
 
     Args:
       counts: how often each id was a target, such as `Vocabulary.counts` of public text.
     """
-    return _scored(np.asarray(counts, np.float64), evaluation_MxL, (UNUSED, BOS), (OOV,))
-
-
-def _scored(
-    counts_V: np.ndarray,
-    evaluation_MxL: np.ndarray,
-    no_targets: Sequence[int],
-    no_predictions: Sequence[int],
-) -> UnigramBaseline:
-    """The baseline of these counts of targets."""
-    vocab_size = len(counts_V)
-    held_out_V = _target_counts("evaluation", evaluation_MxL, vocab_size, no_targets)
+    counts_V = np.asarray(counts, np.float64)
+    possible_V = np.ones(len(counts_V), bool)
+    if words:
+        possible_V[[UNUSED, BOS]] = False
+    held_out_V = np.where(
+        possible_V, _target_counts("evaluation", evaluation_MxL, len(counts_V)), 0
+    )
     total = int(held_out_V.sum())
     if total == 0:
         raise InputError("evaluation tokens must hold at least one target, found none")
-    possible_V = np.ones(vocab_size, bool)
-    possible_V[list(no_targets)] = False
     smoothed_V = np.where(possible_V, counts_V + 1.0, 0.0)
     log_probability_V = np.log(np.where(possible_V, smoothed_V, 1.0) / smoothed_V.sum())
     loss = -float(held_out_V @ log_probability_V) / total
-    predicted_V = smoothed_V.copy()
-    predicted_V[list(no_predictions)] = 0
-    best = int(np.argmax(predicted_V))
+    if words:
+        smoothed_V[OOV] = 0
+    best = int(np.argmax(smoothed_V))
     return UnigramBaseline(
         perplexity=float(np.exp(loss)), accuracy=float(held_out_V[best]) / total, count=total
     )
 
 
-def _target_counts(
-    name: str, tokens: np.ndarray, vocab_size: int, no_targets: Sequence[int]
-) -> np.ndarray:
+def _target_counts(name: str, tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """How often each id is a target: float64 [vocab_size]."""
     tokens = np.asarray(tokens)
     check_token_rows(f"{name} tokens", tokens)
     targets = tokens[:, 1:][tokens[:, 1:] != PAD]
     if targets.size and not (0 <= targets.min() and targets.max() < vocab_size):
         raise InputError(f"{name} tokens must lie in 0 .. {vocab_size - 1}, found one outside")
-    counts_V = np.bincount(targets, minlength=vocab_size).astype(np.float64)
-    counts_V[list(no_targets)] = 0
-    return counts_V
+    return np.bincount(targets, minlength=vocab_size).astype(np.float64)

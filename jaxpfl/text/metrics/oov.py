@@ -100,7 +100,10 @@ def oov_rates_of(population: Population) -> OOVRates:
 
     PRIVATE: for simulations only. Words beyond the length of a row are not counted.
     """
-    if "tokens" not in population.columns:
-        found = ", ".join(sorted(population.columns)) or "none"
-        raise InputError(f'population {population.name} needs a column "tokens", found {found}')
-    return oov_rates(np.asarray(population.columns["tokens"]))
+    tokens = population.columns.get("tokens")
+    if tokens is None:
+        found = ", ".join(map(repr, population.columns)) or "none"
+        raise InputError(
+            f"population {population.name!r} must have a column 'tokens', found columns {found}"
+        )
+    return oov_rates(np.asarray(tokens))

@@ -1,24 +1,20 @@
 """Log-probabilities of pairs of responses, whose prompt is read once for both."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
+from jaxpfl.text.microbatches import dealt, filled, placed
 from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
 
 # Logits in memory at a time; in float32 they take a quarter of a GiB.
 _LOGITS_AT_ONCE = 2**26
-
-LogProbabilities = tuple[Array, Array]
-"""Those of the chosen and of the rejected responses: float32 [N] each, in nats."""
 
 
 def log_probabilities(
@@ -30,8 +26,11 @@ def log_probabilities(
     multiple: int = 64,
     mesh: Mesh | None = None,
     progress: bool = False,
-) -> LogProbabilities:
-    """The log-probabilities of responses after their prompts: sums over tokens.
+) -> np.ndarray:
+    """Log-probabilities of the chosen and the rejected responses, sums over tokens, in nats.
+
+    Returns:
+      float32 [N, 2].
 
     Args:
       microbatch_size: pairs on the accelerator at a time.
@@ -53,7 +52,7 @@ def log_probabilities(
         indices, _ = filled(chosen, microbatch_size, mesh)
         read = dealt(rows(pairs[indices], int(np.max(width_N[chosen])), response), mesh)
         found_Nx2[chosen] = np.asarray(_jitted(model, params, read))[: len(chosen)]
-    return jnp.asarray(found_Nx2[:, 0]), jnp.asarray(found_Nx2[:, 1])
+    return found_Nx2
 
 
 def sums(model: Decoder, params: Params, read: Rows) -> Array:
@@ -91,38 +90,6 @@ def sums(model: Decoder, params: Params, read: Rows) -> Array:
 
 
 _jitted = jax.jit(sums, static_argnums=0)
-
-
-def filled(
-    chosen: np.ndarray, microbatch_size: int, mesh: Mesh | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a microbatch, filled up by repeating the first, and which of them are real."""
-    devices = 1 if mesh is None else mesh.shape["data"]
-    size = -(-microbatch_size // devices) * devices
-    indices = np.concatenate([chosen, np.full(size - len(chosen), chosen[0])])
-    return indices, np.arange(size) < len(chosen)
-
-
-def dealt(tree: Any, mesh: Mesh | None) -> Any:
-    """The arrays of a microbatch on the devices, along the mesh axis "data"."""
-    sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec("data"))
-    return jax.device_put(tree, sharding)
-
-
-def placed(params: Params, mesh: Mesh | None) -> Params:
-    """The parameters on all devices of the mesh; those that are there keep their sharding."""
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, params)
-    if "data" not in mesh.axis_names:
-        raise InputError(f"the mesh must have an axis 'data', found axes {mesh.axis_names}")
-    devices = set(mesh.devices.flat)
-
-    def place(leaf: Any) -> Array:
-        if isinstance(leaf, Array) and leaf.sharding.device_set == devices:
-            return leaf
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
-
-    return jax.tree.map(place, params)
 
 
 def check_fits(model: Decoder, pairs: Pairs) -> None:

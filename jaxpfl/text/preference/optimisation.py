@@ -32,18 +32,9 @@ from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.progress import track
-from jaxpfl.text.preference.log_probabilities import (
-    LogProbabilities,
-    check_fits,
-    dealt,
-    filled,
-    placed,
-    sums,
-)
-from jaxpfl.text.preference.log_probabilities import log_probabilities as log_probabilities
-from jaxpfl.text.preference.pairs import Pairs as Pairs
-from jaxpfl.text.preference.pairs import Rows, lengths, padded_lengths, rows
-from jaxpfl.text.preference.pairs import pairs_of as pairs_of
+from jaxpfl.text.microbatches import dealt, filled, placed
+from jaxpfl.text.preference.log_probabilities import check_fits, log_probabilities, sums
+from jaxpfl.text.preference.pairs import Pairs, Rows, lengths, padded_lengths, rows
 
 
 @dataclass(frozen=True)
@@ -117,19 +108,20 @@ class PreferenceSettings:
         return optax.chain(optax.clip_by_global_norm(self.clip_norm), adamw)
 
 
-def log_ratio(policy: LogProbabilities, reference: LogProbabilities) -> Array:
-    """h of the equations at the head of this file: float32 [N], nats."""
-    return (policy[0] - reference[0]) - (policy[1] - reference[1])
+def log_ratio(policy_Nx2: Array, reference_Nx2: Array) -> Array:
+    """h of the equations at the head of this file, from log-probabilities: float32 [N], nats."""
+    chosen_N, rejected_N = (policy_Nx2[:, i] - reference_Nx2[:, i] for i in (0, 1))
+    return chosen_N - rejected_N
 
 
-def dpo(policy: LogProbabilities, reference: LogProbabilities, tau: float) -> Array:
+def dpo(h_N: Array, tau: float) -> Array:
     """DPO's loss of each pair: float32 [N]; finite, with finite gradients, for finite input."""
-    return jax.nn.softplus(-tau * log_ratio(policy, reference))
+    return jax.nn.softplus(-tau * h_N)
 
 
-def ipo(policy: LogProbabilities, reference: LogProbabilities, tau: float) -> Array:
+def ipo(h_N: Array, tau: float) -> Array:
     """IPO's loss of each pair: float32 [N], in squared nats."""
-    return jnp.square(log_ratio(policy, reference) - 1.0 / (2.0 * tau))
+    return jnp.square(h_N - 1.0 / (2.0 * tau))
 
 
 _LOSSES = {"dpo": dpo, "ipo": ipo}
@@ -172,7 +164,7 @@ def tune(
     settings: PreferenceSettings = PreferenceSettings(),
     *,
     seed: int,
-    reference: LogProbabilities | None = None,
+    reference: np.ndarray | None = None,
     carried: Carried | None = None,
     mesh: Mesh | None = None,
     progress: bool = False,
@@ -187,7 +179,8 @@ def tune(
       params: with adapters (`lora.attach`); they are not changed.
       seed: for the order of the pairs; the same seed gives the same parameters on the same
         hardware.
-      reference: log-probabilities by the model without adapters; None computes them.
+      reference: float32 [N, 2], `log_probabilities` by the model without adapters; None computes
+        them.
       carried: the optimiser of an earlier tuning, which goes on; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.
@@ -212,11 +205,10 @@ def tune(
             mesh=mesh,
             progress=progress,
         )
-    reference_Nx2 = np.stack([np.asarray(side) for side in reference], axis=1)
-    if reference_Nx2.shape != (len(pairs), 2):
+    if reference.shape != (len(pairs), 2):
         raise InputError(
-            f"reference must hold a log-probability for each of the {len(pairs)} pairs, found "
-            f"shapes {[np.shape(side) for side in reference]}"
+            f"reference must be log-probabilities [{len(pairs)} pairs, 2], found shape "
+            f"{reference.shape}"
         )
 
     adapters, base = lora.split(params)
@@ -248,7 +240,7 @@ def tune(
             places, tokens = places + len(indices) * width, tokens + int(np.sum(tokens_N[chosen]))
             read = dealt(rows(pairs[indices], width, response), mesh)
             weight_B = (real_B / len(batch)).astype(np.float32)
-            given = dealt((reference_Nx2[indices], weight_B), mesh)
+            given = dealt((reference[indices], weight_B), mesh)
             found = _gradients(model, settings.loss, settings.tau, adapters, base, read, *given)
             total = found if total is None else _sum(total, found)
         assert total is not None
@@ -275,17 +267,14 @@ def _gradients(
     weight_B: Array,
 ) -> tuple[tuple[Array, dict[str, Array]], Params]:
     """A microbatch's contribution to the batch's loss and metrics, and to the gradient."""
-    reference = reference_Bx2[:, 0], reference_Bx2[:, 1]
 
     def share(adapters: Params) -> tuple[Array, dict[str, Array]]:
-        found_Bx2 = sums(model, lora.join(adapters, base), read)
-        policy = found_Bx2[:, 0], found_Bx2[:, 1]
-        h_B = log_ratio(policy, reference)
+        h_B = log_ratio(sums(model, lora.join(adapters, base), read), reference_Bx2)
         metrics = {
             "margin": tau * jnp.sum(weight_B * h_B),
             "accuracy": jnp.sum(jnp.where(h_B > 0, weight_B, 0.0)),
         }
-        return jnp.sum(weight_B * _LOSSES[loss](policy, reference, tau)), metrics
+        return jnp.sum(weight_B * _LOSSES[loss](h_B, tau)), metrics
 
     return jax.value_and_grad(share, has_aux=True)(adapters)
 

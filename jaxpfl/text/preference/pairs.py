@@ -1,4 +1,8 @@
-"""Pairs of responses to one prompt, and the rows in which a network reads them.
+"""Pairs of responses to one prompt: which they are, and the rows in which a network reads them.
+
+Source: POPri (Hou et al. 2025), Algorithm 1 and section 5: of a prompt's J responses the one with
+the highest score is chosen, and the one of rank l (5 of 10 in the paper) is rejected. In its
+ablation rejecting the last rank gives worse results than rejecting a middle one.
 
 A row is [prompt | chosen | rejected]: the prompt is read once, and because of `branch` neither
 response sees the other (`models.decoder.network.Decoder.hidden`). The last token of the prompt
@@ -153,3 +157,30 @@ def padded_lengths(pairs: Pairs, multiple: int) -> tuple[np.ndarray, int]:
     width_N = -(-np.sum(tokens_Nx3, axis=1) // multiple) * multiple
     response = -(-int(np.max(tokens_Nx3[:, 1:])) // 8) * 8
     return width_N, response
+
+
+def preferences(scores_KxJ: np.ndarray, rejected_rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places, 0 .. J - 1, of each prompt's chosen and rejected response: two int64 [K].
+
+    Responses are identified by their places, so that equal texts keep their own scores; equal
+    scores are ranked by place.
+
+    Args:
+      rejected_rank: the rank of the rejected response; the best has 1.
+
+    Raises:
+      InputError: a rank that is not in 2 .. J, scores that are not [K, J] or not finite.
+    """
+    scores_KxJ = np.asarray(scores_KxJ)
+    if scores_KxJ.ndim != 2:
+        raise InputError(f"scores must be [prompts, responses], found shape {scores_KxJ.shape}")
+    if not np.isfinite(scores_KxJ).all():
+        raise InputError("scores must be finite numbers")
+    responses = scores_KxJ.shape[1]
+    if not 2 <= positive_int("rejected_rank", rejected_rank) <= responses:
+        raise InputError(
+            f"rejected_rank must lie in 2 .. {responses}, the number of responses to a prompt, "
+            f"found {rejected_rank}"
+        )
+    order_KxJ = np.argsort(-scores_KxJ, axis=1, kind="stable")
+    return order_KxJ[:, 0], order_KxJ[:, rejected_rank - 1]

@@ -38,18 +38,18 @@ def last_tokens(tokeniser: Tokeniser, prompts: Sequence[str], tokens: int) -> li
       InputError: that alone is more.
     """
     room = prompt_room(tokeniser, tokens)
-
-    def fitting(prompt: str, row: np.ndarray, whole: np.ndarray) -> str:
-        kept = room
-        # The rest of a divided word or character may have more tokens than before.
-        while len(whole) > tokens:
-            prompt = tokeniser.decode(row[-kept:] if kept else []).lstrip("\ufffd")
-            (row,), (whole,) = tokeniser.encode([prompt]), tokeniser.prompts([prompt])
-            kept = min(kept, len(row)) - 1
-        return prompt
-
-    rows, wholes = tokeniser.encode(prompts), tokeniser.prompts(prompts)
-    return [fitting(*each) for each in zip(prompts, rows, wholes, strict=True)]
+    found, kept = list(prompts), [room] * len(prompts)
+    rows, wholes = tokeniser.encode(found), tokeniser.prompts(found)
+    # The rest of a divided word or character may have more tokens than before.
+    while long := [i for i, whole in enumerate(wholes) if len(whole) > tokens]:
+        for i in long:
+            found[i] = tokeniser.decode(rows[i][-kept[i] :] if kept[i] else []).lstrip("\ufffd")
+        cut = [found[i] for i in long]
+        again = zip(long, tokeniser.encode(cut), tokeniser.prompts(cut), strict=True)
+        for i, row, whole in again:
+            rows[i], wholes[i] = row, whole
+            kept[i] = min(kept[i], len(row)) - 1
+    return found
 
 
 def pairs_of_texts(

@@ -10,14 +10,16 @@ several ids is their bytes decoded as UTF-8, where invalid bytes become U+FFFD.
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from jaxpfl.checks import positive_int
+from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, Vocabulary
+from jaxpfl.text.columns import text_column
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -86,19 +88,39 @@ def pad(sequences: Sequence[np.ndarray], length: int) -> np.ndarray:
     return rows_NxL
 
 
-def one_per_row(
-    sequences: Sequence[np.ndarray], length: int, end_of_text: int | None = None
-) -> np.ndarray:
-    """One text per row, int32 [N, length], cut or padded, for fine-tuning.
+def text_rows(tokeniser: Tokeniser, texts: Sequence[str], tokens: int) -> np.ndarray:
+    """One text per row, padded: int32 [texts, tokens], or one more with a start token.
 
-    A shorter text is followed by `end_of_text`, unless that is None.
+    A row is the start token, if the tokeniser has one, at most `tokens` tokens of the text and, if
+    there is room for it, end-of-text; a longer text is cut and has no end.
     """
-    rows_NxL = pad(sequences, length)
-    if end_of_text is not None:
-        for row_L, sequence in zip(rows_NxL, sequences, strict=True):
-            if len(sequence) < length:
-                row_L[len(sequence)] = end_of_text
-    return rows_NxL
+    positive_int("tokens", tokens)
+    start, end = (
+        np.array([] if token is None else [token], np.int32)
+        for token in (tokeniser.start, tokeniser.end_of_text)
+    )
+    rows = [np.concatenate([start, row, end]) for row in tokeniser.encode(texts)]
+    return pad(rows, tokens + len(start))
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Encodes clients' texts with a tokeniser, as a `Vocabulary` does with words."""
+
+    tokeniser: Tokeniser
+
+    def encode_texts(self, texts: Sequence[str], sequence_length: int) -> np.ndarray:
+        """`text_rows` of at most `sequence_length` tokens of each text."""
+        return text_rows(self.tokeniser, texts, sequence_length)
+
+    def encode(self, population: Population, sequence_length: int) -> Population:
+        """The population with "tokens" as its only column.
+
+        Raises:
+          InputError: the population has no column "text".
+        """
+        texts = text_column(population).to_pylist()
+        return population.with_columns({"tokens": self.encode_texts(texts, sequence_length)})
 
 
 def packed(sequences: Sequence[np.ndarray], length: int, end_of_text: int) -> np.ndarray:
@@ -137,7 +159,7 @@ def clean(texts: Sequence[str]) -> list[str]:
 
 
 class UTF8Bytes(Tokeniser):
-    """The 256 bytes, and 256 for the end of a text; see `utf8_bytes`."""
+    """The 256 bytes, and 256 for the end of a text: every text round-trips."""
 
     name = "utf8-bytes"
     vocab_size = 257
@@ -153,40 +175,3 @@ class UTF8Bytes(Tokeniser):
     @cached_property
     def _bytes(self) -> tuple[bytes, ...]:
         return (*(bytes([value]) for value in range(256)), b"")
-
-
-def utf8_bytes() -> UTF8Bytes:
-    """The tokeniser of raw bytes: every text round-trips."""
-    return UTF8Bytes()
-
-
-class Words(Tokeniser):
-    """The words of a `Vocabulary`, each with a space before it; see `from_vocabulary`."""
-
-    end_of_text = EOS
-    ends = (EOS,)
-    start = BOS
-
-    def __init__(self, vocabulary: Vocabulary):
-        self.name = f"words of {vocabulary.source}"
-        self.vocab_size = len(vocabulary)
-        self._vocabulary = vocabulary
-        self._ids = {word: i for i, word in enumerate(vocabulary.tokens) if i > OOV}
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        split = self._vocabulary.split
-        rows = [[self._ids.get(word, OOV) for word in split(text)] for text in clean(texts)]
-        return [np.array(row, np.int32) for row in rows]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return super().decode(ids).removeprefix(" ")
-
-    @cached_property
-    def _bytes(self) -> tuple[bytes, ...]:
-        tokens = self._vocabulary.tokens
-        return tuple(b"" if i < OOV else f" {word}".encode() for i, word in enumerate(tokens))
-
-
-def from_vocabulary(vocabulary: Vocabulary) -> Words:
-    """The tokeniser of a vocabulary's words; any other word becomes "<oov>"."""
-    return Words(vocabulary)

@@ -6,14 +6,12 @@ beginning and 89 the end of a text; 0 is never a character, because it is paddin
 are padded with `jaxpfl.models.PAD`.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from jaxpfl.checks import positive_int
 from jaxpfl.data.population import Population
-from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
+from jaxpfl.text.columns import texts_of
 
 CHARACTERS = (
     "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -21,7 +19,6 @@ CHARACTERS = (
 OOV, BOS, EOS = len(CHARACTERS) + 1, len(CHARACTERS) + 2, len(CHARACTERS) + 3
 VOCAB_SIZE = len(CHARACTERS) + 4
 
-_BLOCK = 65_536
 _ID_OF_BYTE = np.full(256, OOV, np.int32)
 _ID_OF_BYTE[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = 1 + np.arange(len(CHARACTERS))
 
@@ -52,16 +49,7 @@ def encode(population: Population, sequence_length: int) -> Population:
       InputError: the population has no column "text".
     """
     positive_int("sequence_length", sequence_length)
-    if "text" not in population.columns or isinstance(population.columns["text"], np.ndarray):
-        found = ", ".join(map(repr, population.columns)) or "none"
-        raise InputError(f"population {population.name!r} must have texts, found columns {found}")
-    found = [character_rows(text, sequence_length) for text in _texts(population)]
+    found = [character_rows(text, sequence_length) for text in texts_of(population)]
     tokens = np.concatenate([np.zeros((0, sequence_length + 1), np.int32), *found])
     rows = np.cumsum([0, *map(len, found)], dtype=np.int64)
     return population.with_examples({"tokens": tokens}, rows[population.offsets])
-
-
-def _texts(population: Population) -> Iterator[str]:
-    column = population.columns["text"]
-    for start in range(0, len(column), _BLOCK):
-        yield from column[start : start + _BLOCK].to_pylist()

@@ -7,7 +7,7 @@ gets no date: a template that asks for one writes its own default, so that equal
 on another day.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,18 @@ class ChatTemplate:
     place: str = FILE
 
     def __post_init__(self) -> None:
-        self.render("a")
+        self.render(["a"])
 
-    def render(self, message: str) -> str:
-        """The text of a chat in which the user has sent a message, up to where the answer begins.
+    def render(self, messages: Sequence[str]) -> list[str]:
+        """For each message the text of a chat in which the user has sent it, up to the answer.
 
         Raises:
           InputError: the template is broken, or does not allow a chat of one message.
         """
-        variables = {
-            **self.tokens,
-            "messages": [{"role": "user", "content": message}],
-            "add_generation_prompt": True,
-        }
+        shared = {**self.tokens, "add_generation_prompt": True}
+        variables = [
+            {**shared, "messages": [{"role": "user", "content": message}]} for message in messages
+        ]
         try:
             return bounded_jinja.fill_in(self.source, variables)
         except InputError as error:

@@ -1,7 +1,6 @@
 """Tokenisers of published models, by the `tokenizers` library.
 
-They are read from what Hugging Face's libraries write (tokenizer.json and JSON settings), or from
-GPT-2's original two files. Nothing else is read, so no file can run code.
+They are read from tokenizer.json and JSON settings alone, so no file can run code.
 """
 
 import copy
@@ -15,21 +14,20 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import files
-from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD
 from jaxpfl.models.checkpoints.hub import resolve
-from jaxpfl.models.checkpoints.model_files import expect_file, read_object, require
+from jaxpfl.models.checkpoints.model_files import read_object, require
 from jaxpfl.models.checkpoints.tokenizer_files import faults, framed, read_tokenizer
 from jaxpfl.text.tokenisers.base import Tokeniser, clean
 from jaxpfl.text.tokenisers.chat import FILE as CHAT_FILE
 from jaxpfl.text.tokenisers.chat import ChatTemplate
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_GPT2_END = "<|endoftext|>"
 
 
 class FastTokeniser(Tokeniser):
-    """A `tokenizers.Tokenizer`; see `hugging_face` and `gpt2`.
+    """A `tokenizers.Tokenizer`; see `hugging_face`.
 
     Attributes:
       chat: how prompts become messages; None leaves them as they are.
@@ -77,8 +75,8 @@ class FastTokeniser(Tokeniser):
         """
         if self.chat is None:
             return super().prompts(texts)
-        rendered = [self.chat.render(self._without_special(text)) for text in clean(texts)]
-        return self._encoded(self._parsing, rendered)
+        messages = [self._without_special(text) for text in clean(texts)]
+        return self._encoded(self._parsing, self.chat.render(messages))
 
     def _encoded(self, tokenizer: Any, texts: Sequence[str]) -> list[np.ndarray]:
         with faults(f"the tokeniser {self.name} cannot encode a text", private=True):
@@ -192,48 +190,6 @@ def byte_characters() -> list[str]:
     shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(value if value in shown else next(hidden)) for value in range(256)]
-
-
-def gpt2(folder: str | Path) -> FastTokeniser:
-    """GPT-2's byte-level BPE (Radford et al. 2019) from encoder.json and vocab.bpe.
-
-    Raises:
-      InputError: a file is missing, or the vocabulary has no "<|endoftext|>".
-      CorruptFile: a file is broken.
-    """
-    tokenizers = require("tokenizers", "text")
-    vocabulary_path, merges_path = Path(folder) / "encoder.json", Path(folder) / "vocab.bpe"
-    ids = read_object(vocabulary_path)
-    whole = all(type(token) is int for token in ids.values())
-    if not whole or sorted(ids.values()) != list(range(len(ids))):
-        raise CorruptFile(f"{vocabulary_path} must give each token its own id, 0 .. {len(ids) - 1}")
-    if _GPT2_END not in ids:
-        raise InputError(f"{vocabulary_path}: token {_GPT2_END!r} is missing")
-    merges = _merges(merges_path, ids)
-    with faults(f"{vocabulary_path} and {merges_path.name} are not a tokeniser's"):
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ids, merges))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([_GPT2_END])
-    return FastTokeniser(tokenizer, name="gpt2", end_of_text=ids[_GPT2_END])
-
-
-def _merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    try:
-        lines = expect_file(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise CorruptFile(f"{path} is not UTF-8 text: {error.reason}") from error
-    merges = []
-    for number, line in enumerate(lines, 1):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys():
-            raise CorruptFile(
-                f"{path}, line {number}: expected two tokens whose concatenation is a token, too"
-            )
-        merges.append((pair[0], pair[1]))
-    return merges
 
 
 def hugging_face(name: str | Path) -> FastTokeniser:

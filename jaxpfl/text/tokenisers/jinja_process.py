@@ -1,9 +1,10 @@
-"""The program of the process that fills in chat templates; `bounded_jinja` starts it and asks it.
+"""The program of the process that fills in a chat template; `bounded_jinja` starts it.
 
 A template is a program, and none that computes without end can be told from the others beforehand.
 So it runs here, in Jinja's sandbox, in a process that takes no more memory than `BYTES` (on Linux)
-and that the kernel ends once an answer has cost `SECONDS` of computing. Each line of the input is a
-JSON object {"source", "variables"}; each line of the output is one with the "text", or the "error".
+and that the kernel ends once an answer has cost `SECONDS` of computing. The first line of the input
+is the template as JSON, each other line an object of variables; each line of the output is an
+object with the "text", or, in the last line, with the "error".
 
 It is run as a file, and imports nothing of this library, so that it starts at once.
 """
@@ -26,23 +27,27 @@ CHARACTERS = 2**24
 
 
 def main() -> None:
-    """Answers until the input ends."""
+    """Answers until the input ends, or an answer is an error."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     # macOS knows this limit, and refuses it.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (BYTES, hard))
+    source = json.loads(sys.stdin.buffer.readline())
     for line in sys.stdin.buffer:
         # When it is over, its signal ends the process, whatever the process is doing.
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        answer = json.dumps(_answer(json.loads(line)))
+        answer = _answer(source, json.loads(line))
+        written = json.dumps(answer).encode() + b"\n"
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(answer.encode() + b"\n")
+        sys.stdout.buffer.write(written)
         sys.stdout.buffer.flush()
+        if "error" in answer:
+            break
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, str]:
+def _answer(source: str, variables: dict[str, Any]) -> dict[str, str]:
     try:
-        text = _template(asked["source"]).render(asked["variables"])
+        text = _template(source).render(variables)
     except MemoryError:
         return {"error": f"it takes more than {BYTES >> 20:,} MiB of memory"}
     # A template may call anything that it is given with wrong arguments.
@@ -54,7 +59,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=1)
 def _template(source: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

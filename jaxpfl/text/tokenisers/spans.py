@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.checks import positive_int
 from jaxpfl.data.columns import text_array
 from jaxpfl.data.population import Population
-from jaxpfl.errors import InputError
+from jaxpfl.text.columns import text_column
 from jaxpfl.text.tokenisers.base import Tokeniser
 
 _BLOCK = 1_024
@@ -44,9 +44,7 @@ def in_spans(population: Population, tokeniser: Tokeniser, tokens: int = 64) -> 
     Raises:
       InputError: the population has no column "text".
     """
-    if "text" not in population.columns:
-        raise InputError(f"population {population.name!r} has no column 'text' to cut into spans")
-    column, offsets = population.columns["text"], population.offsets
+    column, offsets = text_column(population), population.offsets
     texts: list[str] = []
     sizes = [0]
     for first in range(0, len(population), _BLOCK):

@@ -53,7 +53,7 @@ class WordEncoder:
         self.vocabulary.save(path)
 
     def _one_by_one(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        split, find = self.vocabulary.split, self._ids.get
+        split, find = self.vocabulary.split, self.vocabulary.ids.get
         ids, words_N = array.array("i"), []
         for text in texts.to_pylist():
             found = [find(word, OOV) for word in split(text)]
@@ -80,10 +80,6 @@ class WordEncoder:
     @cached_property
     def _words(self) -> pa.Array:
         return pa.array(self.vocabulary.tokens[OOV + 1 :], pa.large_string())
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {word: i for i, word in enumerate(self.vocabulary.tokens) if i > OOV}
 
 
 def _has_control(texts: pa.Array) -> bool:

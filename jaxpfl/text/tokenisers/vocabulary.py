@@ -30,6 +30,7 @@ from jaxpfl.data.sequences import Padded, Sequences
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.base import OOV as OOV
 from jaxpfl.models.base import PAD
+from jaxpfl.text.columns import texts_of
 from jaxpfl.text.tokenisers.splitting import SPLITTINGS, Split, words
 
 UNUSED, BOS, EOS = 0, 1, 2
@@ -123,7 +124,7 @@ class Vocabulary:
 
         population = jaxpfl.data.open(source)
         described = {"source": population.name, "splitting": population.splitting}
-        return cls.from_texts(_texts(population), size, **described)
+        return cls.from_texts(texts_of(population), size, **described)
 
     @cached_property
     def split(self) -> Split:
@@ -140,7 +141,8 @@ class Vocabulary:
         return len(self.tokens)
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def ids(self) -> dict[str, int]:
+        """The ids of the words, without the special tokens."""
         return {word: i for i, word in enumerate(self.tokens) if i >= len(SPECIALS)}
 
     def encode_texts(self, texts: Iterable[str], sequence_length: int = 20) -> np.ndarray:
@@ -199,7 +201,7 @@ class Vocabulary:
         ids = np.full((number, sequence_length + 1), PAD, np.int32)
         ids[:, 0] = BOS
         for row, row_words in enumerate(rows):
-            row_ids = [self._ids.get(word, OOV) for word in islice(row_words, sequence_length)]
+            row_ids = [self.ids.get(word, OOV) for word in islice(row_words, sequence_length)]
             if len(row_ids) < sequence_length:
                 row_ids.append(EOS)
             ids[row, 1 : len(row_ids) + 1] = row_ids
@@ -207,7 +209,7 @@ class Vocabulary:
 
     def __contains__(self, word: object) -> bool:
         """Whether a word of a text has an id of its own; never true of a special token."""
-        return word in self._ids
+        return word in self.ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The words of one sequence, joined by spaces, up to the end of sentence or padding.
@@ -288,7 +290,7 @@ def with_words(population: Population, split: Split = words) -> Population:
     """
     if "words" in population.columns:
         return population
-    joined = text_array([WORD_SEPARATOR.join(split(text)) for text in _texts(population)])
+    joined = text_array([WORD_SEPARATOR.join(split(text)) for text in texts_of(population)])
     return population.with_columns({**population.columns, "words": joined})
 
 
@@ -302,23 +304,6 @@ def word_lists(population: Population, split: Split = words) -> Iterator[Iterabl
       InputError: there is neither column, or it does not hold text.
     """
     if "words" not in population.columns:
-        return map(split, _texts(population))
-    rows = _texts(population, "words")
+        return map(split, texts_of(population))
+    rows = texts_of(population, "words")
     return ([word for word in row.split(WORD_SEPARATOR) if word] for row in rows)
-
-
-def _texts(population: Population, column_name: str = "text") -> Iterator[str]:
-    """The rows of a column of text."""
-    if column_name not in population.columns:
-        found = ", ".join(sorted(population.columns)) or "none"
-        raise InputError(
-            f'population {population.name} needs a column "{column_name}", found {found}'
-        )
-    column = population.columns[column_name]
-    if isinstance(column, np.ndarray):
-        raise InputError(
-            f'population {population.name}, column "{column_name}": expected text, '
-            f"found {column.dtype}"
-        )
-    for start in range(0, len(column), 65_536):
-        yield from column[start : start + 65_536].to_pylist()

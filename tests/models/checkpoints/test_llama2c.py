@@ -12,7 +12,7 @@ import pytest
 
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models.checkpoints import llama2c, pretrained
-from jaxpfl.text.tokenisers import open as tokenise
+from tools import llama2c_tokenizer
 
 SIZES = dict(hidden=12, inner=20, layers=2, heads=3, kv_heads=1, vocab=17, positions=9)
 
@@ -158,7 +158,7 @@ def test_stories260k_continues_greedily_as_published(data_folder):
         expected.append(token)
     assert found == expected
 
-    text = tokenise.llama2c(folder / "tok512.bin").decode(found).strip()
+    text = llama2c_tokenizer.converted(folder / "tok512.bin").decode(found).strip()
     assert text.startswith("Once upon a time, there was a little girl named Lily.")
     assert hashlib.sha256(text.encode()).hexdigest() == PUBLISHED_SHA256
 

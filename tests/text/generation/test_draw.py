@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.text.generation.draw import draw, greedy, keep_top_k, keep_top_p, probabilities
+from jaxpfl.text.generation.draw import draw, greedy, keep_top_p, probabilities
 
 
 def weights_of(seed, vocabulary, rows=5):
@@ -20,16 +20,6 @@ def test_probabilities_are_the_softmax():
     )
 
 
-@pytest.mark.parametrize("k", [1, 2, 17, 40, 90])
-def test_top_k_keeps_the_largest(k):
-    weights, _ = weights_of(1, 40)
-    kept = np.asarray(keep_top_k(weights, k))
-    order = np.argsort(-np.asarray(weights), axis=1)
-    for row, ranks in enumerate(order):
-        assert set(np.flatnonzero(kept[row])) == set(ranks[:k])
-    assert (kept[kept > 0] == np.asarray(weights)[kept > 0]).all()
-
-
 @pytest.mark.parametrize("p", [0.01, 0.5, 0.9, 0.999])
 def test_top_p_keeps_the_nucleus(p):
     """Against a sort in float64."""
@@ -44,13 +34,7 @@ def test_top_p_keeps_the_nucleus(p):
 
 def test_tokens_that_tie_with_the_last_one_kept_are_kept():
     weights = jnp.array([[1.0, 0.5, 0.5, 0.25]])
-    np.testing.assert_array_equal(keep_top_k(weights, 2), [[1, 0.5, 0.5, 0]])
     np.testing.assert_array_equal(keep_top_p(weights, jnp.float32(0.5)), [[1, 0.5, 0.5, 0]])
-
-
-def test_a_whole_row_is_kept_where_all_is_asked_for():
-    weights, _ = weights_of(3, 50)
-    np.testing.assert_array_equal(keep_top_k(weights, 50), weights)
 
 
 def test_greedy_takes_the_first_of_equals():

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.text.generation.few_shot import DOCUMENTS, POPRI, FewShot
-from jaxpfl.text.preference.ranking import preferences
+from jaxpfl.text.preference.pairs import preferences
 
 SAMPLES = [f"text number {i}" for i in range(7)]
 
@@ -26,6 +26,7 @@ def test_responses_end_before_the_next_heading():
     assert POPRI.response("all of it") == "all of it"
     assert POPRI.response("Original Text Sample 5") == ""
     assert DOCUMENTS.response("a line\nanother") == "a line"
+    assert DOCUMENTS.prompt(["a", "b", "c"]) == "a\nb\nc\n"
     assert FewShot(stop="", flatten=False).response(" a\nb ") == "a\nb"
 
 
@@ -51,10 +52,6 @@ def test_draws_are_without_replacement_and_new_in_every_round():
     assert drawn(1) != first and drawn(0, seed=1) != first
 
 
-def test_documents_are_lines():
-    assert DOCUMENTS.prompt(["a", "b", "c"]) == "a\nb\nc\n"
-
-
 def test_bad_prompts():
     with pytest.raises(InputError, match="3 different samples, found 2"):
         POPRI.prompts(["a", "b"], 1, seed=0, round=0)
@@ -66,10 +63,12 @@ def test_bad_prompts():
 
 def test_preferences_by_rank():
     scores = np.array([[0.1, 0.9, 0.5, 0.7], [4.0, 3.0, 2.0, 1.0]])
-    found = preferences(scores, 2)
-    np.testing.assert_array_equal(found.chosen_K, [1, 0])
-    np.testing.assert_array_equal(found.rejected_K, [3, 1])
-    np.testing.assert_array_equal(preferences(scores, 4).rejected_K, [0, 3])
+    for rank, expected in ((2, [3, 1]), (4, [0, 3])):
+        chosen_K, rejected_K = preferences(scores, rank)
+        np.testing.assert_array_equal(chosen_K, [1, 0])
+        np.testing.assert_array_equal(rejected_K, expected)
+    # Equal scores rank by place.
+    assert [each.tolist() for each in preferences(np.zeros((1, 10)), 5)] == [[0], [4]]
 
 
 def test_equal_texts_keep_their_own_scores():
@@ -80,13 +79,7 @@ def test_equal_texts_keep_their_own_scores():
     scores = np.array([[0.0, 1.0, 5.0, -1.0]])
     by_text = [scores[0][texts.index(text)] for text in texts]
     assert np.argmax(by_text) == 1
-    found = preferences(scores, 2)
-    assert (found.chosen_K[0], found.rejected_K[0]) == (2, 1)
-
-
-def test_equal_scores_rank_by_place():
-    found = preferences(np.zeros((1, 10)), 5)
-    assert (found.chosen_K[0], found.rejected_K[0]) == (0, 4)
+    assert [each.tolist() for each in preferences(scores, 2)] == [[2], [1]]
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,17 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.checkpoints import llama2c
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
-from jaxpfl.text import Decoding, Vocabulary, sample
+from jaxpfl.text import Decoding, sample
 from jaxpfl.text.generation.language_model import LanguageModel, prompt_ids
 from jaxpfl.text.generation.stop import cut
-from jaxpfl.text.tokenisers import open as tokenise
-from jaxpfl.text.tokenisers.base import Tokeniser
+from jaxpfl.text.tokenisers.base import Tokeniser, UTF8Bytes, as_text, pad
 
-BYTES = tokenise.utf8_bytes()
+BYTES = UTF8Bytes()
 MODEL = Decoder(
     DecoderConfig("gpt2", vocab_size=260, hidden_size=16, layers=1, heads=2, positions=64)
 )
-PROMPTS = ["", "a", "bcb"]
 
 
 class Few(Tokeniser):
@@ -38,7 +35,7 @@ class Few(Tokeniser):
         return [np.array([self.pieces.index(c.encode()) for c in t], np.int32) for t in texts]
 
     def decode(self, ids):
-        return tokenise.as_text(b"".join(self.pieces[i] for i in ids if i >= 0))
+        return as_text(b"".join(self.pieces[i] for i in ids if i >= 0))
 
     def token_bytes(self):
         return self.pieces
@@ -61,7 +58,7 @@ def params_of(model):
 
 
 def generated(stop=(), **changed):
-    writer = LanguageModel(SMALL, params_of(SMALL), Few(), slots=8, **changed)
+    writer = LanguageModel(SMALL, params_of(SMALL), Few(), **changed)
     decoding = Decoding(16, stop=stop)
     return writer.write(["", "a", "bab"], jax.random.key(3), responses=20, decoding=decoding)
 
@@ -73,7 +70,7 @@ def test_a_stop_string_cuts_exactly_what_would_have_been_written():
     for stop in (("ba",), ("aaba", "bb"), ("é", "abab", "aab")):
         stopped = generated(stop)
         expected = [
-            [tokenise.as_text(cut(t.encode(), stop)) if "\ufffd" not in t else None for t in texts]
+            [as_text(cut(t.encode(), stop)) if "\ufffd" not in t else None for t in texts]
             for texts in whole
         ]
         count = 0
@@ -88,7 +85,7 @@ def test_a_stop_string_cuts_exactly_what_would_have_been_written():
 
 
 def test_the_device_ends_with_the_token_that_completes_a_stop_string():
-    prompts = tokenise.pad(Few().encode(["a", "bab"]), 3)
+    prompts = pad(Few().encode(["a", "bab"]), 3)
     stop = ("aaba", "bb", "é")
     rows = sample(
         SMALL,
@@ -138,13 +135,13 @@ def test_two_devices_write_the_same_texts():
     assert generated(("bb",), mesh=mesh) == generated(("bb",))
 
 
-def test_the_empty_prompt_is_the_end_of_the_text_before():
-    assert [ids.tolist() for ids in prompt_ids(BYTES, PROMPTS)] == [[256], [97], [98, 99, 98]]
+def test_a_start_token_goes_before_every_prompt_and_an_empty_one_is_never_empty():
+    class Started(Few):
+        start = 7
 
-
-def test_a_start_token_goes_before_every_prompt():
-    words = tokenise.from_vocabulary(Vocabulary.from_texts(["the cat"], 6, source="here"))
-    assert [ids.tolist() for ids in prompt_ids(words, ["", "cat"])] == [[1], [1, 4]]
+    assert [ids.tolist() for ids in prompt_ids(Started(), ["", "ab"])] == [[7], [7, 1, 2]]
+    # Without a start token it is the end of the text before.
+    assert [ids.tolist() for ids in prompt_ids(BYTES, ["", "a", "bc"])] == [[256], [97], [98, 99]]
 
 
 def test_texts_are_cut_by_tokens_and_never_within_a_character():
@@ -157,7 +154,7 @@ def test_texts_are_cut_by_tokens_and_never_within_a_character():
 
 
 def test_other_parameters_write_otherwise():
-    made = LanguageModel(SMALL, params_of(SMALL), Few(), slots=8)
+    made = LanguageModel(SMALL, params_of(SMALL), Few())
     other = made.replaced(SMALL, SMALL.init(jax.random.key(9)))
     key, decoding = jax.random.key(1), Decoding(16)
     assert other.tokeniser is made.tokeniser
@@ -167,34 +164,11 @@ def test_other_parameters_write_otherwise():
     assert found != made.write(["ab"], key, decoding=decoding, responses=2)
 
 
-def test_no_prompt_gives_no_text():
-    writer = LanguageModel(MODEL, {}, BYTES)
-    assert writer.write([], jax.random.key(0), decoding=Decoding(5)) == []
-
-
-def test_a_tokeniser_with_more_ids_than_the_model_is_refused():
+def test_what_cannot_be_written_is_refused():
+    assert LanguageModel(MODEL, {}, BYTES).write([], jax.random.key(0), decoding=Decoding(5)) == []
     with pytest.raises(InputError, match="utf8-bytes .* 256.* 9"):
         LanguageModel(SMALL, {}, BYTES)
-
-
-def test_an_empty_prompt_without_anything_to_start_from_is_refused():
     tokeniser = Few()
     tokeniser.end_of_text = None
     with pytest.raises(InputError, match="prompt 1 is empty"):
         prompt_ids(tokeniser, ["a", ""])
-
-
-@pytest.mark.long
-def test_the_real_small_model_writes_words(data_folder):
-    folder = data_folder / "weights_stories260k"
-    if not folder.is_dir():
-        pytest.skip("stories260K is not at hand")
-    model, params = llama2c.load(folder / "stories260K.bin")
-    tokeniser = tokenise.llama2c(folder / "tok512.bin")
-    decoding = Decoding(60, top_p=0.9, stop=(".",))
-    prompts = ["Once upon a time", "Lily and Tom"]
-    writer = LanguageModel(model, params, tokeniser)
-    texts = writer.write(prompts, jax.random.key(0), responses=8, decoding=decoding)
-    words = {word.strip('.,!?"').lower() for row in texts for text in row for word in text.split()}
-    assert {"was", "the"} <= words
-    assert not any("." in text for row in texts for text in row)

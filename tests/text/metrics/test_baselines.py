@@ -51,8 +51,7 @@ def test_without_training_tokens_it_is_uniform():
 
 def test_a_tokeniser_of_subwords_has_no_special_ids():
     train = np.array([[5, 0, 0, 0, 3, 3, -1]])
-    subwords = {"no_targets": (), "no_predictions": ()}
-    got = unigram_baseline(train, np.array([[1, 0, 0, 3]]), vocab_size=4, **subwords)
+    got = unigram_baseline(train, np.array([[1, 0, 0, 3]]), vocab_size=4, words=False)
     # Counts with one more each: 4, 1, 1 and 3 of 9; the first token of a row is no target.
     assert got.perplexity == pytest.approx((4 / 9 * 4 / 9 * 3 / 9) ** (-1 / 3))
     assert (got.accuracy, got.count) == (pytest.approx(2 / 3), 3)

@@ -59,7 +59,7 @@ def test_rates_of_clients():
     rates = oov_rates_of(vocabulary.encode(population, 3))
     assert rates.oov_T.tolist() == [2, 2, 0]
     assert rates.words_T.tolist() == [3, 3, 1]
-    with pytest.raises(InputError, match='column "tokens", found text'):
+    with pytest.raises(InputError, match="column 'tokens', found columns 'text'"):
         oov_rates_of(population)
 
 

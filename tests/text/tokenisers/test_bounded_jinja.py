@@ -1,12 +1,18 @@
 """Templates of strangers: whatever one computes, it ends, in bounded memory, with a sentence."""
 
 import signal
-import threading
 
+import psutil
 import pytest
 
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.bounded_jinja import fill_in
+from jaxpfl.text.tokenisers import bounded_jinja
+
+
+def fill_in(source, variables):
+    (found,) = bounded_jinja.fill_in(source, [variables])
+    return found
+
 
 LOOP = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"
 
@@ -15,7 +21,6 @@ def test_a_template_that_computes_for_long_is_ended():
     """TRUST 39: this one would end by itself, after 10^8 steps."""
     with pytest.raises(InputError, match="^it computes for more than 1 s$"):
         fill_in(LOOP, {})
-    # Others are filled in, by another process.
     assert fill_in("{{ a }}", {"a": "\ud800ä"}) == "\ud800ä"
 
 
@@ -45,32 +50,28 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_no_template_takes_more_than_its_share(name):
-    """TRUST 39: the message is half a sentence, and the next template finds a process."""
+    """TRUST 39: whatever it tries; the message is half a sentence."""
     with pytest.raises(InputError) as caught:
         fill_in(BOMBS[name], {"a": "x"})
     assert 10 < len(str(caught.value)) < 300 and "\n" not in str(caught.value)
-    assert fill_in("{{ a }}b", {"a": "x"}) == "xb"
 
 
-def test_answers_are_not_mixed_up_by_threads():
-    found = {}
-
-    def ask(number: int) -> None:
-        found[number] = [fill_in("{{ a }}", {"a": f"{number} {i}"}) for i in range(50)]
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: [f"{number} {i}" for i in range(50)] for number in range(4)}
+def test_each_text_has_its_own_share():
+    """Of time, too: together these take longer than the limit for one."""
+    work = "{% for a in range(9999) %}{% for b in range(n) %}{% endfor %}{% endfor %}{{ n }}"
+    numbers = [{"n": 240 + i} for i in range(5)]
+    assert bounded_jinja.fill_in(work, numbers) == [str(each["n"]) for each in numbers]
+    with pytest.raises(InputError, match="no 3"):
+        bounded_jinja.fill_in(
+            "{% if n == 3 %}{{ raise_exception('no 3') }}{% endif %}", [{"n": n} for n in range(9)]
+        )
+    assert bounded_jinja.fill_in("a", []) == []
 
 
-def test_an_interrupt_does_not_shift_the_answers():
+def test_an_interrupt_ends_the_process():
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    fill_in("a", {})
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
@@ -78,4 +79,4 @@ def test_an_interrupt_does_not_shift_the_answers():
             fill_in(BOMBS["loops"], {})
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert fill_in("c", {}) == "c"
+    assert not psutil.Process().children()

@@ -5,10 +5,10 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
-from jaxpfl.text.tokenisers.base import utf8_bytes
+from jaxpfl.text.tokenisers.base import UTF8Bytes
 from jaxpfl.text.tokenisers.spans import in_spans, spans
 
-BYTES = utf8_bytes()
+BYTES = UTF8Bytes()
 
 
 def test_spans_follow_one_another():
@@ -58,5 +58,5 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match="tokens"):
         spans(BYTES, ["a"], 0)
     numbers = from_clients({"a": {"x": np.zeros(2, np.float32)}})
-    with pytest.raises(InputError, match="no column 'text'"):
+    with pytest.raises(InputError, match="column 'text'"):
         in_spans(numbers, BYTES)

@@ -3,10 +3,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import jaxpfl.data
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.models import PAD
 from jaxpfl.text import Vocabulary
-from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, words
+from jaxpfl.text.tokenisers.vocabulary import BOS, EOS, OOV, with_words, word_lists, words
 
 TEXTS = ["b a a, don't", "a c b.", "\U0001f469\u200d\U0001f4bb ok"]
 
@@ -96,20 +97,13 @@ def test_saved_vocabulary_comes_back(tmp_path):
     assert Vocabulary.load(tmp_path / "v.json") == vocabulary
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", '{"format": "other"}', "\xff"])
-def test_a_damaged_file_is_refused(tmp_path, damage):
-    path = tmp_path / "v.json"
-    path.write_text(damage, encoding="latin-1")
-    with pytest.raises(CorruptFile, match=r"v\.json"):
-        Vocabulary.load(path)
-
-
-def test_a_truncated_file_is_refused(tmp_path):
+def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / "v.json"
     Vocabulary.from_texts(TEXTS, 20, source="here").save(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(CorruptFile):
-        Vocabulary.load(path)
+    for content in (b"", b"[1]", b'{"format": "other"}', b"\xff", path.read_bytes()[:-20]):
+        path.write_bytes(content)
+        with pytest.raises(CorruptFile, match=r"v\.json"):
+            Vocabulary.load(path)
 
 
 def test_prior_is_a_smoothed_distribution():
@@ -117,6 +111,63 @@ def test_prior_is_a_smoothed_distribution():
     prior = np.exp(vocabulary.log_prior(12))
     assert prior.sum() == pytest.approx(1)
     np.testing.assert_allclose(prior * (15 + 12), [1, 1, 4, 6, 4, 3, 2, 2, 1, 1, 1, 1])
+
+
+CLIENTS = {"ada": {"text": ["a b", "zebra"]}, "bob": {"text": ["b a b"]}}
+
+
+def test_public_population_gives_the_vocabulary_of_its_texts():
+    population = jaxpfl.data.from_clients(CLIENTS)
+    vocabulary = Vocabulary.from_public(population, 6)
+    assert vocabulary.tokens[4:] == ("b", "a")
+    assert vocabulary.source == population.name
+
+
+def test_encoded_population_keeps_its_clients():
+    population = jaxpfl.data.from_clients(CLIENTS)
+    vocabulary = Vocabulary.from_public(population, 6)
+    encoded = vocabulary.encode(population, sequence_length=4)
+    np.testing.assert_array_equal(encoded.offsets, population.offsets)
+    assert list(encoded.columns) == ["tokens"]
+    assert np.asarray(encoded.examples(1)["tokens"]).tolist() == [[1, 4, 5, 4, 2]]
+
+
+def test_words_are_the_tokens_of_the_text():
+    population = jaxpfl.data.from_clients(
+        {
+            "ada": {"text": ["I have\x1f it, caf\u00e9", ""], "y": np.arange(2)},
+            "bob": {"text": ["\0"], "y": np.arange(1)},
+        }
+    )
+    got = with_words(population)
+    assert got.columns["words"].to_pylist() == ["i\x1fhave\x1fit\x1f,\x1fcaf\u00e9", "", ""]
+    assert got.columns["y"].tolist() == [0, 1, 0]
+    assert got.fingerprint == population.fingerprint
+    assert [list(row) for row in word_lists(got)] == [list(row) for row in word_lists(population)]
+
+
+def test_words_are_encoded_instead_of_the_text():
+    """A token with a space in it is looked up whole: it is out of the vocabulary."""
+    population = jaxpfl.data.from_clients(
+        {"ada": {"text": ["a b", "b"]}, "bob": {"text": ["b a b"]}}
+    )
+    vocabulary = Vocabulary.from_public(population, 6)
+    joined = with_words(population).columns["words"].to_pylist()
+    changed = population.with_columns(
+        {
+            "text": population.columns["text"],
+            "words": ["a b", joined[1], "\x1f".join(["b a", "", "b"])],
+        }
+    )
+    got = vocabulary.encode(changed, 3)
+    assert got.columns["tokens"].tolist() == [[1, 3, 2, -1], [1, 4, 2, -1], [1, 3, 4, 2]]
+    assert with_words(changed).columns["words"].to_pylist()[0] == "a b"
+    assert "a b" not in vocabulary
+    assert "a" in vocabulary
+    assert "<oov>" not in vocabulary
+    assert vocabulary.encode(with_words(population), 3).columns["tokens"].tolist() == (
+        vocabulary.encode(population, 3).columns["tokens"].tolist()
+    )
 
 
 @pytest.mark.parametrize("size", [4, 0, 10.0, True])

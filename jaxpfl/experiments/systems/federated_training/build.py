@@ -46,8 +46,8 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.tags import TagEncoder, most_frequent
 from jaxpfl.text.tokenisers import characters
+from jaxpfl.text.tokenisers.base import TextEncoder
 from jaxpfl.text.tokenisers.public_words import public_words
-from jaxpfl.text.tokenisers.rows import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 VOCABULARY = "vocabulary.json"

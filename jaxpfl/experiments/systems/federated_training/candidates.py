@@ -16,7 +16,7 @@ from jaxpfl.experiments.central.prefinetune import Corpus
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.build import open_public
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.text.tokenisers.rows import TextEncoder
+from jaxpfl.text.tokenisers.base import TextEncoder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 ALONE = "public"

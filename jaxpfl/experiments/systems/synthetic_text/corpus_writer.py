@@ -51,8 +51,8 @@ from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
 from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
+from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
-from jaxpfl.text.tokenisers.rows import text_rows
 
 # How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8

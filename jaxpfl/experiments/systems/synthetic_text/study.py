@@ -218,8 +218,7 @@ class SyntheticText:
                 self.models.rows(texts),
                 tokens,
                 vocab_size=self.models.tokeniser.vocab_size,
-                no_targets=(),
-                no_predictions=(),
+                words=False,
             )
             table.append({"model": "unigram", "private": True, **dataclasses.asdict(unigram)})
         private = not stamp or not self._sends()

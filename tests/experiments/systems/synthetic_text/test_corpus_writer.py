@@ -9,7 +9,7 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.text.generation.variation import Continue, MaskAndFill
-from jaxpfl.text.tokenisers.base import utf8_bytes
+from jaxpfl.text.tokenisers.base import UTF8Bytes
 from tests.text.masked_models import TINY_BERT, masked_model_folder
 
 TEXTS = ["the quick brown fox jumps over it", "a lazy dog sleeps"]
@@ -18,7 +18,7 @@ TEXTS = ["the quick brown fox jumps over it", "a lazy dog sleeps"]
 class Generator:
     """Only its tokeniser is asked for: a text is cut to letters."""
 
-    tokeniser = utf8_bytes()
+    tokeniser = UTF8Bytes()
 
     def shortened(self, texts, tokens):
         return [text[:tokens].strip() for text in texts]

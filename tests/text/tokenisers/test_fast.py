@@ -1,0 +1,156 @@
+"""Published tokenisers: byte-level, of sentence pieces and of word pieces."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpfl.errors import CorruptFile, InputError
+from jaxpfl.models import PAD
+from jaxpfl.text.tokenisers.fast import hugging_face
+
+tokenizers = pytest.importorskip("tokenizers")
+
+TEXTS = [
+    "Hello world",
+    "",
+    "it's 2024,  two  spaces\n\ttabs",
+    "naïve — 日本語 \U0001f600",
+    "a <|end|> b",
+]
+
+
+def byte_level(specials=("<|end|>", "<|turn|>"), *, framed=False):
+    """A byte-level BPE learnt from a few words, the style of GPT-2 and Llama-3."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(specials),
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, the end"] * 3, trainer)
+    if framed:
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|start|> $A",
+            special_tokens=[("<|start|>", tokenizer.token_to_id("<|start|>"))],
+        )
+    return tokenizer
+
+
+def write(folder, tokenizer, **files):
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, values in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_text_round_trips_and_never_becomes_a_special_token(tmp_path):
+    tokeniser = hugging_face(write(tmp_path, byte_level()))
+    for text in TEXTS:
+        (ids,) = tokeniser.encode([text])
+        assert tokeniser.decode(ids) == tokeniser.decode([*ids, 0, PAD]) == text
+        assert not {0, 1} & set(ids.tolist())
+
+
+def test_bytes_of_byte_level_tokens_agree_with_the_original_decoder(tmp_path):
+    original = byte_level()
+    tokeniser = hugging_face(write(tmp_path, original))
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        ids = generator.integers(2, tokeniser.vocab_size, 12)
+        assert tokeniser.decode(ids) == original.decode(ids.tolist())
+    assert tokeniser.token_bytes()[:2] == (b"", b"")
+
+
+def test_several_end_of_text_ids_and_a_start(tmp_path):
+    """The settings of Llama-3: a list of ends, and a start that the tokenizer puts itself."""
+    tokenizer = byte_level(("<|start|>", "<|end|>", "<|turn|>"), framed=True)
+    folder = write(
+        tmp_path,
+        tokenizer,
+        tokenizer_config={"bos_token": {"content": "<|start|>"}, "eos_token": "<|end|>"},
+        generation_config={"eos_token_id": [1, 2]},
+    )
+    tokeniser = hugging_face(folder)
+    assert (tokeniser.start, tokeniser.end_of_text, tokeniser.ends) == (0, 1, (1, 2))
+    assert 0 not in tokeniser.encode(["the cat"])[0]
+    (folder / "tokenizer_config.json").unlink()
+    assert hugging_face(folder).end_of_text == 1
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_saved_tokeniser_is_read_again(framed, tmp_path):
+    tokenizer = byte_level(("<|start|>", "<|end|>", "<|turn|>"), framed=framed)
+    settings = {"tokenizer_config": {"eos_token": "<|end|>"}}
+    tokeniser = hugging_face(write(tmp_path, tokenizer, **settings))
+    (tmp_path / "saved").mkdir()
+    tokeniser.save(tmp_path / "saved")
+    again = hugging_face(tmp_path / "saved")
+    for name in ("vocab_size", "end_of_text", "ends", "start"):
+        assert getattr(again, name) == getattr(tokeniser, name)
+    for found, expected in zip(again.encode(TEXTS), tokeniser.encode(TEXTS), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_start_that_only_the_settings_ask_for(tmp_path):
+    tokenizer = byte_level(("<|start|>", "<|end|>"))
+    folder = write(tmp_path, tokenizer, tokenizer_config={"bos_token": "<|start|>"})
+    assert hugging_face(folder).start is None
+    write(folder, tokenizer, tokenizer_config={"bos_token": "<|start|>", "add_bos_token": True})
+    assert hugging_face(folder).start == 0
+
+
+def test_pieces_of_sentencepiece(tmp_path):
+    pieces = ["<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", "a", "\u2581a"]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE(ids, [("\u2581", "a")], byte_fallback=True)
+    )
+    tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")]
+    )
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokeniser = hugging_face(write(tmp_path, tokenizer))
+    for text in ("a aé", "aa  a"):
+        found = tokeniser.encode([text])[0]
+        assert tokeniser.decode(found) == tokenizer.decode(found.tolist()) == text
+    assert tokeniser.token_bytes()[-1] == b" a"
+    assert tokeniser.token_bytes()[2 + 0xC3] == b"\xc3"
+
+
+def test_pieces_of_wordpiece(tmp_path):
+    ids = {"[UNK]": 0, "[SEP]": 1, "cat": 2, "##s": 3, "a": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    tokenizer.add_special_tokens(["[UNK]", "[SEP]"])
+    tokeniser = hugging_face(write(tmp_path, tokenizer))
+    ids = tokeniser.encode(["a cats"])[0]
+    assert tokeniser.decode([*ids, 1, PAD]) == "a cats"
+    assert b"".join(tokeniser.token_bytes()[i] for i in ids) == b" a cats"
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"there is no file .*tokenizer\.json"):
+        hugging_face(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(CorruptFile, match=r"tokenizer\.json is not a tokenizer file"):
+        hugging_face(tmp_path)
+    write(tmp_path, byte_level(), tokenizer_config={"eos_token": "<|other|>"})
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: eos_token must .*<\|other\|>"):
+        hugging_face(tmp_path)
+    write(tmp_path, byte_level(), tokenizer_config={}, generation_config={"eos_token_id": 999})
+    with pytest.raises(InputError, match=r"generation_config\.json: eos_token_id .* found 999"):
+        hugging_face(tmp_path)
