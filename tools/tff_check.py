@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from jaxpfl.data.readers.example_proto import Feature
+from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 from jaxpfl.data.readers.tff_sqlite import read_tff
 

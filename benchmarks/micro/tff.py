@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from benchmarks import harness
-from jaxpfl.data.readers.example_proto import ExampleDecoder
+from jaxpfl.data.readers.tff_examples import ExampleDecoder
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
 
 CHILD = """

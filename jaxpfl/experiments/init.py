@@ -16,8 +16,7 @@ import pyarrow as pa
 import yaml
 
 from jaxpfl.data.readers.fields import Fields
-from jaxpfl.data.readers.sample import first_rows
-from jaxpfl.data.readers.table import read_table
+from jaxpfl.data.readers.table import first_rows, read_table
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.init_config import classifier, language_model
 from jaxpfl.experiments.registry import from_mapping

@@ -155,11 +155,11 @@ def test_limits_are_kept(written, monkeypatch):
             patch.setattr(plain_text, limit, value)
             with pytest.raises(InputError, match=expected):
                 read_plain_text(two)
-    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 10)
+    monkeypatch.setattr(compressed, "MAX_AT_ONCE", 10)
     text = written("a.txt", b"0123456789\n0123456789\n")
-    with pytest.raises(InputError, match=r"a\.txt: the line at byte 1 is longer than 10 bytes"):
+    with pytest.raises(InputError, match=r"a\.txt, line 1: longer than the 10 bytes"):
         read_plain_text(text)
-    monkeypatch.setattr(plain_text, "MAX_LINE_BYTES", 11)
+    monkeypatch.setattr(compressed, "MAX_AT_ONCE", 11)
     assert read(text, split="lines") == {"a.txt": ["0123456789"] * 2}
     monkeypatch.setattr(plain_text, "MAX_FILE_BYTES", 21)
     with pytest.raises(InputError, match="longer than the 21 bytes of a file"):
@@ -207,7 +207,7 @@ def test_a_header_is_not_read_beyond_the_cap(written, monkeypatch, form):
 
 def test_bytes_that_are_not_utf8_are_refused_by_place(written):
     """TRUST 8."""
-    with pytest.raises(InputError, match=r"a\.txt\.gz: byte 13 is not valid UTF-8") as error:
+    with pytest.raises(InputError, match=r"a\.txt\.gz, line 2: byte 2 is not valid UTF-8") as error:
         read_plain_text(written("a.txt.gz", b"canary-7f3\nx\xffy"))
     assert SECRET not in str(error.value)
     with pytest.raises(InputError, match="byte 1 is not valid"):
@@ -285,7 +285,7 @@ def test_no_altered_archive_raises_anything_else(written, form):
 
 
 def test_missing_file_is_refused(tmp_path):
-    with pytest.raises(InputError, match="cannot be read: No such file"):
+    with pytest.raises(InputError, match="there is no such file"):
         read_plain_text(tmp_path / "nowhere.txt")
 
 

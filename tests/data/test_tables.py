@@ -14,9 +14,8 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.data import grouping
-from jaxpfl.data.readers import csv_files, json_files
-from jaxpfl.data.readers.compressed import lines_before_damage
-from jaxpfl.data.readers.sample import first_rows
+from jaxpfl.data.readers import compressed, csv_files, json_files
+from jaxpfl.data.readers.table import first_rows
 from jaxpfl.errors import CorruptFile, InputError
 
 SECRET = "canary-7f3"
@@ -101,7 +100,7 @@ def refusal(source) -> str:
 
 @pytest.mark.parametrize("block", [2**22, 300])
 def test_every_format_holds_the_same_clients(tmp_path, form, block, monkeypatch):
-    monkeypatch.setattr(json_files, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(json_files, "_BLOCK_CHARACTERS", block)
     found = jp.data.open(f"{write(tmp_path, form, ROWS)}?{OPTIONS}")
     order = list(dict.fromkeys(row["user"] for row in ROWS))
     assert found.client_ids.to_pylist() == order
@@ -209,9 +208,10 @@ def test_altered_gzip_is_refused(tmp_path, form):
         assert str(path) in refusal(f"{path}?{OPTIONS}")
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
+OK = b'{"client": "a", "text": "x"}\n'
+LONG = b'{"client": "a", "text": "canary-7f3", "z": '
+BAD = {
+    "x.csv": [
         (b"", "expected a header, found an empty file"),
         (b"client\n", "there is no field 'text', found 'client'"),
         (b"client,text,text\na,b,c\n", "there are two fields 'text'"),
@@ -222,13 +222,79 @@ def test_altered_gzip_is_refused(tmp_path, form):
         (b"client,text\na,b\na,canary-7f3 \xff\n", "row 3: field 2 is not valid UTF-8"),
         (b"client,text\n,canary-7f3\n", "row 2: field 'client' must be .*an empty string"),
     ],
+    "x.json": [
+        (b"[]", "has no examples"),
+        (b"", "has no examples"),
+        (b"[" + OK[:-1], "row 1: the array has no end"),
+        (b"[" + OK + b"] x", "nothing after the end"),
+        (b"[" + OK + b", 3]", "row 2: expected a JSON object, found int"),
+        (b"[" + OK + b",]", "row 2: not valid JSON"),
+        (b"[" + OK + b",," + OK + b"]", "row 2: not valid JSON"),
+        (b"[" + OK + OK + b"]", "row 1: not valid JSON behind"),
+        (b'[{"client": "a",, "text": "canary-7f3"}]', "row 1: not valid JSON"),
+        (b'{"text": {"0": "canary-7f3"}}', "row 1: field 'client' must be .*no such field"),
+        (b'{"client": "a",\n"text": "x"}' + OK, "row 1: not valid JSON"),
+        (b"[" + OK + b',{"client": "\xff"}]', "not valid UTF-8 in row"),
+    ],
+    "x.jsonl": [
+        (b"\n\n", "has no examples"),
+        *(
+            (OK + b"\n" + line, f"row 3: {expected}")
+            for line, expected in (
+                (LONG + b"\n", "not valid JSON"),
+                (LONG, "not valid JSON at character .*; the file may be truncated"),
+                (b'["a", "canary-7f3"]\n', "expected a JSON object, found list"),
+                (b'{"text": "canary-7f3"}\n', "field 'client' must be .*, found no such field"),
+                (b'{"client": "canary-7f3"}\n', "field 'text' must be a string, found no such"),
+                (b'{"client": "canary-7f3", "text": 7}\n', ".*'text' must be a string, found int"),
+                (b'{"client": "canary-7f3", "text": null}\n', ".*found no value"),
+                (b'{"client": "", "text": "canary-7f3"}\n', ".*'client' must be a non-empty"),
+                (b'{"client": 1.5, "text": "canary-7f3"}\n', ".*'client' .* found float"),
+                (b'{"client": true, "text": "canary-7f3"}\n', ".*'client' .* found bool"),
+                (LONG + b"NaN}\n", "expected JSON without NaN"),
+                (LONG + b"-Infinity}\n", "expected JSON without NaN"),
+                (LONG + b"[" * 100_000, "expected JSON without .* nesting"),
+                (LONG + b"9" * 5_000 + b"}\n", "expected JSON without .* digits"),
+                (LONG + b'"\xff"}\n', "byte .* is not valid UTF-8"),
+                (LONG + b'"\xed\xa0\x80"}\n', "byte .* is not valid UTF-8"),
+                (OK.decode().encode("utf-16"), "byte .* is not valid UTF-8"),
+            )
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [(name, *case) for name, cases in BAD.items() for case in cases],
 )
-def test_bad_csv_is_refused(tmp_path, content, expected):
-    path = tmp_path / "x.csv"
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path, name, content, expected):
+    """TRUST 6, 7, 8: by file and row, and no value of a client is in the message."""
+    path = tmp_path / name
     path.write_bytes(content)
     message = refusal(path)
     assert str(path) in message
     assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (1, SECRET, "a number, found str"),
+        (SECRET, 1, "a string, found int"),
+        (True, 1, "a boolean, found int"),
+        (1.5, True, "a number, found bool"),
+        ([1], 1, "a list of numbers as long as the first row's, found int"),
+        ([1], [1, 2], "a list of numbers as long as the first row's, found a longer or shorter"),
+        ({"k": 1}, 1, "a string, boolean or number, or a list of numbers, found dict"),
+        (2**63, 1, "at most 64 bits"),
+    ],
+)
+def test_a_column_of_two_kinds_is_refused(tmp_path, first, second, expected):
+    """TRUST 7."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines([{"client": "a", "text": "x", "z": each} for each in (first, second)]))
+    assert re.search(expected, refusal(f"{path}?columns=z"))
 
 
 @pytest.mark.parametrize(
@@ -257,14 +323,16 @@ def test_csv_of_spreadsheets(tmp_path):
     assert found.columns["n"].tolist() == [1.0, 2.5]
 
 
-def test_overlong_row_of_csv_is_refused(tmp_path, monkeypatch):
+def test_overlong_rows_are_refused(tmp_path, monkeypatch):
     """TRUST 8: memory is bounded by a stated cap."""
     monkeypatch.setattr(csv_files, "MAX_ROW_BYTES", 100)
-    path = tmp_path / "x.csv"
-    path.write_text(f"client,text\na,{'x' * 60}\n")
-    assert len(jp.data.open(path)) == 1
-    path.write_text(f"client,text\na,b\na,{'x' * 400}\na,b\n")
-    assert "row 3: longer than the 100 bytes" in refusal(path)
+    monkeypatch.setattr(compressed, "MAX_AT_ONCE", 100)
+    for name, write, row in (("x.csv", table, 3), ("x.jsonl", lines, 2)):
+        path = tmp_path / name
+        path.write_bytes(write([{"client": "a", "text": "x" * 60}]))
+        assert len(jp.data.open(path)) == 1
+        path.write_bytes(write([{"client": "a", "text": "x" * size} for size in (1, 400, 1)]))
+        assert f"row {row}: longer than the 100 bytes" in refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -291,57 +359,56 @@ def test_no_row_of_csv_is_held_that_is_too_long(tmp_path, content, row, monkeypa
     tracemalloc.stop()
 
 
-def test_lines_of_a_damaged_file_are_counted_in_blocks(tmp_path):
-    """TRUST 8, 39: a line may be longer than the memory."""
-    path = tmp_path / "x.jsonl.gz"
-    line = b'{"client": "a", "text": "x"}\n'
-    damaged = bytearray(gzip.compress(line * 7 + b" " * 2**23))
-    damaged[-8] ^= 1
-    path.write_bytes(damaged)
-    tracemalloc.start()
-    assert lines_before_damage(path) == 7
-    assert tracemalloc.get_traced_memory()[1] < 500_000
-    tracemalloc.stop()
-    assert "after row 7" in refusal(path)
-    # The lines of an array are not its rows.
-    damaged = bytearray(gzip.compress(b"[" + line * 3))
-    damaged[-8] ^= 1
-    path.with_name("x.json.gz").write_bytes(damaged)
-    assert "row" not in refusal(path.with_name("x.json.gz"))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"[]", "has no examples"),
-        (b"", "has no examples"),
-        (b'[{"client": "a", "text": "canary-7f3"}', "the array has no end"),
-        (b'[{"client": "a", "text": "canary-7f3"}] x', "nothing after the end"),
-        (b'[{"client": "a", "text": "x"}, 3]', "row 2: expected a JSON object, found int"),
-        (b'[{"client": "a", "text": "x"},]', "row 2: not valid JSON"),
-        (b'[{"client": "a", "text": "x"},,{"client": "a", "text": "x"}]', "row 2: not valid JSON"),
-        (b'[{"client": "a", "text": "x"}{"client": "a", "text": "x"}]', "row 1: not valid JSON"),
-        (b'[{"client": "a",, "text": "canary-7f3"}]', "row 1: not valid JSON"),
-        (b'{"text": {"0": "canary-7f3"}}', "row 1: field 'client' must be .*no such field"),
-        (b'{"client": "a",\n"text": "x"}{"client": "a", "text": "x"}\n', "row 1: not valid JSON"),
-    ],
-)
-def test_bad_arrays_are_refused(tmp_path, content, expected):
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    message = refusal(path)
-    assert re.search(expected, message), message
-
-
 def test_unusual_lines_are_read_like_all_others(tmp_path):
-    """The slow way and the fast one give the same."""
-    usual = [{"client": k % 3, "text": f"Inf, NaN {k}", "z": k, "w": [1]} for k in range(9)]
+    """TRUST 8: blank lines, a byte order mark, CRLF, ids of two kinds, no last line end; NUL,
+    emoji, empty text and 1 MB stay; lone surrogates are replaced."""
+    texts = ["Inf, NaN", "a\0b", "👩‍🚀 e\u0301", "", "x" * 2**20, "  ", "l\\ud83d r"]
+    rows = [{"client": k % 3, "text": text} for k, text in enumerate(texts)]
     path = tmp_path / "x.jsonl"
-    path.write_bytes(lines(usual))
-    expected = jp.data.open(f"{path}?columns=z")
-    one_is_a_string = usual[:4] + [{**usual[4], "client": "1"}] + usual[5:]
-    path.write_bytes(lines(one_is_a_string).replace(b"\n", b" \r\n\r\n"))
-    assert jp.data.open(f"{path}?columns=z").content == expected.content
+    plain = lines(rows).replace(b"\\\\ud83d", b"\\ud83d")
+    path.write_bytes(plain)
+    expected = jp.data.open(path)
+    assert expected.columns["text"].to_pylist()[0] == "Inf, NaN"
+    assert sorted(expected.columns["text"].to_pylist()) == sorted([*texts[:-1], "l\ufffd r"])
+    other = plain.replace(b'"client": 1', b'"client": "1"', 1).replace(b"\n", b" \r\n\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + other.rstrip())
+    assert jp.data.open(path).content == expected.content
+
+
+def test_split_makes_an_example_of_every_sentence(tmp_path):
+    texts = ["One. Two e.g. this.\n\nThree\nlines.", " ...", "Four! Five?"]
+    rows = [
+        {"client": who, "text": text, "year": year}
+        for year, (who, text) in enumerate(zip("aba", texts, strict=True), 1)
+    ]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(rows))
+    found = jp.data.open(f"{path}?columns=year&split=sentences")
+    assert found.client_ids.to_pylist() == ["a", "b"]
+    held = ["One.", "Two e.g. this.", "Three lines.", "Four!", "Five?"]
+    assert found.examples(0)["text"].to_pylist() == held
+    assert found.columns["year"].tolist() == [1, 1, 1, 3, 3]
+    held = jp.data.open(f"{path}?split=lines").examples(0)["text"].to_pylist()
+    assert held == ["One. Two e.g. this.", "Three", "lines.", "Four! Five?"]
+    least = jp.data.open(f"{path}?split=sentences&min_examples=5")
+    assert least.sizes().tolist() == [5, 0]
+    assert "split must be one of" in refusal(f"{path}?split=words")
+    # TRUST 7: rows without sentences are checked, too.
+    path.write_bytes(lines([*rows, {"client": "a", "text": "", "year": SECRET}]))
+    assert "row 4: field 'year' must be a number" in refusal(f"{path}?columns=year&split=sentences")
+    path.write_bytes(lines(rows[1:2]))
+    assert "has no examples" in refusal(f"{path}?split=sentences")
+    assert "must be different" in refusal(f"{path}?columns=text")
+
+
+def test_irc_is_read_as_its_readme_says(data_folder, monkeypatch):
+    monkeypatch.setenv("JAXPFL_DATA", str(data_folder))
+    source = "$JAXPFL_DATA/text_irc_ubuntu/ubuntu_irc.jsonl.gz"
+    population = jp.data.open(source)
+    assert (len(population), population.num_examples) == (17_513, 216_239)
+    assert population.sizes().max() == 2_377
+    assert np.sum(population.with_min_examples(5).sizes() > 0) == 8_356
+    assert population.name == source
 
 
 def test_an_arrow_file_may_have_any_width_of_type(tmp_path):
@@ -385,14 +452,3 @@ def test_a_stream_that_ends_between_two_batches_is_refused(tmp_path):
     path = tmp_path / "x.arrow"
     path.write_bytes(whole[:-8])
     assert "truncated" in refusal(f"{path}?{OPTIONS}")
-
-
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_constants_that_json_lacks_are_refused(tmp_path, constant):
-    """Wherever they are; as words of a text they are words."""
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"client": "a", "text": "x, NaN, y", "z": 1.5}\n' * 2)
-    assert jp.data.open(f"{path}?columns=z").num_examples == 2
-    path.write_text(path.read_text() + f'{{"client": "a", "text": "x", "z": {constant}}}\n')
-    for options in ("columns=z", "client=client"):
-        assert "row 3: expected JSON without NaN" in refusal(f"{path}?{options}")

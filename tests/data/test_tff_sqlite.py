@@ -13,7 +13,7 @@ import pytest
 
 from jaxpfl.data import open as open_population
 from jaxpfl.data.readers import tff_sqlite
-from jaxpfl.data.readers.example_proto import Feature
+from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import same
@@ -135,9 +135,7 @@ def reference(path, split="train"):
 @pytest.mark.parametrize("rows_at_once", [1, 7, 8192])
 def test_any_arrangement_of_rows_and_splits(index, rows_at_once, tmp_path, monkeypatch):
     """Rows scattered, with gaps, several splits, an index or none, in batches of any size."""
-    monkeypatch.setattr(tff_sqlite, "_ROWS", rows_at_once)
-    monkeypatch.setattr(tff_sqlite, "_FETCHED", 3)
-    monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(tff_sqlite, "_BATCH_BYTES", rows_at_once)
     generator = np.random.default_rng(1)
     ids = ["z", "a", "é", "Z", "🙂", "\uffff", "a ", "a\0", ""]
     after = []

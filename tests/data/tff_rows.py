@@ -1,7 +1,7 @@
 """Small files of TFF's kind that the tests of their reader share."""
 
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.example_proto import Feature
+from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_sqlite import read_tff
 from tests.data.tff_files import example
 

@@ -13,6 +13,7 @@ Policy:
 import itertools
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 
 from jaxpfl import checks
-from jaxpfl.data.readers.arrow_types import is_text
-from jaxpfl.data.readers.fields import Fields, Rows
+from jaxpfl.data.readers.fields import Fields, Rows, is_text
 from jaxpfl.data.readers.unpacked_arrow import most_unpacked
 from jaxpfl.errors import CorruptFile, InputError
 
-PARQUET = ".parquet"
-ARROW = ".arrow"
-
+_PARQUET = ".parquet"
 _ROWS = 2**15
 _BATCH_BYTES = 2**28
 _BYTES = "BYTE_ARRAY"
@@ -42,21 +40,45 @@ def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
       InputError: a field is missing or of another kind, or the file cannot be read.
       CorruptFile: the file is truncated or damaged.
     """
-    what = "Parquet" if path.name.endswith(PARQUET) else "Arrow"
+    read = _parquet if path.name.endswith(_PARQUET) else _arrow
     first = 1
     try:
-        for batch in _parquet(path, fields) if what == "Parquet" else _arrow(path, fields):
+        for batch in read(path, fields):
             if len(batch):
                 numbers = range(first, first + len(batch))
-                found = {name: batch[name] for name in fields.names}
-                yield fields.conformed(str(path), numbers, found)
+                yield fields.conformed(
+                    str(path), numbers, {name: batch[name] for name in fields.names}
+                )
             first += len(batch)
-    except InputError:
-        raise
+    except (InputError, pa.ArrowException, OSError, ValueError) as error:
+        raise _error(path, error) from None
+
+
+def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
+    """The values of at most `number` rows by column, None where a row has none."""
+    try:
+        if path.name.endswith(_PARQUET):
+            with parquet.ParquetFile(path) as file:
+                found = next(file.iter_batches(number), None)
+                return (
+                    file.schema_arrow.empty_table().to_pydict()
+                    if found is None
+                    else found.to_pydict()
+                )
+        with pa.memory_map(str(path)) as mapped:
+            found = next((each for each in batches(path, mapped) if len(each)), None)
+            return {} if found is None else found.slice(0, number).to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
-        raise CorruptFile(f"{path}: truncated, damaged or no {what} file") from None
+        raise _error(path, error) from None
+
+
+def _error(path: Path, error: Exception) -> InputError:
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, OSError) and error.strerror:
+        return InputError(f"{path} cannot be read: {error.strerror}")
+    what = "Parquet" if path.name.endswith(_PARQUET) else "Arrow"
+    return CorruptFile(f"{path}: truncated, damaged or no {what} file")
 
 
 def _parquet(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:

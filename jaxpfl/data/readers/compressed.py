@@ -1,4 +1,4 @@
-"""Files and archives that may be compressed, read in blocks; damage is an `InputError` with the
+"""Files and archives that may be compressed, read in pieces; damage is an `InputError` with the
 file's name."""
 
 import bz2
@@ -10,58 +10,68 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_AT_ONCE = 2**24
+"""Bytes of the longest line, and of the most that is asked of an archive at once."""
 
-_PIECE = 2**16
+_OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# Headers of an archive with long names that follow each other are read by recursion.
+_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, RecursionError)
 
 
 def open_binary(path: Path) -> BinaryIO:
     """A file that may be compressed, opened for reading its unpacked bytes."""
-    if path.name.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.name.endswith(".bz2"):
-        return cast(BinaryIO, bz2.open(path, "rb"))
-    if path.name.endswith(".xz"):
-        return cast(BinaryIO, lzma.open(path, "rb"))
-    return path.open("rb")
+    return cast(BinaryIO, _OPENERS.get(path.suffix, open)(path, "rb"))
 
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Names the file in errors of gzip and of the machine.
+    """Names the file in errors of packers, archives and the machine.
 
     Raises:
-      CorruptFile: the compressed data is truncated or altered.
+      CorruptFile: the compressed data or the archive is truncated or altered.
       InputError: the file cannot be read.
     """
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        what = "truncated" if isinstance(error, EOFError) else "not valid gzip"
-        raise CorruptFile(f"{path} is {what}") from None
+    except _DAMAGE as error:
+        what = "truncated" if isinstance(error, EOFError) else "not valid"
+        raise CorruptFile(f"{path} is {what}: its compressed data or archive is damaged") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        if error.strerror is None:
+            # As the module bz2 reports damaged data.
+            raise CorruptFile(f"{path} is not valid: its compressed data is damaged") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def blocks(path: Path, size: int) -> Iterator[bytes]:
-    """The unpacked bytes of a file, in blocks of at most `size`."""
-    with errors_of(path), open_binary(path) as file:
-        while block := file.read(size):
-            yield block
+def lines(stream: IO[bytes], where: str, called: str = "line") -> Iterator[str]:
+    """The lines of a text with their ends; a byte order mark at its start is skipped.
 
+    Args:
+      where, called: begin messages, as in "{where}, {called} 3".
 
-def lines_before_damage(path: Path) -> int:
-    """How many lines of a damaged file can be read."""
+    Raises:
+      InputError: a line is longer than `MAX_AT_ONCE` bytes, or not valid UTF-8.
+    """
     number = 0
-    with contextlib.suppress(EOFError, zlib.error, OSError), open_binary(path) as file:
-        # Of some damage, `read` would lose what it had until then; `read1` gives it.
-        while piece := cast(io.BufferedReader, file).read1(_PIECE):
-            number += piece.count(b"\n")
-    return number
+    while line := stream.readline(MAX_AT_ONCE + 1):
+        number += 1
+        if len(line) > MAX_AT_ONCE:
+            raise InputError(
+                f"{where}, {called} {number}: longer than the {MAX_AT_ONCE} bytes of a line"
+            )
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{where}, {called} {number}: byte {error.start + 1} is not valid UTF-8"
+            ) from None
+        yield text.removeprefix("\ufeff") if number == 1 else text
 
 
 class Forward:

@@ -13,14 +13,12 @@ from 0 to 2^63 - 1. A file that would not fit the memory once it is read is refu
 """
 
 import tarfile
-import zlib
 from collections.abc import Iterator
-from lzma import LZMAError
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from jaxpfl import checks
-from jaxpfl.data.readers.compressed import Forward, open_binary
+from jaxpfl.data.readers.compressed import Forward, errors_of, open_binary
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.files import parse_json
 
@@ -62,21 +60,8 @@ def read_counts(path: str | Path) -> dict[str, int]:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        with open_binary(path) as stream:
-            if not path.name.endswith(_ARCHIVES):
-                return _bounded(path, stream)
-            return _member(path, stream)
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file of counts") from None
-    except (tarfile.TarError, EOFError, LZMAError, zlib.error, RecursionError) as error:
-        reason = type(error).__name__
-        raise CorruptFile(f"{path}: truncated, damaged or no archive ({reason})") from None
-    except OSError as error:
-        if error.strerror is None:
-            # As the module bz2 reports damaged data.
-            raise CorruptFile(f"{path}: truncated, damaged or no archive") from None
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    with errors_of(path), open_binary(path) as stream:
+        return (_member if path.name.endswith(_ARCHIVES) else _bounded)(path, stream)
 
 
 def _member(path: Path, stream: BinaryIO) -> bytes:

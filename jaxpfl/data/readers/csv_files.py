@@ -15,9 +15,9 @@ Policy:
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -26,11 +26,7 @@ from jaxpfl.data.readers.compressed import errors_of, open_binary
 from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.errors import CorruptFile, InputError
 
-ENDINGS = (".csv", ".csv.gz")
 MAX_ROW_BYTES = 2**23
-
-# Bytes that are not UTF-8 become these characters.
-_UNDECODED, _SURROGATE = "surrogateescape", "\udc80"
 
 
 def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
@@ -41,8 +37,7 @@ def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
         another kind.
       CorruptFile: the compressed data is truncated or altered, or a quote is never closed.
     """
-    names = header(path)
-    fields.require(str(path), names)
+    fields.require(str(path), _header(path, _rows(path)))
     first = 2
     with errors_of(path), open_binary(path) as opened:
         file = _Counting(opened)
@@ -54,59 +49,11 @@ def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
                     yield fields.of_strings(str(path), numbers, found)
                 first += len(batch)
         except pa.ArrowInvalid:
-            fault = _first_fault(path, len(names))
-            raise fault or CorruptFile(f"{path}: damaged or no CSV") from None
+            # Its message quotes the row.
+            raise _fault(path) or CorruptFile(f"{path}: damaged or no CSV") from None
         # Arrow takes the rest of the file for the field whose quote is not closed.
-        if file.quotes % 2 and (fault := _first_fault(path, len(names))) is not None:
+        if file.quotes % 2 and (fault := _fault(path)):
             raise fault
-
-
-def header(path: Path) -> list[str]:
-    """The names of a file's columns.
-
-    Raises:
-      InputError: there is no header.
-    """
-    with errors_of(path), open_binary(path) as file:
-        text = io.TextIOWrapper(file, "utf-8-sig", _UNDECODED, newline="")
-        try:
-            names = next(rows_of(path, text), None)
-        except csv.Error:
-            names = [_SURROGATE]
-    if names is None:
-        raise InputError(f"{path}: expected a header, found an empty file")
-    if any(_undecoded(name) for name in names):
-        raise InputError(f"{path}, row 1: expected a header in CSV and UTF-8")
-    return names
-
-
-def rows_of(path: Path, text: TextIO, strict: bool = True) -> Iterator[list[str]]:
-    """The rows that are not blank, the header first; none is held that is too long.
-
-    Args:
-      strict: whether a quote may only end its field or be doubled.
-
-    Raises:
-      csv.Error: a quote is not as it must be.
-      InputError: a row is longer than MAX_ROW_BYTES.
-    """
-    csv.field_size_limit(MAX_ROW_BYTES)
-    number, left = 1, MAX_ROW_BYTES
-
-    def lines() -> Iterator[str]:
-        nonlocal left
-        while line := text.readline(left + 1):
-            left -= len(line)
-            if left < 0:
-                where = f"{path}, row {number}"
-                raise InputError(f"{where}: longer than the {MAX_ROW_BYTES} bytes of a row")
-            yield line
-
-    for row in csv.reader(lines(), strict=strict):
-        left = MAX_ROW_BYTES
-        if row:
-            yield row
-            number += 1
 
 
 class _Counting(io.RawIOBase):
@@ -138,35 +85,88 @@ def _batches(file: io.RawIOBase, names: tuple[str, ...]) -> Iterator[pa.RecordBa
     )
 
 
-def _first_fault(path: Path, expected: int) -> InputError | None:
+def _fault(path: Path) -> InputError | None:
     """The error of the first row that is not as the policy says."""
-    with open_binary(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", _UNDECODED, newline="")
-        rows = rows_of(path, text)
-        number = 0
-        while True:
-            number += 1
-            where = f"{path}, row {number}"
-            try:
-                row = next(rows, None)
-            except InputError as error:
-                return error
-            except csv.Error as error:
-                if "unexpected end" in str(error):
-                    return CorruptFile(f"{where}: its quote is never closed; is it truncated?")
-                # A quote that ends within a field, which Arrow can read.
-                return InputError(f"{where}: a quote must end its field or be doubled")
-            if row is None:
-                return None
-            if len(row) != expected:
-                return InputError(
-                    f"{where}: expected {expected} fields, as in the header, found {len(row)}; a "
-                    "field with a comma or line end must be in double quotes"
-                )
+    try:
+        for number, row in enumerate(_rows(path), 1):
             for place, field in enumerate(row, 1):
-                if _undecoded(field):
-                    return InputError(f"{where}: field {place} is not valid UTF-8")
+                if _has_surrogate(field):
+                    return InputError(f"{path}, row {number}: field {place} is not valid UTF-8")
+    except InputError as error:
+        return error
+    return None
 
 
-def _undecoded(field: str) -> bool:
-    return not field.isascii() and any(_SURROGATE <= each <= "\udcff" for each in field)
+def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
+    """The values of at most `number` rows by column: numbers or booleans where all of a column's
+    are."""
+    rows = _rows(path, number + 1)
+    names = _header(path, rows)
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    return dict(zip(names, map(_typed, columns), strict=True))
+
+
+def _rows(path: Path, most: int | None = None) -> Iterator[list[str]]:
+    """The rows that are not blank, the header first; none is held that is too long.
+
+    Bytes that are not UTF-8 become surrogates.
+    """
+    csv.field_size_limit(MAX_ROW_BYTES)
+    number, left, width = 1, MAX_ROW_BYTES, None
+
+    def lines() -> Iterator[str]:
+        nonlocal left
+        while line := text.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                where = f"{path}, row {number}"
+                raise InputError(f"{where}: longer than the {MAX_ROW_BYTES} bytes of a row")
+            yield line
+
+    with errors_of(path), open_binary(path) as file:
+        text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+        try:
+            for row in csv.reader(lines(), strict=True):
+                left = MAX_ROW_BYTES
+                if not row:
+                    continue
+                width = len(row) if width is None else width
+                if len(row) != width:
+                    raise InputError(
+                        f"{path}, row {number}: expected {width} fields, as in the header, found "
+                        f"{len(row)}; a field with a comma or line end must be in double quotes"
+                    )
+                yield row
+                if number == most:
+                    return
+                number += 1
+        except csv.Error as error:
+            where = f"{path}, row {number}"
+            if "unexpected end" in str(error):
+                raise CorruptFile(f"{where}: its quote is never closed; is it truncated?") from None
+            raise InputError(f"{where}: a quote must end its field or be doubled") from None
+
+
+def _header(path: Path, rows: Iterator[list[str]]) -> list[str]:
+    names = next(rows, None)
+    if names is None:
+        raise InputError(f"{path}: expected a header, found an empty file")
+    if any(map(_has_surrogate, names)):
+        raise InputError(f"{path}, row 1: expected a header in CSV and UTF-8")
+    return names
+
+
+def _has_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text)
+
+
+def _typed(strings: Iterable[str]) -> list[Any]:
+    values = [each.strip() for each in strings]
+    if all(each.lower() in ("true", "false") for each in values):
+        return [each.lower() == "true" for each in values]
+    for kind in (int, float):
+        try:
+            return [kind(each) for each in values]
+        except ValueError:
+            continue
+    return values

@@ -14,6 +14,7 @@ Errors name the source, the row and the field, what was expected and which kind 
 and never a value.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,16 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxpfl.data.columns import text_array
-from jaxpfl.data.readers.arrow_types import (
-    is_list,
-    is_plain,
-    is_text,
-    list_type,
-    name_of_type,
-    wider,
-)
 from jaxpfl.errors import InputError
 
+_ABSENT = object()
 _SCALARS = {str: pa.large_string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _EXPECTED = {
     "client": "a non-empty string or a whole number",
@@ -94,7 +88,7 @@ class Fields:
     def require_types(self, source: str, schema: pa.Schema) -> None:
         """Refuses a table with a field of a type that no field can hold, before any row is read."""
         for name in self.names:
-            if not is_plain(type_ := schema.field(name).type):
+            if not _is_plain(type_ := schema.field(name).type):
                 raise _error(source, 1, name, self._expected(name), name_of_type(type_))
 
     def of_strings(
@@ -114,10 +108,9 @@ class Fields:
             if columns[name].null_count:
                 index = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
                 text = found[name][index].as_py().strip()
-                known = self.types.get(name, columns[name].type)
-                expected = _expected_of(known, uses[-1])
+                self.types.setdefault(name, columns[name].type)
                 what = "another string" if text else "an empty string"
-                raise _error(source, numbers[index], name, expected, what)
+                raise _error(source, numbers[index], name, self._expected(name), what)
         return self.conformed(source, numbers, columns)
 
     def conformed(self, source: str, numbers: Sequence[int], found: Mapping[str, Any]) -> Rows:
@@ -126,26 +119,8 @@ class Fields:
         Raises:
           InputError: a column cannot be what it is for; names the first such row.
         """
-        columns = {}
-        for name in self.names:
-            column = found[name]
-            if isinstance(column, pa.ChunkedArray):
-                column = column.combine_chunks()
-            columns[name], fault = self._conformed(name, column)
-            if fault is not None:
-                index, expected, what = fault
-                raise _error(source, numbers[index], name, expected, what)
+        columns = {name: self._checked(source, numbers, name, found[name]) for name in self.names}
         return Rows(source, numbers, columns)
-
-    def fits(self, found: Mapping[str, Any]) -> dict[str, pa.Array] | None:
-        """The columns as in `Rows`, or None where a row must be named."""
-        columns = {}
-        for name in self.names:
-            column, fault = self._conformed(name, found[name].combine_chunks())
-            if fault is not None:
-                return None
-            columns[name] = column
-        return columns
 
     def of_mappings(
         self, source: str, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]
@@ -155,65 +130,52 @@ class Fields:
         Raises:
           InputError: a row lacks a field or has another kind of value.
         """
-        for number, row in zip(numbers, rows, strict=True):
-            for name in self.names:
-                if name not in row:
-                    raise _error(source, number, name, self._expected(name), "no such field")
-                value = row[name]
-                if (expected := self._note(name, value)) is not None:
-                    empty = value == "" and type(value) is str
-                    what = "an empty string" if empty else _called(value)
-                    raise _error(source, number, name, expected, what)
         columns = {}
-        if rows:
-            columns = {name: self._array(name, [row[name] for row in rows]) for name in self.names}
-        return Rows(source, numbers, columns)
-
-    def note_first(self, row: Any) -> bool:
-        """Takes the types of fields from the first row, if it has them all."""
-        if not isinstance(row, Mapping):
-            return False
-        return all(name in row and self._note(name, row[name]) is None for name in self.names)
+        for name, uses in self._uses.items():
+            values = [row.get(name, _ABSENT) for row in rows]
+            if _ABSENT in values:
+                number = numbers[values.index(_ABSENT)]
+                raise _error(source, number, name, self._expected(name), "no such field")
+            if set(uses) == {"client"}:
+                # Ids of both kinds may be mixed.
+                values = [str(each) if type(each) is int else each for each in values]
+            columns[name] = _of_python(values)
+            if columns[name] is None:
+                # The shortest beginning that has no type ends with the first value that is wrong.
+                sizes = range(len(values) + 1)
+                bad = bisect_left(sizes, True, key=lambda n: _of_python(values[:n]) is None) - 1
+                if bad:
+                    self._checked(source, numbers, name, _of_python(values[:bad]))
+                large = type(values[bad]) is int and not -(2**63) <= values[bad] < 2**63
+                expected = _WIDE if large else self._expected(name)
+                raise _error(source, numbers[bad], name, expected, type(values[bad]).__name__)
+        return self.conformed(source, numbers, columns)
 
     def _expected(self, name: str) -> str:
-        return _EXPECTED[self._uses[name][-1]]
+        use, known = self._uses[name][-1], self.types.get(name)
+        if use != "value" or known is None:
+            return _EXPECTED[use]
+        if pa.types.is_fixed_size_list(known):
+            return "a list of numbers as long as the first row's"
+        return _CALLED[_kind_of(known)]
 
-    def _note(self, name: str, value: Any) -> str | None:
-        """What was expected in place of a Python value that the field cannot hold, else None."""
-        kind = list if isinstance(value, list | np.ndarray) else type(value)
-        uses = self._uses[name]
-        if not all(kind in _KINDS[use] for use in uses):
-            known = self.types.get(name)
-            return self._expected(name) if known is None else _expected_of(known, uses[-1])
-        if "client" in uses and value == "":
-            return _EXPECTED["client"]
-        if set(uses) == {"client"}:
-            # Ids of both kinds may be mixed; the type only says how the fast way begins.
-            self.types.setdefault(name, _SCALARS[kind])
-            return None
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            return _WIDE
-        if "label" in uses and type(value) is int and not 0 <= value < 2**31:
-            return _EXPECTED["label"]
-        type_ = _SCALARS[kind] if kind is not list else list_type(value)
-        return _WIDE if type_ is None else self._merge(name, type_)
+    def _checked(
+        self, source: str, numbers: Sequence[int], name: str, column: pa.Array | pa.ChunkedArray
+    ) -> pa.Array:
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        conformed, fault = self._conformed(name, column)
+        if fault is not None:
+            index, expected, what = fault
+            raise _error(source, numbers[index], name, expected, what)
+        return conformed
 
-    def _merge(self, name: str, type_: pa.DataType) -> str | None:
-        """Takes a type of the field's values; returns what was expected if it does not fit."""
-        before = self.types.setdefault(name, type_)
-        if before == type_:
-            return None
-        both = wider(before, type_)
-        if both is None:
-            return _expected_of(before, self._uses[name][-1])
-        self.types[name] = both
-        return None
-
-    def _array(self, name: str, values: list[Any]) -> pa.Array:
-        if set(self._uses[name]) == {"client"}:
-            return text_array([str(value) for value in values])
-        type_ = self.types[name]
-        return text_array(values) if pa.types.is_large_string(type_) else pa.array(values, type_)
+    def _merge(self, name: str, type_: pa.DataType) -> bool:
+        """Takes a type of the field's values, if it fits those before."""
+        both = _wider(self.types.get(name, type_), type_)
+        if both is not None:
+            self.types[name] = both
+        return both is not None
 
     def _conformed(
         self, name: str, column: pa.Array
@@ -227,11 +189,13 @@ class Fields:
         if plain is None:
             return column, (0, expected, name_of_type(column.type))
         if isinstance(plain, int):
-            return column, (plain, "a list as long as the first row's", "another length")
+            return column, (
+                plain,
+                "a list of numbers as long as the first row's",
+                "a longer or shorter list",
+            )
         kind = _kind_of(plain.type)
         if not all(kind in _KINDS[use] for use in uses):
-            known = self.types.get(name)
-            expected = expected if known is None else _expected_of(known, uses[-1])
             return column, (0, expected, name_of_type(column.type))
         if "client" in uses and kind is str:
             is_empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
@@ -245,8 +209,8 @@ class Fields:
             bad = (values < 0) | (values >= 2**31)
             if bad.any():
                 return plain, (int(np.argmax(bad)), expected, "another number")
-        if (wrong := self._merge(name, plain.type)) is not None:
-            return column, (0, wrong, name_of_type(column.type))
+        if not self._merge(name, plain.type):
+            return column, (0, expected, name_of_type(column.type))
         # What came first may have been whole numbers.
         return plain.cast(self.types[name]), None
 
@@ -296,19 +260,6 @@ def field_error(rows: Rows, index: int, name: str, expected: str) -> InputError:
     return _error(rows.source, rows.numbers[index], name, expected, found)
 
 
-def _called(value: Any) -> str:
-    """The kind of a Python value, for messages."""
-    return "no value" if value is None else type(value).__name__
-
-
-def _expected_of(type_: pa.DataType, use: str) -> str:
-    if use != "value":
-        return _EXPECTED[use]
-    if pa.types.is_fixed_size_list(type_):
-        return "a list of numbers as long as the first row's"
-    return _CALLED[_kind_of(type_)]
-
-
 def _kind_of(type_: pa.DataType) -> type:
     if pa.types.is_fixed_size_list(type_):
         return list
@@ -322,7 +273,7 @@ def _plain(column: pa.Array) -> pa.Array | int | None:
         return _plain(column.storage)
     type_ = column.type
     # Before anything is unpacked: what is held once may stand in many rows.
-    if not is_plain(type_):
+    if not _is_plain(type_):
         return None
     if pa.types.is_dictionary(type_):
         return _plain(column.cast(type_.value_type))
@@ -336,7 +287,7 @@ def _plain(column: pa.Array) -> pa.Array | int | None:
         return column.cast(pa.int64())
     if pa.types.is_floating(type_):
         return column.cast(pa.float64())
-    return _plain_list(column) if is_list(type_) else None
+    return _plain_list(column) if _is_list(type_) else None
 
 
 def _plain_list(column: pa.Array) -> pa.Array | int | None:
@@ -350,3 +301,76 @@ def _plain_list(column: pa.Array) -> pa.Array | int | None:
     if inner is None or isinstance(inner, int) or _kind_of(inner.type) in (str, bool):
         return None
     return pa.FixedSizeListArray.from_arrays(inner, int(lengths[0]))
+
+
+def name_of_type(type_: pa.DataType) -> str:
+    """A type of Arrow in the words of Python, where it has them."""
+    for kind, is_of in (
+        ("bool", pa.types.is_boolean),
+        ("int", pa.types.is_integer),
+        ("float", pa.types.is_floating),
+        ("str", is_text),
+        ("no value", pa.types.is_null),
+        ("dict", pa.types.is_struct),
+        ("list", pa.types.is_nested),
+    ):
+        if is_of(type_):
+            return kind
+    return str(type_).partition("[")[0]
+
+
+def is_text(type_: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    types = pa.types
+    known = types.is_list(type_) or types.is_large_list(type_)
+    return known or types.is_fixed_size_list(type_)
+
+
+def _is_plain(type_: pa.DataType, listed: bool = False) -> bool:
+    """Whether columns of a type can become what `Rows` holds.
+
+    Dictionaries can where their values are texts, booleans or numbers, lists where they hold
+    numbers or booleans in the end.
+    """
+    types = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return _is_plain(type_.storage_type, listed)
+    if _is_list(type_):
+        return _is_plain(type_.value_type, True)
+    value = type_.value_type if types.is_dictionary(type_) else type_
+    if types.is_boolean(value) or types.is_integer(value) or types.is_floating(value):
+        return True
+    if listed:
+        return False
+    if types.is_string_view(value):
+        return value == type_
+    return is_text(value) or types.is_null(type_)
+
+
+def _of_python(values: Sequence[Any]) -> pa.Array | None:
+    """The array of values of one kind; None if they are not."""
+    kinds = set(map(type, values))
+    # Arrow would take a boolean among numbers for one of them.
+    if bool in kinds and len(kinds) > 1:
+        return None
+    try:
+        if values and type(values[0]) is str:
+            return text_array(values)
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _wider(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    """The type that holds both, if only whole numbers become floats."""
+    if {first, second} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    lists = pa.types.is_fixed_size_list(first) and pa.types.is_fixed_size_list(second)
+    if not lists or first.list_size != second.list_size:
+        return first if first == second else None
+    inner = _wider(first.value_type, second.value_type)
+    return None if inner is None else pa.list_(inner, first.list_size)

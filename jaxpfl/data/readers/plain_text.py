@@ -12,26 +12,21 @@ Policy, the same on every platform:
 - Errors name the file, the member by its number, and the byte, and never a value.
 """
 
-import contextlib
-import gzip
-import lzma
 import tarfile
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-import numpy as np
 import pyarrow as pa
 
 from jaxpfl.data.columns import text_array
-from jaxpfl.data.population import Population
-from jaxpfl.data.readers.compressed import MAX_AT_ONCE, Forward, open_binary
+from jaxpfl.data.population import Population, offsets_of
+from jaxpfl.data.readers.compressed import Forward, errors_of, lines, open_binary
 from jaxpfl.data.readers.prose import pieces
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".txt", ".txt.gz", ".tar.gz", ".tar.xz")
-MAX_LINE_BYTES = MAX_AT_ONCE
 MAX_FILE_BYTES = 2**30
 MAX_ARCHIVE_BYTES = 2**34
 MAX_MEMBERS = 100_000
@@ -39,11 +34,6 @@ MAX_MEMBERS = 100_000
 # Texts that are Python strings at any one time; the others are in Arrow buffers.
 _BLOCK = 65_536
 _TAR_BLOCK = 512
-# Long names that follow each other are read by recursion.
-_CORRUPT = (
-    *(EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError),
-    RecursionError,
-)
 
 
 def read_plain_text(
@@ -65,54 +55,21 @@ def read_plain_text(
       CorruptFile: the compressed data or the archive is truncated or altered.
     """
     path = Path(path)
-    examples = _Texts()
+    blocks: list[pa.Array] = []
     client_ids: list[str] = []
-    offsets = [0]
-    with _errors_of(path):
+    sizes: list[int] = []
+    with errors_of(path):
         for client, where, stream in _files(path):
-            examples.extend(pieces(_lines(stream, where), split))
+            texts = pieces(_bounded(stream, where), split)
             client_ids.append(client)
-            offsets.append(len(examples))
-    if not len(examples):
+            sizes.append(0)
+            while block := list(islice(texts, _BLOCK)):
+                blocks.append(text_array(block))
+                sizes[-1] += len(block)
+    if not blocks:
         raise InputError(f"{path} has no examples")
-    columns = {"text": examples.finish()}
-    return Population(columns, np.array(offsets), client_ids, name or str(path), "text file")
-
-
-class _Texts:
-    """A growing column of texts, which are moved to Arrow buffers block by block."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._blocks: list[pa.Array] = []
-
-    def __len__(self) -> int:
-        return len(self._texts) + sum(map(len, self._blocks))
-
-    def extend(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            self._texts.append(text)
-            if len(self._texts) == _BLOCK:
-                self._flush()
-
-    def finish(self) -> pa.Array:
-        self._flush()
-        return pa.concat_arrays(self._blocks)
-
-    def _flush(self) -> None:
-        self._blocks.append(text_array(self._texts))
-        self._texts = []
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except _CORRUPT as error:
-        what = "truncated" if isinstance(error, EOFError) else "not valid"
-        raise CorruptFile(f"{path} is {what}: its compressed data or archive is damaged") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    columns = {"text": pa.concat_arrays(blocks)}
+    return Population(columns, offsets_of(sizes), client_ids, name or str(path), "text file")
 
 
 def _files(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
@@ -122,6 +79,16 @@ def _files(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
     else:
         with open_binary(path) as stream:
             yield path.name.removesuffix(".gz"), str(path), stream
+
+
+def _bounded(stream: IO[bytes], where: str) -> Iterator[str]:
+    """The lines of a file that is not too long once it is unpacked."""
+    left = MAX_FILE_BYTES
+    for line in lines(stream, where):
+        left -= len(line)
+        if left < 0:
+            raise InputError(f"{where}: longer than the {MAX_FILE_BYTES} bytes of a file")
+        yield line
 
 
 def _members(path: Path) -> Iterator[tuple[str, str, IO[bytes]]]:
@@ -185,22 +152,3 @@ def _checked_name(where: str, name: str) -> str:
     if ".." in parts or name.startswith(("/", "\\")) or "\0" in name:
         raise InputError(f'{where}: its name must be relative and without ".."')
     return name
-
-
-def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
-    position = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise InputError(
-                f"{where}: the line at byte {position + 1} is longer than {MAX_LINE_BYTES} bytes"
-            )
-        if position + len(line) > MAX_FILE_BYTES:
-            raise InputError(f"{where}: longer than the {MAX_FILE_BYTES} bytes of a file")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{where}: byte {position + error.start + 1} is not valid UTF-8"
-            ) from None
-        yield text.removeprefix("\ufeff") if position == 0 else text
-        position += len(line)

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jaxpfl.data.columns import Column
-from jaxpfl.data.readers.example_proto import Feature
+from jaxpfl.data.readers.tff_examples import Feature
 
 Columns = dict[str, Column]
 

@@ -2,7 +2,7 @@
 
 A file has the tables examples(split_name, client_id, serialized_example_proto) and
 client_metadata(client_id, split_name, num_examples), as `save_to_sql_client_data` of
-tensorflow-federated writes them; each example is a tf.train.Example (see `example_proto`). Clients
+tensorflow-federated writes them; each example is a tf.train.Example (see `tff_examples`). Clients
 come in the order of their ids, as TFF sorts them, a client's examples by rowid.
 
 Policy:
@@ -12,30 +12,27 @@ Policy:
   make sure that no value was altered.
 - An example has at most 64 MiB. Texts and ids must be valid UTF-8.
 - Errors name the file, the client by its index in the order above, and the row by its rowid, and
-  never a value.
+  never a value. What SQLite cannot read lies behind the row that they name.
 """
 
 import contextlib
 import itertools
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.data import stream
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers.example_proto import DefectError, ExampleDecoder, Feature
 from jaxpfl.data.readers.sqlite_file import MAX_VALUE_BYTES, errors_of, machine_error, opened
+from jaxpfl.data.readers.tff_examples import DefectError, ExampleDecoder, Feature
 from jaxpfl.data.readers.tff_schemas import SCHEMAS, Schema
 from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".sqlite", ".sqlite.lzma")
-# Rows whose ids are read at once, messages fetched at once, and bytes of messages decoded at once.
-_ROWS, _FETCHED, _BATCH_BYTES = 8192, 256, 2**22
+_BATCH_BYTES = 2**22
 _TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"split_name", "client_id", "num_examples"},
@@ -82,7 +79,7 @@ def stream_tff(
       sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       name: of the population; by default the path and the split.
       in_memory, folder: as for `sqlite_file.opened`.
-      begin: the number of the first example that is read; of those before it only the client is.
+      begin: the number of the first example that is decoded; of those before it only the client is.
 
     Raises:
       InputError: there is no such file, data set or split, or the tables or examples do not follow
@@ -94,11 +91,12 @@ def stream_tff(
     checks.one_of("form", form, ("canonical", "raw"))
     with opened(path, _TABLES, sha256=sha256, in_memory=in_memory, folder=folder) as connection:
         split = _choose_split(path, connection, split)
-        reader = _Reader(path, connection, split, schema, form)
         query = "SELECT total(num_examples) FROM client_metadata WHERE split_name = ?"
         examples = int(connection.execute(query, (split,)).fetchone()[0])
         described = (name or f"{path} [{split}]", schema.unit, schema.splitting)
-        yield Stream(reader.batches(begin), examples, *described)
+        finish = schema.canonical if form == "canonical" else dict
+        reader = _Reader(path, ExampleDecoder(schema.features), finish)
+        yield Stream(reader.batches(connection, split, begin), examples, *described)
 
 
 def _schema(dataset: str | None, features: Mapping[str, Feature] | None) -> Schema:
@@ -116,185 +114,118 @@ class _Reader:
     """The examples of one split, client by client."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, split: str, schema: Schema, form: str
+        self, path: Path, decoder: ExampleDecoder, finish: Callable[[dict], dict[str, Any]]
     ) -> None:
-        self._path = path
-        self._connection = connection
-        self._split = split
-        self._decoder = ExampleDecoder(schema.features)
-        self._finish = schema.canonical if form == "canonical" else dict
-        # The client whose examples are being read: its id, its index, how many examples it should
-        # have and how many were read.
-        self._id: bytes | None = None
-        self._index, self._declared, self._read = -1, 0, 0
-        self._clients = self._declared_clients()
-        # Clients that were read completely and are in no batch yet, with their examples.
+        self._path, self._decoder, self._finish = path, decoder, finish
+        # Of the next batch: messages, the client and row of each, and the clients that were read
+        # completely, with their numbers of examples.
+        self._messages: list[bytes] = []
+        self._places: list[tuple[int, int]] = []
         self._done: list[tuple[str, int]] = []
 
-    def batches(self, begin: int) -> Iterator[Batch]:
-        """The examples from `begin` on; at least one batch, the last one without examples."""
-        with errors_of(self._path):
-            for row_R, ids in self._ordered():
-                client_R = self._account(ids)
-                passed = min(begin, len(ids))
-                begin -= passed
-                if passed == len(ids):
-                    continue
-                for columns in self._decoded(row_R[passed:], client_R[passed:]):
-                    yield self._batch(columns)
-            self._close()
-            for id_, count in self._clients:
-                self._open(id_, count)
-                self._close()
-            yield self._batch(self._finish(self._decoder.decode([])))
+    def batches(self, connection: sqlite3.Connection, split: str, begin: int) -> Iterator[Batch]:
+        """The examples from `begin` on; at least one batch, the last one perhaps without any."""
+        path, size = self._path, 0
+        with errors_of(path):
+            clients = enumerate(_declared_clients(path, connection, split))
+            client = -1
+            for id_, rows in itertools.groupby(_rows(path, connection, split), lambda row: row[0]):
+                for client, (declared, number) in clients:
+                    if declared == id_:
+                        break
+                    self._complete(client, declared, number, 0)
+                else:
+                    raise CorruptFile(
+                        f"{path}, client {max(client, 0)}: the table examples has a client here "
+                        "that client_metadata does not name"
+                    )
+                read = 0
+                for _, row, message in rows:
+                    read += 1
+                    begin -= 1
+                    if begin >= 0:
+                        continue
+                    if type(message) is not bytes:
+                        where = f"{path}, client {client}, row {row}"
+                        raise InputError(f"{where}: serialized_example_proto must be a blob")
+                    self._messages.append(message)
+                    self._places.append((client, row))
+                    size += len(message)
+                    if size >= _BATCH_BYTES:
+                        yield self._batch()
+                        size = 0
+                self._complete(client, declared, number, read)
+            for client, (declared, number) in clients:
+                self._complete(client, declared, number, 0)
+            yield self._batch()
 
-    def _batch(self, columns: dict[str, Any]) -> Batch:
-        done, self._done = self._done, []
-        return Batch(columns, [id_ for id_, _ in done], [count for _, count in done])
-
-    def _ordered(self) -> Iterator[tuple[np.ndarray, list[bytes]]]:
-        """Rowids int64 [rows] and ids of examples, sorted by id and rowid."""
-        # SQLite uses an index if the file has one, and else sorts on disk.
-        cursor = self._connection.execute(
-            "SELECT rowid, client_id FROM examples WHERE split_name = ? "
-            "ORDER BY client_id COLLATE BINARY, rowid",
-            (self._split,),
-        )
-        while found := cursor.fetchmany(_ROWS):
-            rows, ids = zip(*found, strict=True)
-            yield np.array(rows, np.int64), list(ids)
-
-    def _declared_clients(self) -> Iterator[tuple[bytes, int]]:
-        """Ids and numbers of examples as client_metadata has them, sorted by id."""
-        cursor = self._connection.execute(
-            "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
-            "ORDER BY client_id COLLATE BINARY",
-            (self._split,),
-        )
-        before = None
-        for index, (id_, count) in enumerate(cursor):
-            where = f"{self._path}, client {index}"
-            if type(id_) is not bytes or type(count) is not int or count < 0:
-                raise InputError(
-                    f"{where}: client_metadata must hold an id and a number of examples"
-                )
-            if before is not None and id_ <= before:
-                raise CorruptFile(f"{where}: client_metadata has this client twice")
-            before = id_
-            yield id_, count
-
-    def _account(self, ids: list[bytes]) -> np.ndarray:
-        """The index of each row's client, int64 [rows]."""
-        client_R = np.empty(len(ids), np.int64)
-        begin = 0
-        for id_, rows in itertools.groupby(ids):
-            end = begin + sum(1 for _ in rows)
-            if id_ != self._id:
-                self._close()
-                self._advance(id_)
-            client_R[begin:end] = self._index
-            self._read += end - begin
-            begin = end
-        return client_R
-
-    def _advance(self, wanted: bytes) -> None:
-        """Opens the client `wanted`; those before it have no examples."""
-        for id_, count in self._clients:
-            self._open(id_, count)
-            if id_ == wanted:
-                return
-            if type(wanted) is not bytes or id_ > wanted:
-                break
-            self._close()
-        raise CorruptFile(
-            f"{self._path}, client {max(self._index, 0)}: the table examples has a client here "
-            "that client_metadata does not name"
-        )
-
-    def _open(self, id_: bytes, declared: int) -> None:
-        self._id, self._declared, self._read = id_, declared, 0
-        self._index += 1
-
-    def _close(self) -> None:
-        if self._id is None:
-            return
-        where = f"{self._path}, client {self._index}"
-        if self._read != self._declared:
+    def _complete(self, client: int, id_: bytes, declared: int, read: int) -> None:
+        where = f"{self._path}, client {client}"
+        if read != declared:
             raise CorruptFile(f"{where}: client_metadata states another number of examples")
         try:
-            self._done.append((self._id.decode("utf-8"), self._read))
+            self._done.append((id_.decode("utf-8"), read))
         except UnicodeDecodeError:
             raise InputError(f"{where}: its id is not valid UTF-8") from None
-        self._id = None
 
-    def _decoded(self, row_R: np.ndarray, client_R: np.ndarray) -> Iterator[dict[str, Any]]:
-        """The columns of these rows, in a few pieces."""
-        begin, messages, size = 0, [], 0
-        for found in self._messages(row_R, client_R):
-            messages += found
-            size += sum(map(len, found))
-            if size >= _BATCH_BYTES:
-                yield self._decode(messages, row_R[begin:], client_R[begin:])
-                begin, messages, size = begin + len(messages), [], 0
-        if messages:
-            yield self._decode(messages, row_R[begin:], client_R[begin:])
-
-    def _decode(
-        self, messages: list[bytes], row_R: np.ndarray, client_R: np.ndarray
-    ) -> dict[str, Any]:
+    def _batch(self) -> Batch:
         try:
-            return self._finish(self._decoder.decode(messages))
+            columns = self._finish(self._decoder.decode(self._messages))
         except DefectError as error:
-            where = self._where(row_R[error.index], client_R[error.index])
+            client, row = self._places[error.index]
             kind = CorruptFile if error.corrupt else InputError
+            where = f"{self._path}, client {client}, row {row}"
             raise kind(f"{where}: {error.reason}") from None
+        batch = Batch(columns, [id_ for id_, _ in self._done], [size for _, size in self._done])
+        self._messages, self._places, self._done = [], [], []
+        return batch
 
-    def _messages(self, row_R: np.ndarray, client_R: np.ndarray) -> Iterator[list[bytes]]:
-        """The messages of these rows in their order, some hundred at a time."""
-        breaks = np.flatnonzero(np.diff(row_R) != 1) + 1
-        ends = [*breaks.tolist(), len(row_R)]
-        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-            span = (int(row_R[begin]), int(row_R[end - 1]))
-            cursor = self._connection.execute(
-                "SELECT serialized_example_proto FROM examples WHERE rowid BETWEEN ? AND ? "
-                "ORDER BY rowid",
-                span,
-            )
-            at = begin
-            while at < end:
-                try:
-                    found = [message for (message,) in cursor.fetchmany(_FETCHED)]
-                except sqlite3.DatabaseError:
-                    self._find_unreadable(row_R[at:end], client_R[at:end])
-                    raise
-                if not 0 < len(found) <= end - at:
-                    # The index, by which the rows were found, and the table contradict each other.
-                    where = self._where(row_R[at], client_R[at])
-                    raise CorruptFile(f"{where}: its SQLite pages are damaged")
-                if set(map(type, found)) != {bytes}:
-                    bad = [type(message) is bytes for message in found].index(False)
-                    where = self._where(row_R[at + bad], client_R[at + bad])
-                    raise InputError(f"{where}: serialized_example_proto must be a blob")
-                yield found
-                at += len(found)
 
-    def _find_unreadable(self, row_R: np.ndarray, client_R: np.ndarray) -> None:
-        """Raises for the first of these rows that SQLite cannot read."""
-        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
-        for row, client in zip(row_R.tolist(), client_R.tolist(), strict=True):
-            try:
-                self._connection.execute(query, (row,)).fetchone()
-            except sqlite3.DataError:
-                where = self._where(row, client)
-                raise InputError(f"{where}: longer than {MAX_VALUE_BYTES} bytes") from None
-            except sqlite3.DatabaseError as error:
-                if machine_error(error) is None:
-                    where = self._where(row, client)
-                    raise CorruptFile(f"{where}: its SQLite pages are damaged") from None
-                raise
+def _rows(
+    path: Path, connection: sqlite3.Connection, split: str
+) -> Iterator[tuple[bytes, int, bytes]]:
+    """Client id, rowid and message of each example, sorted by id and rowid."""
+    # Only ids are sorted, on the disk if the file has no index for it. The limit keeps SQLite from
+    # making one query of both, which would sort the messages.
+    cursor = connection.execute(
+        "SELECT ordered.client_id, ordered.row, examples.serialized_example_proto FROM ("
+        "SELECT client_id, rowid AS row FROM examples WHERE split_name = ? "
+        "ORDER BY client_id COLLATE BINARY, rowid LIMIT -1) AS ordered "
+        "CROSS JOIN examples ON examples.rowid = ordered.row",
+        (split,),
+    )
+    row = None
+    try:
+        for each in cursor:
+            row = each[1]
+            yield each
+    except sqlite3.DataError:
+        where = f"{path}, behind row {row}" if row is not None else f"{path}, first row"
+        raise InputError(f"{where}: longer than {MAX_VALUE_BYTES} bytes") from None
+    except sqlite3.DatabaseError as error:
+        if machine_error(error) is None and row is not None:
+            raise CorruptFile(f"{path}, behind row {row}: its SQLite pages are damaged") from None
+        raise
 
-    def _where(self, row: int, client: int) -> str:
-        return f"{self._path}, client {client}, row {row}"
+
+def _declared_clients(
+    path: Path, connection: sqlite3.Connection, split: str
+) -> Iterator[tuple[bytes, int]]:
+    """Ids and numbers of examples as client_metadata has them, sorted by id."""
+    cursor = connection.execute(
+        "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? "
+        "ORDER BY client_id COLLATE BINARY",
+        (split,),
+    )
+    before = None
+    for index, (id_, number) in enumerate(cursor):
+        where = f"{path}, client {index}"
+        if type(id_) is not bytes or type(number) is not int or number < 0:
+            raise InputError(f"{where}: client_metadata must hold an id and a number of examples")
+        if before is not None and id_ <= before:
+            raise CorruptFile(f"{where}: client_metadata has this client twice")
+        before = id_
+        yield id_, number
 
 
 def _choose_split(path: Path, connection: sqlite3.Connection, split: str | None) -> str:

@@ -1,0 +1,224 @@
+"""Batches of tf.train.Example messages as columns, without TensorFlow.
+
+A message stores neither the shapes nor the widths of its arrays, so they are declared (`Feature`).
+Every declared feature must occur once, with its kind and number of values, and no other feature.
+Integers that do not fit the declared width and texts that are not valid UTF-8 are refused.
+
+    Example  {1: Features}
+    Features {repeated 1: map entry {1: key, 2: Feature}}
+    Feature  {1: BytesList | 2: FloatList | 3: Int64List}, each {repeated 1: values}
+
+(tensorflow/core/example/{example,feature}.proto.) Lists of numbers are packed, as every known
+writer makes them. Protocol buffers takes them as bytes here, and numpy makes arrays of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+
+from jaxpfl.data.columns import Column
+from jaxpfl.errors import InputError
+
+_INTEGER_TYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+_TYPES = ("text", "float32", *_INTEGER_TYPES)
+_BYTES, _FLOATS, _INTEGERS = "bytes", "floats", "integers"
+_MAX_VARINT_BYTES = 10
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What one feature of every example holds.
+
+    Attributes:
+      dtype: "text" (one byte string of UTF-8), "float32", "bool", or "int64" or a smaller integer.
+      shape: of an example's values; () is one value, the only shape of text.
+
+    Raises:
+      InputError: the dtype is unknown, or cannot have the shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _TYPES:
+            raise InputError(f"a feature's dtype must be one of {_TYPES}, found {self.dtype!r}")
+        sizes_ok = all(type(size) is int and size > 0 for size in self.shape)
+        if not sizes_ok or (self.dtype == "text" and self.shape):
+            raise InputError(f"a feature of {self.dtype} cannot have the shape {self.shape}")
+
+    @property
+    def kind(self) -> str:
+        """The field of the Feature message that holds it."""
+        return {"text": _BYTES, "float32": _FLOATS}.get(self.dtype, _INTEGERS)
+
+    @property
+    def size(self) -> int:
+        """The number of an example's values."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class DefectError(Exception):
+    """A message that cannot be decoded.
+
+    Attributes:
+      index: of the message in its batch.
+      reason: what is wrong with it, without any of its values.
+      corrupt: whether the message is damaged, rather than of another schema.
+    """
+
+    def __init__(self, index: int, reason: str, corrupt: bool = False) -> None:
+        super().__init__(reason)
+        self.index, self.reason, self.corrupt = index, reason, corrupt
+
+
+class ExampleDecoder:
+    """Decodes batches of serialized tf.train.Example messages, all with these features."""
+
+    def __init__(self, features: Mapping[str, Feature]) -> None:
+        if not features:
+            raise InputError("a schema needs at least one feature, found none")
+        self._features = dict(features)
+        self._kinds = {name.encode(): feature.kind for name, feature in features.items()}
+
+    def decode(self, messages: Sequence[bytes]) -> dict[str, Column]:
+        """One column for each feature, in the schema's order.
+
+        Returns:
+          name -> array [messages, *shape] of the declared dtype, or large_string [messages].
+
+        Raises:
+          DefectError: a message does not follow the schema; it names the first one.
+        """
+        payloads: dict[bytes, list[bytes]] = {key: [] for key in self._kinds}
+        for index, each in enumerate(messages):
+            try:
+                entries = _EXAMPLE.FromString(each).features.entries
+            except message.DecodeError:
+                reason = "it is truncated, damaged or no tf.train.Example"
+                raise DefectError(index, reason, corrupt=True) from None
+            held = {entry.key: entry.value for entry in entries}
+            if len(entries) != len(held) or held.keys() != self._kinds.keys():
+                raise DefectError(index, self._other_features(entries))
+            for key, kind in self._kinds.items():
+                if held[key].WhichOneof("kind") != kind:
+                    found = held[key].WhichOneof("kind") or "nothing"
+                    reason = f'feature "{key.decode()}" holds {found}, expected {kind}'
+                    raise DefectError(index, reason)
+                values = getattr(held[key], kind).values
+                if len(values) != 1 and kind == _BYTES:
+                    reason = f'feature "{key.decode()}" does not hold one byte string'
+                    raise DefectError(index, reason)
+                payloads[key].append(values[0] if len(values) == 1 else b"".join(values))
+        return {
+            name: _DECODE[feature.kind](name, feature, payloads[name.encode()])
+            for name, feature in self._features.items()
+        }
+
+    def _other_features(self, entries: Any) -> str:
+        """What is wrong with the features of a message; no name that the message itself gives."""
+        keys = [entry.key for entry in entries]
+        for name in self._features:
+            if (number := keys.count(name.encode())) != 1:
+                return f'it has feature "{name}" twice' if number else f'it has no feature "{name}"'
+        declared = ", ".join(self._features)
+        return f"it has a feature that is not declared; declared are {declared}"
+
+
+def _example_type() -> Any:
+    """The message Example, whose lists of numbers are byte strings, as they lie there packed."""
+    file = descriptor_pb2.FileDescriptorProto(name="jaxpfl_example.proto", syntax="proto3")
+    types = descriptor_pb2.FieldDescriptorProto
+    file.message_type.add(name="List").field.add(
+        name="values", number=1, label=types.LABEL_REPEATED, type=types.TYPE_BYTES
+    )
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, kind in enumerate((_BYTES, _FLOATS, _INTEGERS), 1):
+        field = feature.field.add(name=kind, number=number, oneof_index=0)
+        field.type, field.type_name = types.TYPE_MESSAGE, "List"
+    entry = file.message_type.add(name="Entry")
+    entry.field.add(name="key", number=1, type=types.TYPE_BYTES)
+    entry.field.add(name="value", number=2, type=types.TYPE_MESSAGE, type_name="Feature")
+    file.message_type.add(name="Features").field.add(
+        name="entries",
+        number=1,
+        label=types.LABEL_REPEATED,
+        type=types.TYPE_MESSAGE,
+        type_name="Entry",
+    )
+    file.message_type.add(name="Example").field.add(
+        name="features", number=1, type=types.TYPE_MESSAGE, type_name="Features"
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Example"))
+
+
+_EXAMPLE = _example_type()
+
+
+def _texts(name: str, feature: Feature, payloads: list[bytes]) -> Column:
+    try:
+        return pa.array(payloads, pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        for index, payload in enumerate(payloads):
+            try:
+                payload.decode("utf-8")
+            except UnicodeDecodeError as error:
+                reason = f'feature "{name}": byte {error.start + 1} is not valid UTF-8'
+                raise DefectError(index, reason) from None
+        raise
+
+
+def _floats(name: str, feature: Feature, payloads: list[bytes]) -> Column:
+    sizes = np.array([len(each) for each in payloads], np.int64)
+    _check_counts(name, feature, sizes % 4 == 0, sizes // 4)
+    return np.frombuffer(b"".join(payloads), "<f4").reshape(len(payloads), *feature.shape)
+
+
+def _integers(name: str, feature: Feature, payloads: list[bytes]) -> Column:
+    """Varints, of which each byte but the last has its highest bit set; negative ones as 64 bits in
+    two's complement."""
+    content = np.frombuffer(b"".join(payloads), np.uint8)
+    edges = np.cumsum([0, *(len(each) for each in payloads)])
+    final = content < 128
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(final)])
+    whole = np.diff(edges) > 0
+    whole[whole] = final[edges[1:][whole] - 1]
+    _check_counts(name, feature, whole, before[edges[1:]] - before[edges[:-1]])
+    last = np.flatnonzero(final)
+    first = np.concatenate([np.zeros(1, np.int64), last + 1])[:-1]
+    sizes = last - first + 1
+    # The tenth byte has the 64th bit.
+    long = (sizes > _MAX_VARINT_BYTES) | ((sizes == _MAX_VARINT_BYTES) & (content[last] > 1))
+    if long.any():
+        index = int(np.argmax(long)) // feature.size
+        raise DefectError(index, f'feature "{name}" has a varint of more than 64 bits', True)
+    values = (content[first] & 127).astype(np.uint64)
+    for place in range(1, int(sizes.max(initial=1))):
+        longer = np.flatnonzero(sizes > place)
+        septet = (content[first[longer] + place] & 127).astype(np.uint64)
+        values[longer] |= septet << np.uint64(7 * place)
+    values = values.view(np.int64).reshape(len(payloads), *feature.shape)
+    limits = None if feature.dtype == "bool" else np.iinfo(feature.dtype)
+    low, high = (int(limits.min), int(limits.max)) if limits else (0, 1)
+    fits = (low <= values) & (values <= high)
+    if not fits.all():
+        index = int(np.argmin(fits.reshape(len(payloads), -1).all(axis=1)))
+        raise DefectError(index, f'feature "{name}" has a value that does not fit {feature.dtype}')
+    return values.astype(feature.dtype)
+
+
+_DECODE = {_BYTES: _texts, _FLOATS: _floats, _INTEGERS: _integers}
+
+
+def _check_counts(name: str, feature: Feature, whole: np.ndarray, counts: np.ndarray) -> None:
+    right = whole & (counts == feature.size)
+    if not right.all():
+        what = f"{feature.size} {feature.kind} of shape {list(feature.shape)}, packed"
+        raise DefectError(int(np.argmin(right)), f'feature "{name}" does not hold the {what}')
