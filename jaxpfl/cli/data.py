@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
 
 
 def _listed() -> dict[str, Any]:
-    from jaxpfl.data.catalogue import DATA_SETS
+    from jaxpfl.data.catalogue import data_sets
     from jaxpfl.experiments.config import shipped
 
     users = {
         name: [each for each in shipped.names() if any(map(data_set.holds, shipped.sources(each)))]
-        for name, data_set in DATA_SETS.items()
+        for name, data_set in data_sets().items()
     }
     records = {
         name: {
@@ -69,7 +69,7 @@ def _listed() -> dict[str, Any]:
             "fetched_by_get": bool(each.downloads or each.hub),
             "used_by": users[name],
         }
-        for name, each in DATA_SETS.items()
+        for name, each in data_sets().items()
     }
     width = max(map(len, records))
     lines = []
@@ -96,12 +96,12 @@ def _checked(folder: Path) -> dict[str, Any]:
 
 
 def _get(arguments: argparse.Namespace) -> dict[str, Any]:
-    from jaxpfl.data.catalogue import EMBEDDED, find
+    from jaxpfl.data.catalogue import find
 
     found = find(arguments.name)
     if arguments.revision is not None and found.hub is None:
         raise InputError(f"--revision is for data sets of the Hugging Face hub, not {found.name}")
-    if found.variable == EMBEDDED:
+    if not found.variable:
         raise InputError(f"{found.name} {found.origin}: there is nothing to fetch")
     if not found.downloads and found.hub is None:
         folder = arguments.folder or Path(f"${found.variable}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.data.catalogue import DATA_SETS, find
+from jaxpfl.data.catalogue import data_sets, find
 from jaxpfl.data.open import open as open_population
 from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
@@ -17,20 +17,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "data_sets.md"
 @pytest.mark.parametrize("name", shipped.names())
 def test_every_source_of_a_config_is_of_a_data_set(name):
     for source in shipped.sources(name):
-        holders = [each.name for each in DATA_SETS.values() if each.holds(source)]
+        holders = [each.name for each in data_sets().values() if each.holds(source)]
         assert len(holders) == 1, f"{source} is of {holders}"
 
 
 def test_every_data_set_but_one_is_read_by_a_config():
     read = [source for name in shipped.names() for source in shipped.sources(name)]
-    idle = [each.name for each in DATA_SETS.values() if not any(map(each.holds, read))]
+    idle = [each.name for each in data_sets().values() if not any(map(each.holds, read))]
     assert idle == ["text_shakespeare_roles"]
 
 
 def test_the_documentation_has_the_same_table():
     expected = ["| name | place | clients | made of | licence | `jaxpfl data get` |"]
     expected.append("|---|---|---|---|---|---|")
-    for name, each in DATA_SETS.items():
+    for name, each in data_sets().items():
         place = " and ".join(f"`${each.variable}/{file}`" for file in each.files)
         how = "fetches it" if each.downloads or each.hub else "says how" if each.variable else ""
         cells = (place if each.variable else "in the installation", each.clients, each.origin)
@@ -41,7 +41,7 @@ def test_the_documentation_has_the_same_table():
 
 
 def test_what_is_fetched_has_a_name_that_the_readers_know(tmp_path):
-    for each in DATA_SETS.values():
+    for each in data_sets().values():
         for file, download in each.downloads.items():
             assert download.url.split("/")[-1].removesuffix(".lzma") == file
             assert file.endswith(".tar.bz2") or "no such file" in why_missing(str(tmp_path / file))
@@ -55,7 +55,7 @@ def test_what_is_fetched_has_a_name_that_the_readers_know(tmp_path):
 
 def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    for variable in {each.variable for each in DATA_SETS.values() if each.variable}:
+    for variable in {each.variable for each in data_sets().values() if each.variable}:
         monkeypatch.delenv(variable, raising=False)
     assert find("digits").state() == "embedded"
     assert "JAXPFL_TFF" in find("emnist").state()
@@ -71,7 +71,7 @@ def test_the_state_of_a_data_set_is_found_without_the_network(tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", ["emnist_cnn", "fedc4", "irc_word_lm", "papers/popri_congress"])
 def test_a_file_that_is_not_in_its_folder_is_refused_with_the_command(name, tmp_path, monkeypatch):
-    for variable in {each.variable for each in DATA_SETS.values() if each.variable}:
+    for variable in {each.variable for each in data_sets().values() if each.variable}:
         monkeypatch.setenv(variable, str(tmp_path))
     source = next(each for each in shipped.sources(name) if each.startswith("$"))
     with pytest.raises(InputError, match="no such file; `jaxpfl data get ") as refused:

@@ -152,13 +152,13 @@ def test_without_an_answer_one_sentence_says_so_and_nothing_is_left(server, tmp_
 
 def _point_at(server, monkeypatch, name):
     """The data set's files are at the local server, under their own names."""
-    known = catalogue.DATA_SETS[name]
+    known = catalogue.data_sets()[name]
     moved = {
         file: Download(f"{server.url}/{each.url.rsplit('/', 1)[1]}")
         for file, each in known.downloads.items()
     }
     changed = dataclasses.replace(known, downloads=moved)
-    monkeypatch.setitem(catalogue.DATA_SETS, name, changed)
+    monkeypatch.setitem(catalogue.data_sets(), name, changed)
 
 
 def test_the_command_fetches_a_file_that_a_config_reads(server, tmp_path, monkeypatch, capsys):
@@ -202,7 +202,7 @@ def test_of_what_is_at_no_address_the_command_says_all_that_is_needed(tmp_path, 
 def test_the_list_names_every_data_set_and_what_uses_it(capsys):
     assert main(["data", "list", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data_sets"]
-    assert found.keys() == catalogue.DATA_SETS.keys()
+    assert found.keys() == catalogue.data_sets().keys()
     assert "irc_word_lm" in found["text_irc_ubuntu"]["used_by"]
     assert main(["data", "list"]) == 0
     said = capsys.readouterr().out
