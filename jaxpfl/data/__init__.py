@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from jaxpfl import lazy
 
 if TYPE_CHECKING:
+    from jaxpfl.data.clients import from_clients as from_clients
     from jaxpfl.data.cohort import Bucket as Bucket
     from jaxpfl.data.cohort import Cohort as Cohort
     from jaxpfl.data.cohort import CohortSpec as CohortSpec
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from jaxpfl.data.partitions import Sizes as Sizes
     from jaxpfl.data.partitions import partition as partition
     from jaxpfl.data.population import Population as Population
-    from jaxpfl.data.population import from_clients as from_clients
     from jaxpfl.data.population import from_rows as from_rows
     from jaxpfl.data.prefetch import prefetch as prefetch
     from jaxpfl.data.readers.frames import from_dataframe as from_dataframe

@@ -12,6 +12,7 @@ import yaml
 
 from jaxpfl.errors import InputError
 
+
 @dataclass(frozen=True)
 class Download:
     """A file at a public address.
@@ -112,23 +113,18 @@ class DataSet:
 def data_sets() -> dict[str, DataSet]:
     """Every data set by name."""
     listed = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-    return {name: _data_set(name, **described) for name, described in listed.items()}
+    return {name: _data_set(name, described) for name, described in listed.items()}
 
 
-def _data_set(
-    name: str,
-    files: list[str],
-    downloads: Mapping[str, Any] = {},
-    hub: Mapping[str, Any] | None = None,
-    converted: list[str] = [],
-    **described: str,
-) -> DataSet:
+def _data_set(name: str, described: dict[str, Any]) -> DataSet:
+    for listed in ("files", "converted"):
+        described[listed] = tuple(described.get(listed, ()))
+    downloads = described.pop("downloads", {})
+    hub = described.pop("hub", None)
     return DataSet(
         name,
-        tuple(files),
         downloads={file: Download(**known) for file, known in downloads.items()},
         hub=None if hub is None else OnHub(**hub),
-        converted=tuple(converted),
         **described,
     )
 

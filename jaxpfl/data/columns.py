@@ -129,6 +129,15 @@ def rows_of(column: Column, rows: slice) -> Column:
     return np.asarray(found) if isinstance(found, Padded) else read(found)
 
 
+def concatenated(parts: list[Column]) -> Column:
+    """The examples of several columns of one type; without any, a float32 column of none."""
+    if not parts:
+        return np.zeros(0, np.float32)
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts)
+    return pa.concat_arrays(parts)
+
+
 class ReadColumns(Mapping[str, Column]):
     """Columns by name; those of a file are verified when they are looked up, see `read`."""
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jaxpfl import checks
-from jaxpfl.data.coins import client_uniforms, example_uniforms
 from jaxpfl.data.columns import WORD_SEPARATOR, describe
+from jaxpfl.data.draws import client_uniforms, example_uniforms
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 
@@ -29,7 +29,7 @@ def inverted_clients(population: Population, probability: float, seed: int) -> n
       InputError: the probability is not in 0 .. 1, or the seed is not a whole number.
     """
     probability = checks.fraction("probability", probability)
-    return client_uniforms("inverted pixels", seed, population) < probability
+    return client_uniforms("inverted pixels", seed, population.client_ids) < probability
 
 
 def invert_pixels(population: Population, probability: float, seed: int) -> Population:
@@ -70,7 +70,8 @@ def concatenated_examples(population: Population, probability: float, seed: int)
     examples. Sentences of fewer than two words may be chosen, but do not change.
     """
     probability = checks.fraction("probability", probability)
-    return example_uniforms("concatenated words", seed, population) < probability
+    ids, offsets = population.client_ids, population.offsets
+    return example_uniforms("concatenated words", seed, ids, offsets) < probability
 
 
 def concatenate_first_words(population: Population, probability: float, seed: int) -> Population:

@@ -54,7 +54,7 @@ from urllib.parse import parse_qsl
 
 from jaxpfl import checks
 from jaxpfl.data import storage
-from jaxpfl.data.catalogue import VARIABLES, holding
+from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers import plain_text, table
@@ -366,7 +366,7 @@ def expanded(path: str) -> str:
         name = match[1] or match[2]
         if not os.environ.get(name):
             what = f"source {path!r}: the environment variable {name} is not set"
-            if name in VARIABLES:
+            if name in {each.variable for each in data_sets().values()}:
                 raise NoDataFolder(f"{what}; `jaxpfl data list` says what belongs there")
             raise InputError(what)
         return os.environ[name]

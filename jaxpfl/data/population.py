@@ -1,10 +1,7 @@
 """Clients and what they hold: columns of examples, and where each client's begin."""
 
-import copy
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,18 +23,15 @@ from jaxpfl.data.columns import (
     text_array,
 )
 from jaxpfl.data.content import content_hash
-from jaxpfl.data.held import held_columns
+from jaxpfl.data.draws import client_uniforms
 from jaxpfl.errors import CorruptFile, InputError
 
 _BLOCK = 2**20
 
 
 class _Content:
-    """The SHA-256 of columns and offsets, computed when it is first asked for.
-
-    All populations that are derived from a source share its `_Content`. Until it is hashed, a
-    source whose columns are in memory and not in a file keeps them there.
-    """
+    """The SHA-256 of columns and offsets, computed when it is first asked for; shared by all
+    populations that are derived from one."""
 
     def __init__(
         self, columns: Mapping[str, Column], offsets: np.ndarray, sha256: str | None = None
@@ -83,7 +77,7 @@ class Population:
     name: str = "in memory"
     unit: str = "client"
     splitting: str = "words"
-    _held: Mapping[str, Column] = field(init=False)
+    _stored: Mapping[str, Column] = field(init=False)
     _content: _Content = field(init=False)
     _source: _Content = field(init=False)
 
@@ -118,7 +112,7 @@ class Population:
         content = _Content(columns, offsets)
         for name, value in (
             ("columns", ReadColumns(columns)),
-            ("_held", MappingProxyType(columns)),
+            ("_stored", MappingProxyType(columns)),
             ("offsets", offsets),
             ("client_ids", ids),
             ("_content", content),
@@ -131,7 +125,7 @@ class Population:
         return len(self.offsets) - 1
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self._held.items())
+        columns = ", ".join(f"{name}: {describe(column)}" for name, column in self._stored.items())
         return f"Population({self.name!r}, unit={self.unit!r}, columns=({columns}))"
 
     @property
@@ -154,7 +148,7 @@ class Population:
 
     def numeric(self) -> dict[str, Column]:
         """The columns that a model can read, by name; nothing of a file is read before its rows."""
-        return {name: column for name, column in self._held.items() if is_numeric(column)}
+        return {name: column for name, column in self._stored.items() if is_numeric(column)}
 
     def sizes(self) -> np.ndarray:
         """Number of examples of each client, int64 [clients]. PRIVATE."""
@@ -168,7 +162,7 @@ class Population:
 
     def rows(self, rows: slice) -> dict[str, Column]:
         """The columns of neighbouring examples, whichever clients they are of."""
-        return {name: rows_of(column, rows) for name, column in self._held.items()}
+        return {name: rows_of(column, rows) for name, column in self._stored.items()}
 
     def select(self, client_indices: Any, name: str | None = None) -> "Population":
         """The clients of these indices, each in range and given once, in this order."""
@@ -178,10 +172,10 @@ class Population:
         if len(chosen) and np.all(np.diff(chosen) == 1):
             # Neighbours stay where they are: what is mapped from a file stays mapped.
             rows: Any = slice(int(self.offsets[chosen[0]]), int(self.offsets[chosen[-1] + 1]))
-            columns = {name: part(column, rows) for name, column in self._held.items()}
+            columns = {name: part(column, rows) for name, column in self._stored.items()}
         else:
             rows = _rows_from(self.offsets[chosen] - offsets[:-1], sizes)
-            columns = {name: take(column, rows) for name, column in self._held.items()}
+            columns = {name: take(column, rows) for name, column in self._stored.items()}
         ids = self.client_ids.take(pa.array(chosen))
         return self._derive(columns, offsets, ids, self.name if name is None else name)
 
@@ -191,12 +185,9 @@ class Population:
         They remain clients, because the number of clients is public, and how many of them have few
         examples is private. An empty client is sampled like the others and contributes zero.
         """
-        n = checks.positive_int("n", n)
         sizes = self.sizes()
-        kept = copy.copy(self.keeping(np.repeat(sizes >= n, sizes)))
-        name = f"{self.name} [examples of clients with at least {n}]"
-        object.__setattr__(kept, "name", name)
-        return kept
+        enough = np.repeat(sizes >= checks.positive_int("n", n), sizes)
+        return self.keeping(enough, f"{self.name} [examples of clients with at least {n}]")
 
     def split(self, fractions: Mapping[str, float], seed: int) -> dict[str, "Population"]:
         """Deals the CLIENTS to disjoint parts; with a sum below 1, some clients are in none.
@@ -214,7 +205,7 @@ class Population:
             raise InputError(f"fractions must sum to at most 1 and not to 0, found {edges[-1]:g}")
         if edges[-1] > 1 - 1e-9:
             edges[edges == edges[-1]] = 1.0
-        draws = np.array([_uniform(seed, client) for client in self.client_ids.to_pylist()])
+        draws = client_uniforms("split", seed, self.client_ids)
         return {
             part: self.select(
                 np.flatnonzero((edges[i] <= draws) & (draws < edges[i + 1])),
@@ -231,7 +222,9 @@ class Population:
         """
         return self._derive(columns, self.offsets, self.client_ids, self.name)
 
-    def with_examples(self, columns: Mapping[str, Any], offsets: np.ndarray) -> "Population":
+    def with_examples(
+        self, columns: Mapping[str, Any], offsets: np.ndarray, name: str | None = None
+    ) -> "Population":
         """The same clients with other examples made of their own, such as their rare words.
 
         The fingerprint stays, as in `with_columns`, and so does the number of clients: one that has
@@ -239,9 +232,9 @@ class Population:
         """
         if len(offsets) != len(self.offsets):
             raise InputError(f"{len(offsets) - 1} clients in offsets, expected {len(self)}")
-        return self._derive(columns, offsets, self.client_ids, self.name)
+        return self._derive(columns, offsets, self.client_ids, name or self.name)
 
-    def keeping(self, kept: np.ndarray) -> "Population":
+    def keeping(self, kept: np.ndarray, name: str | None = None) -> "Population":
         """The same clients with only the examples where `kept`, bool [examples], is true.
 
         A client that keeps none remains, because how many keep some is private.
@@ -254,8 +247,8 @@ class Population:
                 " or another length"
             )
         rows = np.flatnonzero(kept)
-        columns = {name: take(column, rows) for name, column in self._held.items()}
-        return self.with_examples(columns, offsets_of(kept)[self.offsets])
+        columns = {name: take(column, rows) for name, column in self._stored.items()}
+        return self.with_examples(columns, offsets_of(kept)[self.offsets], name)
 
     def dealt(
         self, client_of_example: np.ndarray, client_ids: Sequence[str], *, name: str, unit: str
@@ -313,74 +306,6 @@ class Population:
         return derived
 
 
-def from_clients(
-    clients: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
-    *,
-    name: str = "in memory",
-    unit: str = "client",
-) -> Population:
-    """A population from what each client holds.
-
-    All clients must have the same columns with the same type and example shape. For a client
-    without examples, an empty list is a column of any type.
-
-    Args:
-      clients: by id, or pairs of an id and what it holds, as `groupby` of pandas and polars gives
-        them. An id is a non-empty string or a whole number, which means its decimal digits. What a
-        client holds is {column: its examples}, a list of records, or a DataFrame.
-
-    Raises:
-      InputError: a client's columns differ from the first client's, or from each other in length,
-        or an id occurs twice; the message names the client by its index.
-    """
-    names: list[str] = []
-    ids: list[str] = []
-    pieces: dict[str, list[Column]] = {}
-    sizes = []
-    pairs = clients.items() if isinstance(clients, Mapping) else clients
-    for index, (client, given) in enumerate(pairs):
-        ids.append(_client_id(index, client))
-        held = held_columns(f"client {index}", given)
-        if not index:
-            names = list(held)
-            pieces = {name: [] for name in names}
-        # A client without records has no fields, either.
-        if set(held) != set(names) and (held or len(given)):
-            raise InputError(f"client {index} has columns {sorted(held)}, expected {sorted(names)}")
-        lengths = set()
-        for column_name in names:
-            values = held.get(column_name, ())
-            lengths.add(len(values))
-            if isinstance(values, list | tuple) and not values:
-                continue
-            what = f"client {index}, column {column_name!r}"
-            column, before = as_column(what, values), pieces[column_name]
-            if before and describe(column) != describe(before[0]):
-                raise InputError(f"{what} holds {describe(column)}, expected {describe(before[0])}")
-            before.append(column)
-        if len(lengths) > 1:
-            raise InputError(f"client {index} has columns of different lengths: {sorted(lengths)}")
-        sizes.append(lengths.pop() if lengths else 0)
-    if not ids:
-        raise InputError("from_clients needs at least one client, found none")
-    columns = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
-    return Population(columns, offsets_of(sizes), ids, name, unit)
-
-
-def _client_id(index: int, client: Any) -> str:
-    # polars, and pandas for a list of one column, give tuples.
-    if isinstance(client, tuple) and len(client) == 1:
-        (client,) = client
-    if isinstance(client, Integral) and not isinstance(client, bool):
-        return str(int(client))
-    if not isinstance(client, str) or not client:
-        found = "an empty string" if client == "" else type(client).__name__
-        raise InputError(
-            f"client {index}: its id must be a non-empty string or a whole number, found {found}"
-        )
-    return client
-
-
 def from_rows(
     client_of_row: np.ndarray,
     client_ids: Sequence[str] | pa.Array,
@@ -432,19 +357,3 @@ def _rows_from(shifts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         block = rows[start : start + _BLOCK]
         block += np.arange(start, start + len(block))
     return rows
-
-
-def concatenated(parts: list[Column]) -> Column:
-    """The examples of several columns of one type; without any, a float32 column of none."""
-    if not parts:
-        # Every client gave an empty list, so that the type is unknown and does not matter.
-        return np.zeros(0, np.float32)
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
-    return pa.concat_arrays(parts)
-
-
-def _uniform(seed: int, client: str) -> float:
-    """A number in [0, 1), a function of seed and client id."""
-    digest = hashlib.sha256(f"split {seed} {client}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) * 2.0**-53

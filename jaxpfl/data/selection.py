@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data.coins import example_uniforms, place_in_client
+from jaxpfl.data.draws import example_uniforms, place_in_client
 from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.errors import InputError
 
@@ -63,19 +63,20 @@ def select(population: Population, kept: Any, at_least: int = 1) -> Population:
 def random_examples(population: Population, fraction: float, seed: int) -> np.ndarray:
     """T1: selects a random share of the examples, bool [examples]. PRIVATE.
 
-    A client's selection does not depend on which other clients take part: see `data.coins`.
+    A client's selection does not depend on which other clients take part: see `data.draws`.
     """
     fraction = checks.fraction("fraction", fraction)
-    return example_uniforms("random examples", seed, population) < fraction
+    ids, offsets = population.client_ids, population.offsets
+    return example_uniforms("random examples", seed, ids, offsets) < fraction
 
 
 def at_most(population: Population, limit: int, seed: int) -> np.ndarray:
     """Selects at most `limit` random examples of each client, bool [examples]. PRIVATE."""
     checks.positive_int("limit", limit)
-    coins_N = example_uniforms("at most", seed, population)
+    draws_N = example_uniforms("at most", seed, population.client_ids, population.offsets)
     clients_N = np.repeat(np.arange(len(population)), population.sizes())
     kept = np.zeros(population.num_examples, bool)
-    kept[np.lexsort((coins_N, clients_N))] = place_in_client(population) < limit
+    kept[np.lexsort((draws_N, clients_N))] = place_in_client(population.offsets) < limit
     return kept
 
 

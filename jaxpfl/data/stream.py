@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpfl.data import storage
-from jaxpfl.data.columns import Column, as_column, part, text_array
-from jaxpfl.data.population import Population, concatenated, offsets_of
+from jaxpfl.data.columns import Column, as_column, concatenated, part, text_array
+from jaxpfl.data.population import Population, offsets_of
 from jaxpfl.data.sequences import Sequences
 from jaxpfl.data.staging import Staging, partial_folder
 from jaxpfl.errors import InputError

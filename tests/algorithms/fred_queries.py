@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from jaxpfl.algorithms.fred import FredPlan, private_moments
-from jaxpfl.data.population import from_clients
+from jaxpfl.data import from_clients
 from jaxpfl.privacy import Ledger
 
 DIM = 5

@@ -10,7 +10,7 @@ from scipy import linalg
 
 from jaxpfl.algorithms.fred import FredPlan, PrivateMoments, Split, fred, private_moments, score
 from jaxpfl.algorithms.gaussian_moments import Moments, moments
-from jaxpfl.data.population import from_clients
+from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import RunSecret
 from jaxpfl.federated.clients.moments import from_half

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.algorithms.fred import FredPlan, fred, private_moments
-from jaxpfl.data.population import from_clients
+from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted
 from jaxpfl.federated import RunSecret
 from jaxpfl.privacy import Budget, Ledger, Plan, accounting

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
-from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, FixedPoint, LocalTraining, Query
 from jaxpfl.federated.clients.client import Examples, contribution

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpfl import cores
+from jaxpfl.data import Population, from_clients
 from jaxpfl.data.cohort import Cohort, CohortSpec
-from jaxpfl.data.population import Population, from_clients
 from jaxpfl.federated import FixedPoint, client_mesh
 from jaxpfl.federated.clients import score_rows
 from jaxpfl.federated.clients.scores import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpfl.data.population import from_clients
+from jaxpfl.data import from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.text.tags import TagEncoder, most_frequent
 

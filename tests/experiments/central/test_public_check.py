@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxpfl.data import Population, from_clients
 from jaxpfl.data import open as open_population
-from jaxpfl.data.population import Population, from_clients
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.central.public_check import PrivateContent, content

@@ -13,47 +13,44 @@ depend on them.
 import hashlib
 
 import numpy as np
+import pyarrow as pa
 
 from jaxpfl import checks
-from jaxpfl.data.population import Population
 
 
-def client_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
+def client_uniforms(purpose: str, seed: int, client_ids: pa.Array) -> np.ndarray:
     """Returns a number in [0, 1) for each client, float64 [clients].
 
     Draws for different purposes or seeds (whole numbers >= 0) are independent.
     """
-    return _to_unit(_client_words(purpose, seed, population))
+    return _to_unit(_client_words(purpose, seed, client_ids))
 
 
-def example_uniforms(purpose: str, seed: int, population: Population) -> np.ndarray:
+def example_uniforms(
+    purpose: str, seed: int, client_ids: pa.Array, offsets: np.ndarray
+) -> np.ndarray:
     """Returns a number in [0, 1) for each example, float64 [examples]; see `client_uniforms`.
 
     Appending an example to a client does not change the draws of its other examples.
     """
-    place = place_in_client(population)
-    state = np.repeat(_client_words(purpose, seed, population), population.sizes())
+    state = np.repeat(_client_words(purpose, seed, client_ids), np.diff(offsets))
+    place = place_in_client(offsets).astype(np.uint64)
     with np.errstate(over="ignore"):
-        return _to_unit(_mix(state + np.uint64(0x9E3779B97F4A7C15) * (place + 1).astype(np.uint64)))
+        return _to_unit(_mix(state + np.uint64(0x9E3779B97F4A7C15) * (place + np.uint64(1))))
 
 
-def place_in_client(population: Population) -> np.ndarray:
+def place_in_client(offsets: np.ndarray) -> np.ndarray:
     """Returns the position, from 0, of each example among its client's, int64 [examples]."""
-    firsts = np.repeat(population.offsets[:-1], population.sizes())
-    return np.arange(population.num_examples) - firsts
+    return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
 
 
-def _client_words(purpose: str, seed: int, population: Population) -> np.ndarray:
+def _client_words(purpose: str, seed: int, client_ids: pa.Array) -> np.ndarray:
     """64 random bits for each client, uint64 [clients]."""
-    start = hashlib.sha256(f"{purpose} {checks.non_negative_int('seed', seed)} ".encode())
-
-    def word(client: str) -> bytes:
-        digest = start.copy()
-        digest.update(client.encode())
-        return digest.digest()[:8]
-
-    words = b"".join(word(client) for client in population.client_ids.to_pylist())
-    return np.frombuffer(words, ">u8").astype(np.uint64)
+    start = f"{purpose} {checks.non_negative_int('seed', seed)} "
+    words = [
+        hashlib.sha256(f"{start}{id_}".encode()).digest()[:8] for id_ in client_ids.to_pylist()
+    ]
+    return np.frombuffer(b"".join(words), ">u8").astype(np.uint64)
 
 
 def _mix(word: np.ndarray) -> np.ndarray:

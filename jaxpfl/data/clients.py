@@ -1,0 +1,119 @@
+"""Populations of what each client holds: columns, records or a DataFrame."""
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from typing import Any
+
+import pyarrow as pa
+
+from jaxpfl.data.columns import Column, as_column, concatenated, describe, from_arrow
+from jaxpfl.data.population import Population, offsets_of
+from jaxpfl.errors import InputError
+
+
+def from_clients(
+    clients: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+    *,
+    name: str = "in memory",
+    unit: str = "client",
+) -> Population:
+    """A population from what each client holds.
+
+    All clients must have the same columns with the same type and example shape. For a client
+    without examples, an empty list is a column of any type.
+
+    Args:
+      clients: by id, or pairs of an id and what it holds, as `groupby` of pandas and polars gives
+        them. An id is a non-empty string or a whole number, which means its decimal digits. What a
+        client holds is {column: its examples}, a list of records, or a DataFrame.
+
+    Raises:
+      InputError: a client's columns differ from the first client's, or from each other in length,
+        or an id occurs twice; the message names the client by its index.
+    """
+    ids: list[str] = []
+    pieces: dict[str, list[Column]] = {}
+    sizes = []
+    pairs = clients.items() if isinstance(clients, Mapping) else clients
+    for index, (client, given) in enumerate(pairs):
+        ids.append(_client_id(index, client))
+        columns = _columns_of(f"client {index}", given)
+        if not index:
+            pieces = {column_name: [] for column_name in columns}
+        # A client without records has no fields, either.
+        if set(columns) != set(pieces) and (columns or len(given)):
+            expected = sorted(pieces)
+            raise InputError(f"client {index} has columns {sorted(columns)}, expected {expected}")
+        lengths = set()
+        for column_name, before in pieces.items():
+            values = columns.get(column_name, ())
+            lengths.add(len(values))
+            if isinstance(values, list | tuple) and not values:
+                continue
+            what = f"client {index}, column {column_name!r}"
+            column = as_column(what, values)
+            if before and describe(column) != describe(before[0]):
+                raise InputError(f"{what} holds {describe(column)}, expected {describe(before[0])}")
+            before.append(column)
+        if len(lengths) > 1:
+            raise InputError(f"client {index} has columns of different lengths: {sorted(lengths)}")
+        sizes.append(lengths.pop() if lengths else 0)
+    if not ids:
+        raise InputError("from_clients needs at least one client, found none")
+    whole = {column_name: concatenated(parts) for column_name, parts in pieces.items()}
+    return Population(whole, offsets_of(sizes), ids, name, unit)
+
+
+def _client_id(index: int, client: Any) -> str:
+    # polars, and pandas for a list of one column, give tuples.
+    if isinstance(client, tuple) and len(client) == 1:
+        (client,) = client
+    if isinstance(client, Integral) and not isinstance(client, bool):
+        return str(int(client))
+    if not isinstance(client, str) or not client:
+        found = "an empty string" if client == "" else type(client).__name__
+        raise InputError(
+            f"client {index}: its id must be a non-empty string or a whole number, found {found}"
+        )
+    return client
+
+
+def _columns_of(what: str, given: Any) -> Mapping[str, Any]:
+    """What one client, `what` in errors, holds, as columns by name."""
+    if isinstance(given, Mapping):
+        return given
+    if isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given):
+        names = sorted(given[0]) if given else []
+        for number, record in enumerate(given):
+            if sorted(record) != names:
+                raise InputError(
+                    f"{what}, record {number}: has the fields {sorted(record)}, expected {names}"
+                )
+        return {name: [record[name] for record in given] for name in (given[0] if given else ())}
+    if not hasattr(given, "__arrow_c_stream__"):
+        raise InputError(
+            f"{what} must hold a mapping of columns, a list of records or a DataFrame, found "
+            f"{type(given).__name__}"
+        )
+    try:
+        table = pa.RecordBatchReader.from_stream(given).read_all()
+    except (pa.ArrowException, TypeError):
+        raise InputError(f"{what}: a column holds values of several kinds") from None
+    # pandas also gives its index.
+    known = getattr(given, "columns", None) if hasattr(given, "loc") else None
+    names = table.column_names if known is None else list(known)
+    return {name: _plain(f"{what}, column {name!r}", table[name]) for name in names}
+
+
+def _plain(what: str, values: pa.ChunkedArray) -> Any:
+    if values.null_count:
+        raise InputError(f"{what} has missing values, expected none")
+    array, types = values.combine_chunks(), pa.types
+    if types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if types.is_string(array.type) or types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    known = (types.is_integer, types.is_floating, types.is_boolean, types.is_large_string)
+    if not any(is_of(array.type) for is_of in known):
+        raise InputError(f"{what} must hold numbers, booleans or text, found {array.type}")
+    return from_arrow(array)
