@@ -40,16 +40,15 @@ Data without clients is dealt to made-up ones: PATH.npz?client=*&partition=diric
 &by=label&alpha=0.3&seed=0, see `data.partitions` for the other schemes and their settings.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from jaxpfl import checks
@@ -57,45 +56,225 @@ from jaxpfl.data import storage
 from jaxpfl.data.catalogue import data_sets, holding
 from jaxpfl.data.partitions import SCHEMES, Scheme, partition
 from jaxpfl.data.population import Population
-from jaxpfl.data.readers import plain_text, table
+from jaxpfl.data.readers import plain_text, table, tff_sqlite
 from jaxpfl.data.readers.arrays import IMAGE_COLUMNS, read_arrays
 from jaxpfl.data.readers.digits import read_digits
 from jaxpfl.data.readers.docstrings import read_docstrings
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of
-from jaxpfl.data.readers.fields import Fields, Rows
 from jaxpfl.data.readers.grouped import stream_grouped
-from jaxpfl.data.readers.hugging_face import read_hugging_face, rows_of_hub
-from jaxpfl.data.readers.largefedbench import CORPORA, read_largefedbench
+from jaxpfl.data.readers.hugging_face import (
+    CORPORA,
+    read_hugging_face,
+    read_largefedbench,
+    rows_of_hub,
+)
 from jaxpfl.data.readers.prose import PIECES
 from jaxpfl.data.readers.tff_schemas import SCHEMAS
-from jaxpfl.data.readers.tff_sqlite import ENDINGS as _TFF_ENDINGS
-from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.data.stream import Source, Stream, behind, collect, of_population
 from jaxpfl.errors import InputError, NoDataFolder
 
-_ON_HUB = ("largefedbench", "huggingface")
-_READERS = ("docstrings", "digits", *_ON_HUB)
-_ENDINGS = (*table.ENDINGS, ".npz", *plain_text.ENDINGS, *_TFF_ENDINGS)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-
-# How a kind of source is read: a function and its options, each with what converts its text, or
-# the words that it may be.
-_Kinds = Mapping[str, Callable | tuple[str, ...]]
-_Reader = tuple[Callable[..., Population], _Kinds]
 
 
 def _names(value: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in value.split(","))
 
 
-_TEXT_OPTIONS: dict[str, Any] = {"split": PIECES, "min_examples": int}
-_FIELDS = ("client", "text", "label")
-_TABLE_OPTIONS = {**dict.fromkeys(_FIELDS, str), **dict.fromkeys(("features", "columns"), _names)}
-_TABLE_OPTIONS |= _TEXT_OPTIONS
-_HUB_OPTIONS = {**_TEXT_OPTIONS, **dict.fromkeys(("revision", "part", "text"), str)}
+# Options of a kind of source, each with what converts its text, or the words that it may be.
+_Options = Mapping[str, Callable | tuple[str, ...]]
+
+
+class _Kind(NamedTuple):
+    """A kind of source: its options, and what reads one with the given options."""
+
+    options: _Options
+    read: Callable[..., Population]
+
+
+def _read_npz(named: "_Named", client: str = "client", **columns: str) -> Population:
+    wanted = {**IMAGE_COLUMNS, **columns}
+    return read_arrays(named.path, client=client, columns=wanted, name=named.head)
+
+
+def _read_tff(named: "_Named", **options: str) -> Population:
+    return tff_sqlite.read_tff(named.path, name=named.of_split(options), **options)
+
+
+def _read_text(named: "_Named", **options: str) -> Population:
+    return plain_text.read_plain_text(named.path, name=named.head, **options)
+
+
+def _read_table(named: "_Named", **options: Any) -> Population:
+    layout = named.layout(options)
+    rows = table.read_table(named.path, layout.fields)
+    return population_of(rows, layout, name=named.head, unit=layout.unit)
+
+
+def _read_grouped(named: "_Named", **options: Any) -> Population:
+    """Reads a table into memory, by way of files on the disk."""
+    with _stream_grouped(named, options) as found:
+        return collect(found)
+
+
+def _hub(read: Callable[..., Population]) -> Callable[..., Population]:
+    return lambda named, **options: read(named.name, **{"revision": "", **options})
+
+
+_TEXT: _Options = {"split": PIECES, "min_examples": int}
+_TABLE: _Options = {
+    **dict.fromkeys(("client", "text", "label"), str),
+    **dict.fromkeys(("features", "columns"), _names),
+    **_TEXT,
+}
 _OF_HUB = ("revision", "part", "config")
-_TFF_OPTIONS = {"dataset": tuple(SCHEMAS), **dict.fromkeys(("split", "form", "sha256"), str)}
-_TFF_OPTIONS["min_examples"] = int
+_ON_HUB: _Options = {**_TEXT, **dict.fromkeys(("revision", "part", "text"), str)}
+_TFF: _Options = {
+    "dataset": tuple(SCHEMAS),
+    **dict.fromkeys(("split", "form", "sha256"), str),
+    "min_examples": int,
+}
+_NPZ: _Options = {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
+
+_NAMED: dict[str, _Kind] = {
+    "docstrings": _Kind({}, lambda named: read_docstrings(_names(named.name))),
+    "digits": _Kind(
+        {"clients": int, "alpha": float, "seed": int}, lambda _, **options: read_digits(**options)
+    ),
+    "largefedbench": _Kind(_ON_HUB, _hub(read_largefedbench)),
+    "huggingface": _Kind({**_ON_HUB, "client": str, "config": str}, _hub(read_hugging_face)),
+}
+"""Kinds of sources by the word before the colon."""
+
+_FILES: dict[str, _Kind] = {
+    **dict.fromkeys(table.ENDINGS, _Kind(_TABLE, _read_table)),
+    ".npz": _Kind(_NPZ, _read_npz),
+    **dict.fromkeys(plain_text.ENDINGS, _Kind(_TEXT, _read_text)),
+    **dict.fromkeys(tff_sqlite.ENDINGS, _Kind(_TFF, _read_tff)),
+}
+"""Kinds of files by the ending of their names."""
+
+_STORED = _Kind({}, lambda named: Population.load(named.path))
+
+
+class _Named:
+    """What a user wrote: a name or a path, and options.
+
+    Attributes:
+      source: all of it, for messages.
+      head: what is before the options.
+      options: as they were written.
+      reader: one of `_NAMED`, or "" for a path.
+      name: what follows the reader's colon.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = self.head = str(source)
+        self._literal, query = isinstance(source, Path), ""
+        if not self._literal:
+            self.head, _, query = self.source.partition("?")
+        self.options = _parse_query(self.source, query)
+        reader, _, self.name = self.head.partition(":")
+        known = reader in _NAMED and not (reader == "digits" and self.name) and not self._literal
+        self.reader = reader if known else ""
+
+    @property
+    def path(self) -> Path:
+        """Raises `InputError` where a variable is not set."""
+        return Path(self.head if self._literal else expanded(self.head))
+
+    @property
+    def place(self) -> Path:
+        """The path as far as its variables are set."""
+        return Path(os.path.expandvars(os.path.expanduser(self.head)))
+
+    @property
+    def on_hub(self) -> bool:
+        return self.reader in ("largefedbench", "huggingface")
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it is a table whose rows are grouped by client on the disk."""
+        if self.reader == "huggingface" or self.head.endswith(table.ENDINGS):
+            return "|" in self.options.get("client", "")
+        return bool(self.options) and self.place.is_dir() and not storage.is_stored(self.place)
+
+    @property
+    def grouped_options(self) -> _Options:
+        hub = {**_ON_HUB, "config": str} if self.reader else {}
+        return {**hub, **_TABLE}
+
+    def kind(self) -> _Kind:
+        """How it is read.
+
+        Raises:
+          InputError: no such reader, file or ending.
+        """
+        if self.grouped:
+            return _Kind(self.grouped_options, _read_grouped)
+        if self.reader:
+            return _NAMED[self.reader]
+        path = self.path
+        if path.is_dir():
+            if not storage.is_stored(path):
+                made = "expected one made by Population.save or `jaxpfl convert`"
+                raise InputError(f"source {self.source!r}: a folder without a manifest, {made}")
+            return _STORED
+        kind = self.of_ending()
+        if kind is None and (path.exists() or not holding(self.source)):
+            raise self.unknown(path)
+        if kind is None or not path.is_file():
+            raise self.missing()
+        return kind
+
+    def of_ending(self) -> _Kind | None:
+        found = (kind for ending, kind in _FILES.items() if self.place.name.endswith(ending))
+        return next(found, None)
+
+    def typed(self, kinds: _Options) -> dict[str, Any]:
+        """The options as a reader's arguments."""
+        return _typed(self.source, self.options, kinds)
+
+    def scheme(self) -> Scheme | None:
+        """The partition that the options name; its settings are taken out of them."""
+        if "partition" not in self.options:
+            return None
+        what, options = f"source {self.source!r}: partition", self.options
+        made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
+        fields = {field.name: field.type for field in dataclasses.fields(made)}
+        given = {name: options.pop(name) for name in list(options) if name in fields}
+        kinds = {name: kind if kind in (int, float) else str for name, kind in fields.items()}
+        try:
+            return made(**_typed(self.source, given, kinds))
+        except TypeError:
+            raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
+
+    def layout(self, options: Mapping[str, Any]) -> Layout:
+        try:
+            return Layout(**{name: each for name, each in options.items() if name not in _OF_HUB})
+        except InputError as error:
+            raise InputError(f"source {self.source!r}: {error}") from None
+
+    def of_split(self, options: Mapping[str, str]) -> str:
+        """The population's name, of a file that has several."""
+        return f"{self.head} [{options['split']}]" if "split" in options else self.head
+
+    def missing(self) -> InputError:
+        known = holding(self.source)
+        hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it" if known else ""
+        return InputError(f"source {self.source!r}: there is no such file{hint}")
+
+    def unknown(self, path: Path) -> InputError:
+        endings = ", ".join(_FILES)
+        if path.exists():
+            return InputError(f"source {self.source!r}: expected a name ending in {endings}")
+        word = re.split(r"[:?]", self.source)[0]
+        near = difflib.get_close_matches(word, _NAMED, 1, 0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return InputError(
+            f"unknown source {self.source!r}{hint}: expected docstrings:PACKAGES, digits, "
+            f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {endings}, or a "
+            "folder made by Population.save"
+        )
 
 
 def open(source: str | Path | Population) -> Population:
@@ -109,18 +288,11 @@ def open(source: str | Path | Population) -> Population:
         return source
     if not isinstance(source, str | Path) or not source:
         raise InputError(f"a source must be a path or a string, found {type(source).__name__}")
-    if isinstance(source, Path):
-        source, options = str(source), {}
-        read, kinds = _reader_of_path(source, Path(source))
-    else:
-        head, _, query = source.partition("?")
-        options = _parse_query(source, query)
-        grouped = _is_grouped(head, options)
-        read, kinds = _grouped(source, head) if grouped else _reader(source, head)
-    scheme = _scheme(source, options)
-    typed = _typed(source, options, kinds)
-    at_least = checks.positive_int("min_examples", typed.pop("min_examples", 1))
-    population = read(**typed)
+    named = _Named(source)
+    kind, scheme = named.kind(), named.scheme()
+    options = named.typed(kind.options)
+    at_least = checks.positive_int("min_examples", options.pop("min_examples", 1))
+    population = kind.read(named, **options)
     if scheme is not None:
         return partition(population, scheme)
     return population.with_min_examples(at_least) if at_least > 1 else population
@@ -132,23 +304,26 @@ def streamed(source: str | Path) -> Source:
     TensorFlow Federated's files and tables are not read into memory, and neither is a folder, which
     is mapped; other sources are. Errors are those of `open`, here or while the stream is read.
     """
-    source = str(source)
-    path, _, query = source.partition("?")
-    options = _parse_query(source, query)
-    if {"min_examples", "partition"} & options.keys():
+    named = _Named(str(source))
+    whole = bool({"min_examples", "partition"} & named.options.keys())
+    if named.grouped and not whole:
+        options = named.typed(named.grouped_options)
+
+        @contextmanager
+        def rest(begin: int, folder: Path) -> Iterator[Stream]:
+            with _stream_grouped(named, options, folder) as found:
+                yield behind(found, begin)
+
+        return Source(_identity(named), rest)
+    if whole or not named.head.endswith(tff_sqlite.ENDINGS):
         return of_population(open(source))
-    if _is_grouped(path, options):
-        typed = _typed(source, options, _table_kinds(path))
-        return Source(_identity(source, path), partial(_grouped_from, source, path, typed))
-    if not path.endswith(_TFF_ENDINGS):
-        return of_population(open(source))
-    typed = _typed(source, options, _TFF_OPTIONS)
-    name, file = _name_of_split(source, typed.get("split")), expanded(path)
+    options, path = named.typed(_TFF), named.path
 
     def stream(begin: int, folder: Path) -> AbstractContextManager[Stream]:
-        return stream_tff(file, name=name, folder=folder, begin=begin, **typed)
+        title = named.of_split(options)
+        return tff_sqlite.stream_tff(path, name=title, folder=folder, begin=begin, **options)
 
-    return Source(_identity(source, path), stream)
+    return Source(_identity(named), stream)
 
 
 def why_missing(source: str) -> str:
@@ -157,32 +332,27 @@ def why_missing(source: str) -> str:
     Raises:
       InputError: no such reader, file ending or option, so `open` would refuse it everywhere.
     """
-    head, _, query = source.partition("?")
-    options, expanded = _parse_query(source, query), os.path.expandvars(os.path.expanduser(head))
-    kind = head.partition(":")[0]
-    path = Path(expanded)
-    _scheme(source, options)
-    if _is_grouped(head, options):
-        _layout(source, _typed(source, options, _table_kinds(head)))
-        if kind not in _ON_HUB and path.exists():
-            return ""
-    elif kind in _READERS or path.exists():
-        _typed(source, options, _reader(source, head)[1])
-        if kind not in _ON_HUB:
-            return ""
-    if kind in _ON_HUB:
+    named = _Named(source)
+    named.scheme()
+    path = named.place
+    if named.grouped:
+        named.layout(named.typed(named.grouped_options))
+    elif named.reader or path.exists():
+        named.typed(named.kind().options)
+    if named.on_hub:
         return "it is on the Hugging Face hub, which was not asked"
-    unset = [name for pair in _VARIABLE.findall(expanded) for name in pair if name]
-    why = f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
-    kinds = _kinds_of_path(path)
-    if kinds is not None:
-        _typed(source, options, kinds)
+    if named.reader or path.exists():
+        return ""
+    kind = named.of_ending()
+    if kind is not None:
+        named.typed(kind.options)
     elif path.suffix or not path.parent.name:
-        raise _unknown(source, path)
-    elif options:
+        raise named.unknown(path)
+    elif named.options:
         # Of a stored population, a folder that is not there would have none.
-        _typed(source, options, _table_kinds(head))
-    return why
+        named.typed(_TABLE)
+    unset = [name for pair in _VARIABLE.findall(str(path)) for name in pair if name]
+    return f"the environment variable {unset[0]} is not set" if unset else "there is no such file"
 
 
 def place(source: str) -> str:
@@ -190,169 +360,35 @@ def place(source: str) -> str:
 
     A path is resolved as far as its variables are set; options are left out.
     """
-    head = source.partition("?")[0]
-    reader, _, name = head.partition(":")
-    if reader == "largefedbench":
-        return f"huggingface:{CORPORA.get(name, name)}"
-    if reader in _READERS:
-        return head
-    return str(Path(os.path.expanduser(os.path.expandvars(head))).resolve())
-
-
-def _reader(source: str, head: str) -> _Reader:
-    """The reader of a source whose part before the options is `head`."""
-    kind, _, name = head.partition(":")
-    if kind == "docstrings":
-        return partial(read_docstrings, [package.strip() for package in name.split(",")]), {}
-    if kind == "largefedbench":
-        return partial(read_largefedbench, name, revision=""), _HUB_OPTIONS
-    if kind == "huggingface":
-        read = partial(read_hugging_face, name, revision="")
-        return read, {**_HUB_OPTIONS, "client": str, "config": str}
-    if head == "digits":
-        return read_digits, {"clients": int, "alpha": float, "seed": int}
-    return _reader_of_path(source, Path(expanded(head)))
-
-
-def _reader_of_path(source: str, path: Path) -> _Reader:
-    name = source.partition("?")[0]
-    if path.is_dir():
-        if not storage.is_stored(path):
-            made = "expected one made by Population.save or `jaxpfl convert`"
-            raise InputError(f"source {source!r}: a folder without a manifest, {made}")
-        return partial(Population.load, path), {}
-    if not path.name.endswith(_ENDINGS):
-        raise _unknown(source, path) if path.exists() or not holding(source) else _missing(source)
-    if not path.is_file():
-        raise _missing(source)
-    kinds = _kinds_of_path(path)
-    assert kinds is not None
-    if path.name.endswith(".npz"):
-
-        def read(client: str = "client", **columns: str) -> Population:
-            return read_arrays(path, client=client, columns={**IMAGE_COLUMNS, **columns}, name=name)
-
-        return read, kinds
-    if path.name.endswith(_TFF_ENDINGS):
-
-        def read_split(split: str | None = None, **options: str) -> Population:
-            return read_tff(path, split=split, name=_name_of_split(source, split), **options)
-
-        return read_split, kinds
-    if path.name.endswith(plain_text.ENDINGS):
-        return partial(plain_text.read_plain_text, path, name=name), kinds
-
-    def read_one(**options: Any) -> Population:
-        layout = _layout(source, options)
-        rows = table.read_table(path, layout.fields)
-        return population_of(rows, layout, name=name, unit=layout.unit)
-
-    return read_one, kinds
-
-
-def _kinds_of_path(path: Path) -> _Kinds | None:
-    """The options of a file, by its ending; None for another ending."""
-    if path.name.endswith(".npz"):
-        return {**dict.fromkeys(("client", *IMAGE_COLUMNS), str), "min_examples": int}
-    if path.name.endswith(_TFF_ENDINGS):
-        return _TFF_OPTIONS
-    if path.name.endswith(plain_text.ENDINGS):
-        return _TEXT_OPTIONS
-    return _TABLE_OPTIONS if path.name.endswith(table.ENDINGS) else None
-
-
-def _is_grouped(head: str, options: Mapping[str, str]) -> bool:
-    """Whether a source is a table whose rows are grouped by client on the disk."""
-    if head.startswith("huggingface:") or head.endswith(table.ENDINGS):
-        return "|" in options.get("client", "")
-    path = Path(os.path.expandvars(os.path.expanduser(head)))
-    return path.is_dir() and not storage.is_stored(path) and bool(options)
-
-
-def _table_kinds(head: str) -> _Kinds:
-    hub = {**_HUB_OPTIONS, "config": str} if head.startswith("huggingface:") else {}
-    return {**hub, **_TABLE_OPTIONS}
-
-
-def _layout(source: str, options: Mapping[str, Any]) -> Layout:
-    try:
-        return Layout(**{name: each for name, each in options.items() if name not in _OF_HUB})
-    except InputError as error:
-        raise InputError(f"source {source!r}: {error}") from None
-
-
-def _grouped(source: str, head: str) -> _Reader:
-    """Reads a table into memory, by way of files on the disk."""
-
-    def read(**options: Any) -> Population:
-        with _stream_grouped(source, head, None, **options) as found:
-            return collect(found)
-
-    return read, _table_kinds(head)
+    named = _Named(source)
+    if named.reader == "largefedbench":
+        return f"huggingface:{CORPORA.get(named.name, named.name)}"
+    return named.head if named.reader else str(named.place.resolve())
 
 
 def _stream_grouped(
-    source: str, head: str, folder: Path | None, **options: Any
+    named: _Named, options: Mapping[str, Any], folder: Path | None = None
 ) -> AbstractContextManager[Stream]:
-    kind, _, name = head.partition(":")
-    which = {key: options[key] for key in _OF_HUB if key in options}
-    layout = _layout(source, options)
+    layout = named.layout(options)
     if layout.client == EACH_ROW:
-        raise InputError(f"source {source!r}: client=* is for one file, found a folder")
-    if kind == "huggingface":
-        which = {"revision": "", "part": "train"} | which
-
-        def rows(fields: Fields) -> Iterator[Rows]:
-            return table.read_mappings(name, rows_of_hub(name, which), fields)
-
-        head = f"{head} [{which['part']}]"
+        raise InputError(f"source {named.source!r}: client=* is for one file, found a folder")
+    if named.reader:
+        given = {key: options[key] for key in _OF_HUB if key in options}
+        which = {"revision": "", "part": "train"} | given
+        rows, title = rows_of_hub(named.name, which), f"{named.head} [{which['part']}]"
+        read = partial(table.read_mappings, named.name, rows)
     else:
-        path = Path(expanded(head))
-        if not path.exists():
-            raise _missing(source)
-        rows = partial(table.read_table, path)
-    return stream_grouped(rows, layout, name=head, folder=folder)
+        if not named.path.exists():
+            raise named.missing()
+        read, title = partial(table.read_table, named.path), named.head
+    return stream_grouped(read, layout, name=title, folder=folder)
 
 
-@contextlib.contextmanager
-def _grouped_from(
-    source: str, head: str, options: dict[str, Any], begin: int, folder: Path
-) -> Iterator[Stream]:
-    with _stream_grouped(source, head, folder, **options) as found:
-        yield behind(found, begin)
-
-
-def _identity(source: str, head: str) -> dict[str, Any]:
+def _identity(named: _Named) -> dict[str, Any]:
     """The source, and the sizes and times of its files; those of the hub have a revision."""
-    path = None if head.startswith("huggingface:") else Path(expanded(head))
-    files = table.files_of(path) if path is not None and path.exists() else []
+    files = table.files_of(named.path) if not named.reader and named.path.exists() else []
     stats = [(str(file), file.stat()) for file in files]
-    return {"source": source, "files": [[n, s.st_size, s.st_mtime_ns] for n, s in stats]}
-
-
-def _name_of_split(source: str, split: str | None) -> str:
-    path = source.partition("?")[0]
-    return path if split is None else f"{path} [{split}]"
-
-
-def _missing(source: str) -> InputError:
-    known = holding(source)
-    hint = f"; `jaxpfl data get {known}` fetches it, or says how to make it" if known else ""
-    return InputError(f"source {source!r}: there is no such file{hint}")
-
-
-def _unknown(source: str, path: Path) -> InputError:
-    endings = ", ".join(_ENDINGS)
-    if path.exists():
-        return InputError(f"source {source!r}: expected a name ending in {endings}")
-    word = re.split(r"[:?]", source)[0]
-    near = difflib.get_close_matches(word, _READERS, 1, 0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return InputError(
-        f"unknown source {source!r}{hint}: expected docstrings:PACKAGES, digits, "
-        f"largefedbench:congress, huggingface:OWNER/NAME, a path ending in {endings}, or a folder "
-        "made by Population.save"
-    )
+    return {"source": named.source, "files": [[n, s.st_size, s.st_mtime_ns] for n, s in stats]}
 
 
 def expanded(path: str) -> str:
@@ -389,22 +425,7 @@ def _parse_query(source: str, query: str) -> dict[str, str]:
     return options
 
 
-def _scheme(source: str, options: dict[str, str]) -> Scheme | None:
-    """The partition that the options name; its settings are taken out of them."""
-    if "partition" not in options:
-        return None
-    what = f"source {source!r}: partition"
-    made = SCHEMES[checks.one_of(what, options.pop("partition"), tuple(SCHEMES))]
-    fields = {field.name: field.type for field in dataclasses.fields(made)}
-    given = {name: options.pop(name) for name in list(options) if name in fields}
-    kinds = {name: kind if kind in (int, float) else str for name, kind in fields.items()}
-    try:
-        return made(**_typed(source, given, kinds))
-    except TypeError:
-        raise InputError(f"{what} needs the option {next(iter(fields))!r}") from None
-
-
-def _typed(source: str, options: dict[str, str], kinds: _Kinds) -> dict:
+def _typed(source: str, options: dict[str, str], kinds: _Options) -> dict[str, Any]:
     """The options as a reader's arguments."""
     typed = {}
     for name, value in options.items():

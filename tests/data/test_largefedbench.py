@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from jaxpfl.data import open as open_population
-from jaxpfl.data.readers.largefedbench import read_largefedbench
+from jaxpfl.data.readers.hugging_face import read_largefedbench
 from jaxpfl.errors import InputError
 from tests.data.hub import stand_in
 

@@ -12,11 +12,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import checks
 from jaxpfl.data.population import Population
 from jaxpfl.data.readers.examples import EACH_ROW, Layout, population_of
 from jaxpfl.data.readers.frames import read_frame
 from jaxpfl.errors import InputError
 
+CORPORA = {
+    "congress": "hazylavender/CongressionalDataset",
+    "biorxiv": "hazylavender/biorxiv-abstract",
+}
+_TEXTS = ("data", "abstract", "text")
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -54,36 +60,54 @@ def read_hugging_face(
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"huggingface: a data set is OWNER/NAME on the hub, found {name!r}")
-    title = f"huggingface:{name} [{part}]"
     which = {"revision": revision, "part": part, "config": config}
     layout = Layout(EACH_ROW if client is None else client, text, split=split)
-    return read_hub(name, which, (text,), layout, title=title, unit=layout.unit)
+    return _read(name, which, layout, f"huggingface:{name} [{part}]", layout.unit)
 
 
-def read_hub(
-    name: str,
-    which: dict[str, Any],
-    texts: Sequence[str],
-    layout: Layout,
+def read_largefedbench(
+    corpus: str,
     *,
-    title: str,
-    unit: str,
+    revision: str,
+    part: str = "train",
+    text: str | None = None,
+    split: str | None = None,
 ) -> Population:
-    """Reads a data set on the hub; see `read_hugging_face`.
+    """Reads one of the two data sets of LargeFedBench; every row is a client.
 
     Args:
-      which: its revision and part, and perhaps its config.
-      texts: the text is in the first of these columns that the data set has.
-      layout: which columns are what, but for the text.
-      title, unit: name and unit of the population.
+      corpus: "congress" or "biorxiv".
+      text: the column that holds the text; None takes the first of "data", "abstract" and "text"
+        that there is.
+      revision, part, split: as for `read_hugging_face`, as are the errors.
+
+    Returns:
+      Clients by the row's number, from 1, with the column "text".
     """
+    checks.one_of("largefedbench", corpus, tuple(CORPORA))
+    which = {"revision": revision, "part": part}
+    layout = Layout(EACH_ROW, text or _TEXTS[0], split=split)
+    unit = "one speech" if corpus == "congress" else "one abstract"
+    texts = _TEXTS if text is None else (text,)
+    return _read(CORPORA[corpus], which, layout, f"largefedbench:{corpus} [{part}]", unit, texts)
+
+
+def _read(
+    name: str,
+    which: dict[str, Any],
+    layout: Layout,
+    title: str,
+    unit: str,
+    texts: Sequence[str] = (),
+) -> Population:
+    """The population of a data set, whose texts are in the first of `texts` that it has."""
     table = _load(name, **which)
     known = table.column_names
-    if not set(texts) & set(known):
-        fields, found = " or ".join(map(repr, texts)), ", ".join(map(repr, known))
-        raise InputError(f"{name}: there is no field {fields}, found {found}")
-    text = next(field for field in texts if field in known)
-    layout = dataclasses.replace(layout, text=text)
+    if texts:
+        if not set(texts) & set(known):
+            fields, found = " or ".join(map(repr, texts)), ", ".join(map(repr, known))
+            raise InputError(f"{name}: there is no field {fields}, found {found}")
+        layout = dataclasses.replace(layout, text=next(each for each in texts if each in known))
     rows = read_frame(name, table, layout.fields)
     return population_of(rows, layout, name=title, unit=unit)
 
