@@ -10,7 +10,7 @@ from jaxpfl.errors import InputError
 
 
 def threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name == "jaxpfl-prefetch"]
+    return [t.name for t in threading.enumerate() if t.name.startswith("jaxpfl-prefetch")]
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +39,11 @@ def test_work_goes_ahead_by_the_depth_and_no_further():
     with prefetch(source(), depth=2) as items:
         assert next(items) == 0
         deadline = time.monotonic() + 10
-        while len(made) < 4 and time.monotonic() < deadline:
+        while len(made) < 3 and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.05)
-        # One handed out, two queued, one waiting for room.
-        assert made == [0, 1, 2, 3]
+        # One handed out, two ahead.
+        assert made == [0, 1, 2]
 
 
 def test_an_error_reaches_the_consumer_after_the_items_before_it():

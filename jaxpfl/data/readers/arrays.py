@@ -78,18 +78,13 @@ def read_arrays(
     alone = client == "*"
     # The first array says how many rows all of them have.
     first = next(iter(columns.values())) if alone else client
-    wanted = dict.fromkeys([first, *columns.values()])
-    arrays = _read(path, list(wanted))
-    what = {name: f"{path}, array {name!r}" for name in wanted}
-    if not alone and arrays[client].ndim != 1:
-        found = describe(arrays[client])
-        raise InputError(f"{what[client]}: expected one client id per example, found {found}")
+    arrays = _read(path, list(dict.fromkeys([first, *columns.values()])))
     total = len(arrays[first]) if arrays[first].ndim else 0
-    for array_name, array in arrays.items():
+    for name_, array in arrays.items():
         if array.ndim == 0 or len(array) != total:
             found = "a single value" if array.ndim == 0 else f"{len(array)} rows"
             raise InputError(
-                f"{what[array_name]}: expected {total} rows, as many as {first!r} has, found "
+                f"{path}, array {name_!r}: expected {total} rows, as many as {first!r} has, found "
                 f"{found}"
             )
     if not total:
@@ -98,34 +93,34 @@ def read_arrays(
         client_of_row = np.arange(total)
         ids = pa.array(client_of_row + 1).cast(pa.large_string())
     else:
-        client_of_row, ids = _clients(what[client], arrays[client])
+        client_of_row, ids = _clients(f"{path}, array {client!r}", arrays[client])
     converters = {"image": _images, "label": _labels}
     ready = {
-        column: converters.get(column, _other)(what[array_name], arrays[array_name])
-        for column, array_name in columns.items()
+        column: converters.get(column, _other)(f"{path}, array {source!r}", arrays[source])
+        for column, source in columns.items()
     }
     unit = "row" if alone else f'all rows with one "{client}"'
     return from_rows(client_of_row, ids, ready, name=name or str(path), unit=unit)
 
 
 def _read(path: Path, names: list[str]) -> dict[str, np.ndarray]:
-    what = {name: f"{path}, array {name!r}" for name in names}
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.namelist()
-            held = [each.removesuffix(".npy") for each in entries if each.endswith(".npy")]
+            known = [each.removesuffix(".npy") for each in entries if each.endswith(".npy")]
             for name in names:
-                if name not in held:
-                    raise InputError(f"{path} has no array {name!r}: expected one of {held}")
+                if name not in known:
+                    raise InputError(f"{path} has no array {name!r}: expected one of {known}")
             # Before anything is allocated: a small file may claim any shape.
-            claimed, rows = zip(
-                *(_claimed(archive, name, what[name]) for name in names), strict=True
-            )
-            size = 2 * sum(claimed) + _ROW_BYTES * max(rows)
+            claimed = [_claimed(archive, name, f"{path}, array {name!r}") for name in names]
+            size = 2 * sum(each for each, _ in claimed)
+            size += _ROW_BYTES * max(rows for _, rows in claimed)
             checks.fits_memory(f"{path}: its arrays, read and copied once,", size)
-            return {name: _array(archive, name, what[name]) for name in names}
+            return {name: _array(archive, name, f"{path}, array {name!r}") for name in names}
     except FileNotFoundError:
         raise InputError(f"{path}: there is no such file") from None
+    except InputError:
+        raise
     except _DAMAGE as error:
         raise CorruptFile(f"{path}: truncated, altered or no .npz archive ({error})") from None
     except OSError as error:
@@ -183,6 +178,8 @@ def _errors_of(what: str) -> Iterator[None]:
 
 def _clients(what: str, ids: np.ndarray) -> tuple[np.ndarray, pa.Array]:
     """The index of each row's client and the clients' ids, in order of first appearance."""
+    if ids.ndim != 1:
+        raise InputError(f"{what}: expected one client id per example, found {describe(ids)}")
     if ids.dtype.kind not in "iuU":
         raise InputError(f"{what}: client ids must be whole numbers or text, found {ids.dtype}")
     different, first, inverse = np.unique(ids, return_index=True, return_inverse=True)

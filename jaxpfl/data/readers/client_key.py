@@ -95,12 +95,11 @@ class ClientKey:
     @property
     def expected(self) -> str:
         """What a value must be, for messages."""
-        return {
-            "domain": "a URL with a host, such as https://example.org/page",
-            "re": f"a string in which {self.argument!r} matches and its first group is not empty",
-            "mod": "a non-empty string or a whole number",
-            "value": "a non-empty string or a whole number",
-        }[self.rule]
+        if self.rule == "domain":
+            return "a URL with a host, such as https://example.org/page"
+        if self.rule == "re":
+            return f"a string in which {self.argument!r} matches and its first group is not empty"
+        return "a non-empty string or a whole number"
 
     @property
     def unit(self) -> str:

@@ -17,6 +17,8 @@ from jaxpfl.errors import CorruptFile, InputError
 MAX_AT_ONCE = 2**24
 """Bytes of the longest line, and of the most that is asked of an archive at once."""
 
+_LZMA_MEMORY = 2**28
+_PIECE = 2**20
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Headers of an archive with long names that follow each other are read by recursion.
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, RecursionError)
@@ -72,6 +74,27 @@ def lines(stream: IO[bytes], where: str, called: str = "line") -> Iterator[str]:
                 f"{where}, {called} {number}: byte {error.start + 1} is not valid UTF-8"
             ) from None
         yield text.removeprefix("\ufeff") if number == 1 else text
+
+
+def unpacked_pieces(path: Path) -> Iterator[bytes]:
+    """The unpacked content of an .lzma or .xz file, some of it at a time.
+
+    Raises:
+      CorruptFile: the file is truncated or damaged.
+    """
+    unpacker, piece = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY), b""
+    try:
+        with path.open("rb") as packed:
+            while not unpacker.eof:
+                if unpacker.needs_input and not (piece := packed.read(_PIECE)):
+                    raise CorruptFile(f"{path} is truncated: its LZMA stream has no end")
+                content = unpacker.decompress(piece, _PIECE)
+                piece = b""
+                yield content
+            if unpacker.unused_data or packed.read(1):
+                raise CorruptFile(f"{path} has more bytes behind the end of its LZMA stream")
+    except lzma.LZMAError:
+        raise CorruptFile(f"{path} is damaged, or no LZMA stream that 256 MiB can unpack") from None
 
 
 class Forward:

@@ -7,7 +7,6 @@ file of mode 0600, which is always removed.
 
 import contextlib
 import errno
-import lzma
 import os
 import shutil
 import sqlite3
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxpfl import files
+from jaxpfl.data.readers.compressed import unpacked_pieces
 from jaxpfl.errors import CorruptFile, InputError
 
 MAX_UNPACKED_BYTES = 2**38
@@ -24,8 +24,6 @@ MAX_VALUE_BYTES = 2**26
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
-_LZMA_MEMORY = 2**28
-_PIECE = 2**20
 _MACHINE_ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
@@ -149,27 +147,6 @@ def _unpacked(path: Path, folder: str | Path | None, in_memory: bool) -> Iterato
         yield target
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def unpacked_pieces(path: Path) -> Iterator[bytes]:
-    """The unpacked content of an .lzma or .xz file, some of it at a time.
-
-    Raises:
-      CorruptFile: the file is truncated or damaged.
-    """
-    unpacker, piece = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY), b""
-    try:
-        with path.open("rb") as packed:
-            while not unpacker.eof:
-                if unpacker.needs_input and not (piece := packed.read(_PIECE)):
-                    raise CorruptFile(f"{path} is truncated: its LZMA stream has no end")
-                content = unpacker.decompress(piece, _PIECE)
-                piece = b""
-                yield content
-            if unpacker.unused_data or packed.read(1):
-                raise CorruptFile(f"{path} has more bytes behind the end of its LZMA stream")
-    except lzma.LZMAError:
-        raise CorruptFile(f"{path} is damaged, or no LZMA stream that 256 MiB can unpack") from None
 
 
 @contextlib.contextmanager
