@@ -80,12 +80,7 @@ def outside_sha256(path: Path, buffers: Mapping[str, list[dict]]) -> str:
 
 
 def map_columns(path: Path, manifest: Mapping[str, Any]) -> dict[str, Column]:
-    """The columns of an Arrow file, mapped; nothing of them is read but the ends of sequences.
-
-    Raises:
-      CorruptFile: the manifest's buffers do not fit its columns or the file, or a block that holds
-        an end of the sequences was altered.
-    """
+    """The columns of an Arrow file, mapped; nothing of them is read but the ends of sequences."""
     if not path.stat().st_size:
         raise CorruptFile(f"{path} is empty")
     with path.open("rb") as file:

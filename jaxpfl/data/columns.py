@@ -43,10 +43,6 @@ def as_column(what: str, values: Any) -> Column:
       what: names the column in errors, e.g. "column 'x'".
       values: an array of numbers or booleans, a sequence of strings, an Arrow string array, or
         token ids.
-
-    Raises:
-      InputError: the values are neither numbers nor text, are ragged, have no examples axis, or
-        some are missing.
     """
     if isinstance(values, Sequences | Padded | Mapped | MappedText):
         return values
@@ -111,20 +107,12 @@ def part(column: Column, rows: slice) -> Column:
 
 
 def read(column: Column) -> Column:
-    """A mapped column of numbers or texts as an array, verified whole; any other as it is.
-
-    Raises:
-      CorruptFile: a block of it was altered.
-    """
+    """A mapped column of numbers or texts as an array, verified whole; any other as it is."""
     return column.whole if isinstance(column, Mapped | MappedText) else column
 
 
 def rows_of(column: Column, rows: slice) -> Column:
-    """Neighbouring rows of a column, as an array where they can be one.
-
-    Raises:
-      CorruptFile: a block that they lie in was altered.
-    """
+    """Neighbouring rows of a column, as an array where they can be one."""
     found = part(column, rows)
     return np.asarray(found) if isinstance(found, Padded) else read(found)
 

@@ -69,12 +69,7 @@ class Mapped:
         return replace(self, rows=np.asarray(rows, np.int64))
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """The rows of a slice, or of row numbers >= 0, int [...]; or one row, also from the end.
-
-        Raises:
-          CorruptFile: a block that they lie in was altered.
-          IndexError: there is no such row.
-        """
+        """The rows of a slice, or of row numbers >= 0, int [...]; or one row, also from the end."""
         if isinstance(rows, slice):
             first, last, step = rows.indices(len(self))
             if step == 1 and self.rows is None:
@@ -88,11 +83,7 @@ class Mapped:
         return stored[places]
 
     def located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All stored rows, of which these, int [...], are verified; and their places in it.
-
-        Raises:
-          CorruptFile, IndexError: as for an item.
-        """
+        """All stored rows, of which these, int [...], are verified; and their places in it."""
         # Beside a part of the stored rows lie other clients' rows.
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"rows must lie in 0 .. {len(self) - 1}")
@@ -180,12 +171,7 @@ class MappedText:
 
     @cached_property
     def whole(self) -> pa.Array:
-        """All texts as a large_string array, a view of the file.
-
-        Raises:
-          CorruptFile: a block that they lie in was altered, or the file was made so that its edges
-            do not lie in order within the content, or so that the content is not UTF-8.
-        """
+        """All texts as a large_string array, a view of the file."""
         if not len(self):
             return pa.array([], pa.large_string())
         edges, content = self.edges[:], self.content.blocks

@@ -33,9 +33,6 @@ class Sequences:
       edges: int64 [stored + 1], where each stored sequence begins, and the end; or mapped.
       encoding: what the ids stand for; public. Columns of one population have one encoding.
       rows: int64 [examples], which stored sequence each example is; None = all, in their order.
-
-    Raises:
-      InputError: values or edges are of another type, or the edges do not fit the values.
     """
 
     values: np.ndarray | Mapped
@@ -97,11 +94,7 @@ class Sequences:
         return [self.edges.origin, self.values.origin, rows]
 
     def bounds(self, rows: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the sequences of these rows begin and end in `values`, int64.
-
-        Raises:
-          CorruptFile: the edges are mapped from a file that was made so that they are not in order.
-        """
+        """Where the sequences of these rows begin and end in `values`, int64."""
         starts, stops = self._bounds(rows)
         if not isinstance(self.edges, Mapped) or not starts.size:
             return starts, stops

@@ -44,9 +44,6 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
     After bad input it is removed. After an interruption, or an error of the machine, it stays, with
     what was done in it; it is as private as the folder, and nobody but the owner can read it.
-
-    Raises:
-      InputError: `folder` exists, or another process is writing it.
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
@@ -99,9 +96,6 @@ class Staging:
 
         Args:
           request: what is staged, in JSON's types.
-
-        Raises:
-          InputError: what was begun there was another request.
         """
         staging = cls(folder, request)
         journal = folder / _JOURNAL
@@ -117,12 +111,7 @@ class Staging:
                 column.close()
 
     def append(self, held: Mapping[str, Column]) -> None:
-        """Adds the examples of a batch.
-
-        Raises:
-          InputError: the batch has other columns, types or shapes than the first one, or its
-            columns have different lengths.
-        """
+        """Adds the examples of a batch."""
         if not held:
             raise InputError("a population needs at least one column, found none")
         if not self.columns:
@@ -147,11 +136,7 @@ class Staging:
         self._committed = time.monotonic()
 
     def write(self, path: Path, names: Iterable[str], offsets: np.ndarray) -> None:
-        """Writes columns as an Arrow file of one batch.
-
-        Raises:
-          InputError: the clients' offsets do not fit the examples.
-        """
+        """Writes columns as an Arrow file of one batch."""
         if self.examples != int(offsets[-1]):
             raise InputError("the sizes of a stream's clients must sum to its examples")
         columns = {name: self.columns[name] for name in names}
@@ -201,11 +186,7 @@ class StagedColumn:
 
     @classmethod
     def restored(cls, path: Path, staged: Any, where: str) -> "StagedColumn":
-        """The column as it was when `synced` returned `staged`.
-
-        Raises:
-          CorruptFile: the files are shorter, or not those of such a column; begins with `where`.
-        """
+        """The column as it was when `synced` returned `staged`."""
         files.record_of(staged, where, _STAGED)
         storage.check_type(staged["type"], where)
         column = cls(path, staged["type"], staged["what"])

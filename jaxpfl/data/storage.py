@@ -96,11 +96,7 @@ def write(folder: Path, stored: Stored) -> None:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder under a temporary name, which is renamed at the end, or removed after an error.
-
-    Raises:
-      InputError: `folder` exists.
-    """
+    """A folder under a temporary name, which is renamed at the end, or removed after an error."""
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -157,12 +153,7 @@ def finish(temporary: Path, stored: Stored) -> None:
 
 
 def read(folder: Path) -> Stored:
-    """Maps a stored population into memory, after checking all but the blocks of its columns.
-
-    Raises:
-      InputError: `folder` holds no population, or one of an older format.
-      CorruptFile: a file is missing or truncated, or was altered outside of the blocks.
-    """
+    """Maps a stored population into memory, after checking all but the blocks of its columns."""
     if not is_stored(folder):
         raise InputError(f"{folder} holds no {_MANIFEST}: expected one that {_MAKERS} made")
     manifest = _read_manifest(folder / _MANIFEST)
@@ -225,9 +216,6 @@ def check_type(type_: Any, where: str) -> None:
     Args:
       type_: read from JSON.
       where: begins messages.
-
-    Raises:
-      CorruptFile: it is another one.
     """
     files.record_of(type_, where, {"dtype": str, "shape": list})
     dtype, shape = type_["dtype"], type_["shape"]

@@ -162,10 +162,6 @@ def write(
 
     Returns:
       The numbers of clients and of examples.
-
-    Raises:
-      InputError: the folder exists, the stream's batches do not fit together, something else was
-        begun in the folder's place, or there is no column "text" to encode.
     """
     request = {**source.identity, "encoding": None if encoder is None else dict(encoder.encoding)}
     with partial_folder(Path(folder)) as partial:

@@ -67,10 +67,6 @@ def read_arrays(
 
     Returns:
       Clients in order of first appearance; a client's examples in the file's order.
-
-    Raises:
-      InputError: an array is missing or has the wrong type, shape or length.
-      CorruptFile: the file is truncated, altered or not an .npz archive.
     """
     path = Path(path)
     if not columns:

@@ -34,12 +34,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def read_arrow(path: Path, fields: Fields) -> Iterator[Rows]:
-    """The rows of a Parquet or Arrow file, in blocks.
-
-    Raises:
-      InputError: a field is missing or of another kind, or the file cannot be read.
-      CorruptFile: the file is truncated or damaged.
-    """
+    """The rows of a Parquet or Arrow file, in blocks."""
     read = _parquet if path.name.endswith(_PARQUET) else _arrow
     first = 1
     try:
@@ -93,11 +88,7 @@ def _parquet(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
 def row_batches(
     path: Path, file: parquet.ParquetFile, names: Collection[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of some columns of a Parquet file, of so many rows that each fits the memory.
-
-    Raises:
-      InputError: a row group does not, by what the file itself says of it.
-    """
+    """The batches of some columns of a Parquet file, of so many rows that each fits the memory."""
     groups = range(file.metadata.num_row_groups)
     wanted = _wanted(file.schema, names)
     texts = [wanted[index] for index in wanted if file.schema.column(index).physical_type == _BYTES]
@@ -163,12 +154,7 @@ def _arrow(path: Path, fields: Fields) -> Iterator[pa.RecordBatch]:
 
 
 def batches(path: Path, mapped: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow file or stream.
-
-    Raises:
-      InputError: one does not fit the memory once it is unpacked.
-      ArrowInvalid: it is neither, or a stream without its end mark, so truncated.
-    """
+    """The batches of an Arrow file or stream."""
     opened = _opened(mapped)
     mapped.seek(0)
     content = memoryview(mapped.read_buffer(mapped.size())).cast("B")

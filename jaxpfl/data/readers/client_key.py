@@ -41,9 +41,6 @@ class ClientKey:
 
         Args:
           where: begins messages, such as "source 'x': client".
-
-        Raises:
-          InputError: there is no such rule, or its argument is missing or not valid.
         """
         column, given, rest = text.partition("|")
         rule, _, argument = rest.partition(":")

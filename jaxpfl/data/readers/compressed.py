@@ -31,12 +31,7 @@ def open_binary(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Names the file in errors of packers, archives and the machine.
-
-    Raises:
-      CorruptFile: the compressed data or the archive is truncated or altered.
-      InputError: the file cannot be read.
-    """
+    """Names the file in errors of packers, archives and the machine."""
     try:
         yield
     except _DAMAGE as error:
@@ -56,9 +51,6 @@ def lines(stream: IO[bytes], where: str, called: str = "line") -> Iterator[str]:
 
     Args:
       where, called: begin messages, as in "{where}, {called} 3".
-
-    Raises:
-      InputError: a line is longer than `MAX_AT_ONCE` bytes, or not valid UTF-8.
     """
     number = 0
     while line := stream.readline(MAX_AT_ONCE + 1):
@@ -77,11 +69,7 @@ def lines(stream: IO[bytes], where: str, called: str = "line") -> Iterator[str]:
 
 
 def unpacked_pieces(path: Path) -> Iterator[bytes]:
-    """The unpacked content of an .lzma or .xz file, some of it at a time.
-
-    Raises:
-      CorruptFile: the file is truncated or damaged.
-    """
+    """The unpacked content of an .lzma or .xz file, some of it at a time."""
     unpacker, piece = lzma.LZMADecompressor(memlimit=_LZMA_MEMORY), b""
     try:
         with path.open("rb") as packed:

@@ -30,13 +30,7 @@ MAX_ROW_BYTES = 2**23
 
 
 def read_csv(path: Path, fields: Fields) -> Iterator[Rows]:
-    """The rows of a file, in blocks.
-
-    Raises:
-      InputError: a row has another number of fields or is not UTF-8, or a field is missing or of
-        another kind.
-      CorruptFile: the compressed data is truncated or altered, or a quote is never closed.
-    """
+    """The rows of a file, in blocks."""
     fields.require(str(path), _header(path, _rows(path)))
     first = 2
     with errors_of(path), open_binary(path) as opened:

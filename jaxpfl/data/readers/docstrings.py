@@ -29,9 +29,6 @@ def read_docstrings(packages: Sequence[str]) -> Population:
 
     Returns:
       Clients by dotted path, such as "scipy.stats._stats_py.zscore", with the column "text".
-
-    Raises:
-      InputError: a package is not in the snapshot, or is named twice.
     """
     if len(set(packages)) != len(packages):
         raise InputError("docstrings: a package is named twice")

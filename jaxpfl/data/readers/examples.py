@@ -121,11 +121,7 @@ class Examples:
         self._layout, self._key = layout, layout.key
 
     def block(self, rows: Rows) -> Block:
-        """The examples of some rows.
-
-        Raises:
-          InputError: the client's rule does not fit a row, or features have other lengths.
-        """
+        """The examples of some rows."""
         layout, columns = self._layout, {}
         ids = self._ids(rows)
         held = np.ones(len(ids), bool)
@@ -159,11 +155,7 @@ class Examples:
 
 
 def population_of(rows: Iterator[Rows], layout: Layout, *, name: str, unit: str) -> Population:
-    """The population of a table, in memory.
-
-    Raises:
-      InputError: a row does not fit, or there are no examples.
-    """
+    """The population of a table, in memory."""
     made = Examples(layout)
     blocks: list[Block] = []
     size = 0

@@ -94,11 +94,7 @@ class Fields:
     def of_strings(
         self, source: str, numbers: Sequence[int], found: Mapping[str, pa.Array]
     ) -> Rows:
-        """Rows of a file without types: non-empty columns of strings.
-
-        Raises:
-          InputError: as for `conformed`.
-        """
+        """Rows of a file without types: non-empty columns of strings."""
         columns = {}
         for name, uses in self._uses.items():
             columns[name] = found[name]
@@ -114,22 +110,14 @@ class Fields:
         return self.conformed(source, numbers, columns)
 
     def conformed(self, source: str, numbers: Sequence[int], found: Mapping[str, Any]) -> Rows:
-        """Rows of Arrow columns of any type.
-
-        Raises:
-          InputError: a column cannot be what it is for; names the first such row.
-        """
+        """Rows of Arrow columns of any type."""
         columns = {name: self._checked(source, numbers, name, found[name]) for name in self.names}
         return Rows(source, numbers, columns)
 
     def of_mappings(
         self, source: str, numbers: Sequence[int], rows: Sequence[Mapping[str, Any]]
     ) -> Rows:
-        """Rows of mappings with Python values.
-
-        Raises:
-          InputError: a row lacks a field or has another kind of value.
-        """
+        """Rows of mappings with Python values."""
         columns = {}
         for name, uses in self._uses.items():
             values = [row.get(name, _ABSENT) for row in rows]

@@ -48,11 +48,7 @@ def from_dataframe(
 
 
 def read_frame(name: str, frame: Any, fields: Fields) -> Iterator[Rows]:
-    """The rows of a table in memory, numbered from 1.
-
-    Raises:
-      InputError: as for `from_dataframe`.
-    """
+    """The rows of a table in memory, numbered from 1."""
     first = 1
     for batch in _batches(name, frame, fields):
         if len(batch):

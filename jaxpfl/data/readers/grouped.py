@@ -37,11 +37,6 @@ def stream_grouped(
       layout: which fields are what; not each row a client.
       name: of the population.
       folder: where temporary files go; None is the machine's temporary folder.
-
-    Raises:
-      InputError: here or while the stream is read: a field is missing, a value is of another kind
-        or has no client, or there are no rows.
-      CorruptFile: a file is damaged.
     """
     made = Examples(layout)
     with tempfile.TemporaryDirectory(prefix="grouping-", dir=folder) as temporary:

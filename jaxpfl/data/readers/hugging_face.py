@@ -53,10 +53,6 @@ def read_hugging_face(
 
     Returns:
       Clients in order of first appearance, with the column "text".
-
-    Raises:
-      InputError: the library is missing, the data set could not be loaded or lacks a column, or a
-        row has no text or no client id.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"huggingface: a data set is OWNER/NAME on the hub, found {name!r}")
@@ -117,9 +113,6 @@ def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     Args:
       which: its revision and part, and perhaps its config.
-
-    Raises:
-      InputError: as for `read_hugging_face`, here or while rows are read.
     """
     rows = iter(_load(name, **which, streaming=True))
     while True:
@@ -133,11 +126,7 @@ def rows_of_hub(name: str, which: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def newest_commit(name: str) -> str:
-    """The commit that a data set on the hub has now.
-
-    Raises:
-      InputError: the hub's library is missing, or the hub did not answer.
-    """
+    """The commit that a data set on the hub has now."""
     try:
         import huggingface_hub
     except ImportError as error:

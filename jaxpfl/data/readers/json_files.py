@@ -25,12 +25,7 @@ _SPACES = re.compile(r"[ \t\r\n]*")
 
 
 def read_json(path: Path, fields: Fields) -> Iterator[Rows]:
-    """The rows of a file, in blocks.
-
-    Raises:
-      InputError: a row is not UTF-8 or JSON, or a field is missing or of another kind.
-      CorruptFile: the compressed data is truncated or altered.
-    """
+    """The rows of a file, in blocks."""
     numbers: list[int] = []
     found: list[dict[str, Any]] = []
     left = _BLOCK_CHARACTERS

@@ -44,10 +44,6 @@ def opened(
       sha256: of the file before it is unpacked, in hexadecimal; checked before anything else.
       in_memory: refuses a file that is too large to be read into memory.
       folder: for the temporary file; by default the system's folder of temporary files.
-
-    Raises:
-      InputError: no such file or table, or the file is too large.
-      CorruptFile: the file is truncated or damaged.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")

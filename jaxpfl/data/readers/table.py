@@ -50,13 +50,7 @@ ENDINGS = tuple(FORMATS)
 
 
 def read_table(path: Path, fields: Fields) -> Iterator[Rows]:
-    """The rows of a file, or of the shards of a folder, in bounded memory.
-
-    Raises:
-      InputError: a file cannot be read, lacks a field, or has a row that does not fit; the message
-        names the file and the row, and no value.
-      CorruptFile: a file is truncated or damaged.
-    """
+    """The rows of a file, or of the shards of a folder, in bounded memory."""
     for file in files_of(path):
         yield from _format_of(file).read(file, fields)
 
@@ -65,10 +59,6 @@ def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
     """The values of at most `number` rows by column, None where a row has none.
 
     Values of CSV are numbers or booleans where all of a column's are. PRIVATE.
-
-    Raises:
-      InputError: there is no such file, or it is no table.
-      CorruptFile: the file is damaged.
     """
     if not path.is_file():
         raise InputError(f"{path}: there is no such file")
@@ -76,11 +66,7 @@ def first_rows(path: Path, number: int) -> dict[str, list[Any]]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The shards of a folder, or the file itself.
-
-    Raises:
-      InputError: there is no such file, or the folder holds no shards.
-    """
+    """The shards of a folder, or the file itself."""
     if path.is_file():
         return [path]
     found = sorted(each for each in path.rglob("*") if each.name.endswith(ENDINGS))
@@ -90,11 +76,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_mappings(source: str, rows: Iterable[Mapping[str, Any]], fields: Fields) -> Iterator[Rows]:
-    """The rows of an iterable of mappings, such as a streamed data set of the hub.
-
-    Raises:
-      InputError: a row lacks a field or has another kind of value.
-    """
+    """The rows of an iterable of mappings, such as a streamed data set of the hub."""
     remaining, first = iter(rows), 1
     while found := list(islice(remaining, _ROWS)):
         yield fields.of_mappings(source, range(first, first + len(found)), found)

@@ -36,9 +36,6 @@ class Feature:
     Attributes:
       dtype: "text" (one byte string of UTF-8), "float32", "bool", or "int64" or a smaller integer.
       shape: of an example's values; () is one value, the only shape of text.
-
-    Raises:
-      InputError: the dtype is unknown, or cannot have the shape.
     """
 
     dtype: str
@@ -90,9 +87,6 @@ class ExampleDecoder:
 
         Returns:
           name -> array [messages, *shape] of the declared dtype, or large_string [messages].
-
-        Raises:
-          DefectError: a message does not follow the schema; it names the first one.
         """
         payloads: dict[bytes, list[bytes]] = {key: [] for key in self._kinds}
         for index, each in enumerate(messages):

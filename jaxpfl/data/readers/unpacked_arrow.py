@@ -36,9 +36,6 @@ def most_unpacked(content: memoryview) -> int:
     Args:
       content: of an Arrow file or stream. Batches without compression count nothing; dictionaries
         count whenever they are listed, because Arrow appends each to those before it.
-
-    Raises:
-      ArrowInvalid: it is neither.
     """
     largest = kept = 0
     try:
