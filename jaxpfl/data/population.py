@@ -185,8 +185,8 @@ class Population:
         They remain clients, because the number of clients is public, and how many of them have few
         examples is private. An empty client is sampled like the others and contributes zero.
         """
-        sizes = self.sizes()
-        enough = np.repeat(sizes >= checks.positive_int("n", n), sizes)
+        n, sizes = checks.positive_int("n", n), self.sizes()
+        enough = np.repeat(sizes >= n, sizes)
         return self.keeping(enough, f"{self.name} [examples of clients with at least {n}]")
 
     def split(self, fractions: Mapping[str, float], seed: int) -> dict[str, "Population"]:
