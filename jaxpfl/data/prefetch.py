@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from jaxpfl import checks
 
@@ -33,7 +33,7 @@ def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[Iterator[T]]:
             while (item := ahead[0].result()) is not _END:
                 ahead.popleft()
                 ahead.append(thread.submit(next, source, _END))
-                yield item
+                yield cast(T, item)
 
         try:
             yield consume()
