@@ -4,8 +4,8 @@
     python -m benchmarks.macro.generate --weights FOLDER
     python -m benchmarks.macro.generate --shape distilgpt2 --no-baselines --torch PYTHON
 
-The model is stories260K (5 layers of 64 features, 512 tokens; FOLDER has stories260K.bin), or
-random weights of its shape; `--shape distilgpt2` takes random weights of that one. All draw the
+The model is stories260K (5 layers of 64 features, 512 tokens; FOLDER is what `tools/llama2c.py`
+makes), or random weights of its shape; `--shape distilgpt2` takes those of that one. All draw the
 same tokens from the same keys at temperature 1, and the benchmark ends if they do not:
 
   ours              `jaxpfl.text.sample`, on one device and dealt to all
@@ -36,7 +36,7 @@ from jax.sharding import AxisType
 
 from benchmarks import harness
 from benchmarks.peer import Peer, check
-from jaxpfl.models.checkpoints import llama2c
+from jaxpfl.models.checkpoints import pretrained
 from jaxpfl.models.decoder.config import DecoderConfig, distilgpt2
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.text.generation.decoding import Decoding
@@ -85,7 +85,7 @@ def model_of(config: Config) -> tuple[Any, Any, str]:
     if config.shape == "distilgpt2":
         model = Decoder(distilgpt2())
     elif config.weights is not None:
-        return *llama2c.load(config.weights / "stories260K.bin"), "stories260K"
+        return *pretrained.load(config.weights), "stories260K"
     else:
         stories260k = DecoderConfig(
             "llama",

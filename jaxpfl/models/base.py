@@ -1,12 +1,11 @@
-"""The interface of a model: pure functions over a plain pytree of parameters.
+"""The interface of a model, pure functions over a plain pytree of parameters, and what many share.
 
-A model is a frozen dataclass of public settings. Its network is a Flax NNX module that is split
-once into a graph definition and a nested dict of float32 arrays; every call builds the module anew
-from the arrays it is given, so no call can change the parameters of another.
+A model is a frozen dataclass of public settings.
 """
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -79,12 +78,85 @@ class Model(Protocol):
         ...
 
 
+class LossModel:
+    """A model whose metrics are computed beside its loss; see `Model`."""
+
+    columns: tuple[str, ...] | None
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        raise NotImplementedError
+
+    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
+        """The sums of `loss`."""
+        return self.loss(params, batch, mask)[1]
+
+
+class NetworkModel(LossModel):
+    """A model whose network is a Flax NNX module.
+
+    The module is split once into a graph definition and a nested dict of float32 arrays; every call
+    builds it anew from the arrays it is given, so no call can change the parameters of another.
+    """
+
+    def _network(self, key: Array) -> nnx.Module:
+        """The network, with parameters drawn from a typed key."""
+        raise NotImplementedError
+
+    @cached_property
+    def _graphdef(self) -> nnx.GraphDef:
+        return nnx.split(nnx.eval_shape(lambda: self._network(jax.random.key(0))))[0]
+
+    def _merged(self, params: Params) -> Any:
+        """The network with these parameters."""
+        return nnx.merge(self._graphdef, params)
+
+    def init(self, key: Array) -> Params:
+        return split(self._network(key))[1]
+
+
+class Classifier(LossModel):
+    """A model of one label per example, int32 "label" [B], which reads one other column."""
+
+    columns: tuple[str, ...] = ("image", "label")
+    classes: int
+    image_shape: tuple[int, int, int]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an example in the first of `columns`."""
+        return self.image_shape
+
+    def logits(self, params: Params, inputs: Array) -> Array:
+        """Float32 logits [B, classes] of inputs [B, ...]."""
+        raise NotImplementedError
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Raises `InputError` if the columns do not fit the settings."""
+        require_shape(columns, self.columns[0], self.input_shape)
+        require_below(columns, "label", "classes", self.classes)
+
+    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
+        """Mean cross-entropy over the real examples."""
+        inputs = batch[self.columns[0]]
+        real = jnp.expand_dims(mask, tuple(range(1, inputs.ndim)))
+        return masked_loss(self.logits(params, jnp.where(real, inputs, 0)), batch["label"], mask)
+
+
 @runtime_checkable
 class Checking(Protocol):
     """A model, or what clients compute, that is checked on the data before a charge."""
 
     def check(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError`, which names no value, if it does not fit columns [examples, ...]."""
+        ...
+
+
+@runtime_checkable
+class Augmenting(Protocol):
+    """A model whose training examples are changed at random before each step, as images are."""
+
+    def augment(self, batch: Batch, key: Array) -> Batch:
+        """The batch with other values, drawn from a typed key; padding stays padding."""
         ...
 
 
@@ -100,9 +172,8 @@ def require_shape(columns: Mapping[str, Any], name: str, shape: tuple[int, ...])
 def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: int) -> None:
     """Raises `InputError` if a column in memory, or mapped from a file, has a value >= `limit`.
 
-    Rows of token ids are not read: their vocabulary is checked.
-
     A compiled program would read such a label or id as another one, or as none, and train on it.
+    Rows of token ids are not read: their vocabulary is checked.
     """
     column = columns[name]
     known = isinstance(column, np.ndarray) or hasattr(column, "located")
@@ -111,15 +182,6 @@ def require_below(columns: Mapping[str, Any], name: str, setting: str, limit: in
             f"the model has {setting} = {limit}, so {name!r} must hold 0 .. {limit - 1}, but the "
             "data has larger values"
         )
-
-
-@runtime_checkable
-class Augmenting(Protocol):
-    """A model whose training examples are changed at random before each step, as images are."""
-
-    def augment(self, batch: Batch, key: Array) -> Batch:
-        """The batch with other values, drawn from a typed key; padding stays padding."""
-        ...
 
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef, Params]:
@@ -158,11 +220,8 @@ def masked_loss(
     loss_sum = jnp.sum(nll_N)
     count = jnp.sum(real_N, dtype=jnp.float32)
     correct = jnp.sum(jnp.logical_and(hits_N, real_N), dtype=jnp.float32)
-    return loss_sum / jnp.maximum(count, 1.0), {
-        "loss_sum": loss_sum,
-        "correct": correct,
-        "count": count,
-    }
+    sums = {"loss_sum": loss_sum, "correct": correct, "count": count}
+    return loss_sum / jnp.maximum(count, 1.0), sums
 
 
 def summarise(metrics: Metrics) -> dict[str, float]:
@@ -172,24 +231,22 @@ def summarise(metrics: Metrics) -> dict[str, float]:
     many of all labels are among the five most likely ones of their set. Of a model of one's own it
     is the mean of each "NAME_sum". A share or mean of nothing is NaN.
     """
-    count = float(metrics["count"])
-    loss = float(metrics["loss_sum"]) / count if count > 0 else math.nan
-    if "correct" not in metrics:
-        names = [name for name in metrics if name not in ("loss_sum", "count")]
-        means = {name: float(metrics[name]) / count if count > 0 else math.nan for name in names}
-        own = {name.removesuffix("_sum"): mean for name, mean in means.items()}
-        return {"loss": loss, **own, "count": count}
-    correct = float(metrics["correct"])
-    if "relevant" in metrics:
-        relevant = float(metrics["relevant"])
-        recall = correct / relevant if relevant > 0 else math.nan
+    sums = {name: float(value) for name, value in metrics.items()}
+    count, loss_sum = sums.pop("count"), sums.pop("loss_sum")
+
+    def share(total: float, whole: float = count) -> float:
+        return total / whole if whole > 0 else math.nan
+
+    loss = share(loss_sum)
+    if "correct" not in sums:
+        means = {name.removesuffix("_sum"): share(total) for name, total in sums.items()}
+        return {"loss": loss, **means, "count": count}
+    if "relevant" in sums:
+        recall = share(sums["correct"], sums["relevant"])
         return {"loss": loss, "recall_at_5": recall, "count": count}
-    return {
-        "loss": loss,
-        "perplexity": math.inf if loss >= 700 else math.exp(loss),
-        "accuracy": correct / count if count > 0 else math.nan,
-        "count": count,
-    }
+    perplexity = math.inf if loss >= 700 else math.exp(loss)
+    accuracy = share(sums["correct"])
+    return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy, "count": count}
 
 
 def traced_platform() -> str:
@@ -220,8 +277,8 @@ def require_room(model: Model) -> None:
 def initialised(model: Model, key: Array) -> Params:
     """`model.init(key)`, once it is known that this machine has room for the parameters.
 
-    While a program is traced, which allocates nothing, any size will do: a dry run is there to look
-    at a run of another machine.
+    While a program is traced, which allocates nothing, any size will do: a dry run may be for a run
+    of another machine.
 
     Raises:
       InputError: as `require_room`.

@@ -8,10 +8,7 @@ symbols, embedding 128, three layers of 256 hidden and 128 projected units, unti
 peepholes 758,274.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +17,9 @@ from jax import Array
 
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import OOV, PAD, Batch, Metrics, Params, masked_loss, require_below, split
+from jaxpfl.models.base import OOV, Params
 from jaxpfl.models.layers import cifg_cell
-from jaxpfl.models.layers.embedding import look_up
-from jaxpfl.models.layers.output_layer import mean_cross_entropy
+from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
 Carry = tuple[tuple[Array, Array], ...]
 """Per layer: output m [B, projection] and cell c [B, hidden]."""
@@ -56,65 +52,14 @@ class CIFGLayer(nnx.Module):
         return one.output, one.cell
 
 
-class Network(nnx.Module):
-    """Embedding, CIFG layers, output layer."""
-
-    def __init__(self, config: "CIFGLanguageModel", key: Array):
-        keys = [jax.random.fold_in(key, i) for i in range(config.layers + 2)]
-        shape = (config.vocab_size, config.embedding)
-        unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
-        self.depth = config.layers
-        self.embedding = nnx.Param(unit_rows(keys[0], shape, jnp.float32))
-        for i in range(config.layers):
-            inputs = config.embedding if i == 0 else config.projection
-            layer = CIFGLayer(
-                inputs, config.hidden, config.projection, config.peepholes, keys[i + 1]
-            )
-            setattr(self, f"layer_{i}", layer)
-        initialise = jax.nn.initializers.glorot_uniform()
-        shape = (config.vocab_size, config.projection)
-        self.output = None if config.tied else nnx.Param(initialise(keys[-1], shape, jnp.float32))
-        bias = jnp.zeros(config.vocab_size, jnp.float32)
-        if config.output_bias_prior is not None:
-            bias = jnp.asarray(config.output_bias_prior, jnp.float32)
-        self.output_bias = nnx.Param(bias)
-
-    def output_layer(self) -> tuple[Array, Array]:
-        """Matrix [V, P] and bias [V]."""
-        matrix = self.embedding if self.output is None else self.output
-        return matrix[...], self.output_bias[...]
-
-    def logits(self, m_NxP: Array) -> Array:
-        """Logits [N, V] from the last layer's outputs."""
-        matrix_VxP, bias_V = self.output_layer()
-        return m_NxP @ matrix_VxP.T + bias_V[None, :]
-
-    def __call__(self, tokens_TxB: Array) -> Array:
-        """The last layer's outputs [T * B, P], which predict the token after each one."""
-        # The rows that padding reads influence no real token.
-        x_TxBxI = look_up(self.embedding[...], jnp.maximum(tokens_TxB, 0))
-        for i in range(self.depth):
-            x_TxBxI = getattr(self, f"layer_{i}")(x_TxBxI)
-        return x_TxBxI.reshape(-1, x_TxBxI.shape[-1])
-
-    def step(self, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
-        x_BxI = self.embedding[...][jnp.maximum(tokens_B, 0)]
-        states = []
-        for i in range(self.depth):
-            state = getattr(self, f"layer_{i}").step(x_BxI, carry[i])
-            x_BxI = state[0]
-            states.append(state)
-        return self.logits(x_BxI), tuple(states)
-
-
 @dataclass(frozen=True)
-class CIFGLanguageModel:
+class CIFGLanguageModel(RecurrentModel):
     """A CIFG-LSTM language model; batches hold "tokens" int32 [B, L + 1].
 
-    A row is bos, words, eos, padding (-1). The model reads the first L tokens and predicts the last
-    L. Every token except padding is a target, end of sentence and out-of-vocabulary included. In
-    top-1 accuracy, a prediction of the end of sentence counts like one of a word; a prediction of
-    out-of-vocabulary is never correct.
+    A row is bos, words, eos, padding (-1). Every token except bos and padding is a target, end of
+    sentence and out-of-vocabulary included. In top-1 accuracy, a prediction of the end of sentence
+    counts like one of a word; a prediction of out-of-vocabulary is never correct. Matrices begin
+    Glorot-uniform, embeddings with an expected squared norm of 1.
 
     Attributes:
       vocab_size: number of token ids, including the special tokens.
@@ -140,8 +85,6 @@ class CIFGLanguageModel:
     oov: int | None = OOV
     name: str = "cifg_lstm"
 
-    columns = ("tokens",)
-
     def __post_init__(self):
         for field in ("vocab_size", "embedding", "hidden", "projection", "layers"):
             positive_int(field, getattr(self, field))
@@ -159,48 +102,23 @@ class CIFGLanguageModel:
             for value in self.output_bias_prior:
                 real("output_bias_prior", value)
 
-    @cached_property
-    def _graphdef(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
-
-    def init(self, key: Array) -> Params:
-        """Glorot-uniform matrices, embeddings of expected squared norm 1, zero biases."""
-        return split(Network(self, key))[1]
-
-    def logits(self, params: Params, tokens_BxL: Array) -> Array:
-        """Float32 logits [B, L, V] of the token that follows each given one."""
-        network = nnx.merge(self._graphdef, params)
-        logits_NxV = network.logits(network(tokens_BxL.T))
-        length, batch = tokens_BxL.shape[1], tokens_BxL.shape[0]
-        return logits_NxV.reshape(length, batch, -1).transpose(1, 0, 2)
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Raises `InputError` if the columns do not fit the settings."""
-        require_below(columns, "tokens", "vocab_size", self.vocab_size)
-
-    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
-        network, m_NxP, targets_N = self._read(params, batch, mask)
-        real_N = targets_N != PAD
-        classes_N = jnp.maximum(targets_N, 0)
-        loss = mean_cross_entropy(m_NxP, *network.output_layer(), classes_N, real_N)
-        # Training does not use the metrics, and XLA then leaves out their logits.
-        return loss, self._sums(network, m_NxP, targets_N)
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and targets."""
-        network, m_NxP, targets_N = self._read(params, batch, mask)
-        return self._sums(network, m_NxP, targets_N)
-
-    def _sums(self, network: Network, m_NxP: Array, targets_N: Array) -> Metrics:
-        logits_NxV = network.logits(m_NxP)
-        return masked_loss(logits_NxV, targets_N, targets_N != PAD, oov=self.oov)[1]
-
-    def _read(self, params: Params, batch: Batch, mask: Array) -> tuple[Network, Array, Array]:
-        """The network, its last layer's outputs [N, P] and the targets [N], PAD where masked."""
-        tokens_TxB = jnp.where(mask[:, None], batch["tokens"], PAD).T
-        network = nnx.merge(self._graphdef, params)
-        return network, network(tokens_TxB[:-1]), tokens_TxB[1:].reshape(-1)
+    def _network(self, key: Array) -> RecurrentNetwork:
+        keys = [jax.random.fold_in(key, i) for i in range(self.layers + 2)]
+        unit_rows = jax.nn.initializers.variance_scaling(1.0, "fan_out", "normal")
+        sizes = (self.hidden, self.projection, self.peepholes)
+        widths = [self.embedding, *[self.projection] * (self.layers - 1)]
+        output, bias = None, jnp.zeros(self.vocab_size, jnp.float32)
+        if not self.tied:
+            shape = (self.vocab_size, self.projection)
+            output = jax.nn.initializers.glorot_uniform()(keys[-1], shape, jnp.float32)
+        if self.output_bias_prior is not None:
+            bias = jnp.asarray(self.output_bias_prior, jnp.float32)
+        return RecurrentNetwork(
+            unit_rows(keys[0], (self.vocab_size, self.embedding), jnp.float32),
+            [CIFGLayer(width, *sizes, keys[i + 1]) for i, width in enumerate(widths)],
+            output,
+            bias,
+        )
 
     def initial_carry(self, batch: int) -> Carry:
         """The state before the first token of `batch` sequences."""
@@ -210,4 +128,10 @@ class CIFGLanguageModel:
 
     def step(self, params: Params, tokens_B: Array, carry: Carry) -> tuple[Array, Carry]:
         """Reads one token per sequence: logits [B, V] of the next one, and the new state."""
-        return nnx.merge(self._graphdef, params).step(tokens_B, carry)
+        network = self._merged(params)
+        x_BxI = network.embedding[...][jnp.maximum(tokens_B, 0)]
+        states = []
+        for layer, before in zip(network.layers, carry, strict=True):
+            states.append(layer.step(x_BxI, before))
+            x_BxI = states[-1][0]
+        return network.logits(x_BxI), tuple(states)

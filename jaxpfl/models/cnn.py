@@ -6,10 +6,7 @@ effective ML on private, decentralized datasets"), `emnist_cnn` the EMNIST netwo
 clipping and noise regularise already.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +14,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import (
-    Batch,
-    Metrics,
-    Params,
-    masked_loss,
-    require_below,
-    require_shape,
-    split,
-)
+from jaxpfl.models.base import Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, Padding, check_images, convolve
 
 _KERNEL = 3
@@ -97,10 +86,11 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class CNN:
+class CNN(NetworkModel, Classifier):
     """An image classifier; batches hold "image" [B, H, W, C] and "label" int32 [B].
 
-    Float images are used as they are; uint8 images are divided by 255.
+    Float images are used as they are; uint8 images are divided by 255. Initial kernels are
+    Glorot-uniform, biases zero.
 
     Attributes:
       image_shape: (height, width, channels).
@@ -120,40 +110,18 @@ class CNN:
     hidden: int
     form: Form = "auto"
 
-    columns = ("image", "label")
-
     def __post_init__(self):
         check_images(self.image_shape, self.form)
         positive_int("classes", self.classes)
         positive_int("hidden", self.hidden)
 
-    @cached_property
-    def _graphdef(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
+    def _network(self, key: Array) -> Network:
+        return Network(self, key)
 
-    def init(self, key: Array) -> Params:
-        """Glorot-uniform kernels and zero biases, from a typed key."""
-        return split(Network(self, key))[1]
-
-    def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
-        """Float32 logits [B, classes]."""
-        if image_BxHxWxC.dtype == jnp.uint8:
-            image_BxHxWxC = image_BxHxWxC.astype(jnp.float32) / 255.0
-        return nnx.merge(self._graphdef, params)(image_BxHxWxC)
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Raises `InputError` if the columns do not fit the settings."""
-        require_shape(columns, "image", self.image_shape)
-        require_below(columns, "label", "classes", self.classes)
-
-    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""
-        image = jnp.where(mask[:, None, None, None], batch["image"], 0)
-        return masked_loss(self.logits(params, image), batch["label"], mask)
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and examples."""
-        return self.loss(params, batch, mask)[1]
+    def logits(self, params: Params, inputs: Array) -> Array:
+        if inputs.dtype == jnp.uint8:
+            inputs = inputs.astype(jnp.float32) / 255.0
+        return self._merged(params)(inputs)
 
 
 def classifier_cnn(

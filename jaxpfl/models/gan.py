@@ -14,16 +14,15 @@ At 28 x 28 x 1 the generator has 13,285,217 parameters and the critic 6,556,865 
 
 BN is batch normalisation with an offset and no scale. It always normalises by the statistics of the
 current batch, as the authors found necessary, so its moving statistics (momentum 0.999) enter no
-result. The critic keeps them among its parameters nevertheless: a client's update then contains
-them, and what is clipped and noised is what the paper clips and noises. The generator has none,
-because clients do not train it.
+result. The critic keeps them among its parameters nevertheless, so that what is clipped and noised
+is what the paper clips and noises. The generator, which clients do not train, has none.
 
 Inside the networks images are float32 in [-1, 1]: the data's 0 (paper) is -1, its 1 (ink) is 1.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,12 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params, split
 from jaxpfl.models.layers.convolution import Form, check_images, convolve, upsample_convolve
 
-Loss = Literal["wasserstein_gp", "non_saturating"]
+GRADIENT_PENALTY = 10.0
+"""The weight of the gradient penalty in the critic's loss."""
+
+WEIGHT_DECAY = 2.5e-5
+"""Half of it times the sum of the squares of a network's kernels is added to the network's loss;
+biases, offsets and statistics do not decay."""
 
 _MOMENTUM = 0.999
 _EPSILON = 1e-3  # added to a variance before its root
@@ -51,17 +55,16 @@ Statistics = tuple[Array, Array]
 def normalise(x_BxF: Array, real_B: Array) -> tuple[Array, Statistics]:
     """Batch normalisation of [B, ..., F] by the statistics of the rows where `real_B` is True.
 
-    The mean and the (biased) variance are taken over those rows and over the axes between the first
-    and the last. The other rows influence nothing, provided that they are finite. Without any real
-    row, mean and variance are 0.
+    The mean and the (biased) variance are taken over those rows and over all axes but the last.
+    Other rows, if finite, influence nothing. Without any real row, mean and variance are 0.
     """
-    between = tuple(range(1, x_BxF.ndim - 1))
-    pixels = int(np.prod([x_BxF.shape[axis] for axis in between], dtype=int))
+    axes = tuple(range(x_BxF.ndim - 1))
+    pixels = math.prod(x_BxF.shape[1:-1])
     count = jnp.maximum(jnp.sum(real_B, dtype=jnp.float32), 1.0) * jnp.float32(pixels)
     weight = jnp.expand_dims(real_B.astype(jnp.float32), tuple(range(1, x_BxF.ndim)))
 
     def mean_over_real(values):
-        return jnp.sum(values * weight, axis=(0, *between), keepdims=True) / count
+        return jnp.sum(values * weight, axis=axes, keepdims=True) / count
 
     mean = mean_over_real(x_BxF)
     centred = x_BxF - mean
@@ -118,21 +121,17 @@ class Generator(nnx.Module):
         self.normalisation_3 = Normalisation(second)
 
     def __call__(self, noise_BxZ: Array, real_B: Array) -> Array:
-        x = self._activated(self.normalisation_0, noise_BxZ @ self.hidden.kernel[...], real_B)
-        x = self._activated(self.normalisation_1, x @ self.seed.kernel[...], real_B)
-        x = x.reshape(-1, *self.small)
-        for layer, normalisation in (
-            (self.upsample_0, self.normalisation_2),
-            (self.upsample_1, self.normalisation_3),
-        ):
-            x = upsample_convolve(x, layer.kernel[...], form=self.form)
-            x = self._activated(normalisation, x, real_B)
+        def activated(normalisation: Normalisation, x: Array) -> Array:
+            return jax.nn.relu(normalisation(x, real_B)[0])
+
+        x = activated(self.normalisation_0, noise_BxZ @ self.hidden.kernel[...])
+        x = activated(self.normalisation_1, x @ self.seed.kernel[...]).reshape(-1, *self.small)
+        x = upsample_convolve(x, self.upsample_0.kernel[...], form=self.form)
+        x = activated(self.normalisation_2, x)
+        x = upsample_convolve(x, self.upsample_1.kernel[...], form=self.form)
+        x = activated(self.normalisation_3, x)
         x = convolve(x, self.output.kernel[...], padding="SAME", form=self.form)
         return jnp.tanh(self.output.shifted(x))
-
-    @staticmethod
-    def _activated(normalisation: Normalisation, x: Array, real_B: Array) -> Array:
-        return jax.nn.relu(normalisation(x, real_B)[0])
 
 
 class Critic(nnx.Module):
@@ -168,30 +167,21 @@ class Critic(nnx.Module):
 
 @dataclass(frozen=True)
 class GAN:
-    """Generator and critic, and their losses; batches hold "image" [B, H, W, C].
+    """Generator, critic and their losses, Wasserstein's with gradient penalty (Gulrajani 2017).
 
-    Data are uint8 (0 .. 255) or float32 (0 .. 1) with 0 = paper and 1 = ink; see `to_range`.
+    Batches hold "image" [B, H, W, C], uint8 (0 .. 255) or float32 (0 .. 1) with 0 = paper and 1 =
+    ink; see `to_range`.
 
     Attributes:
       image_shape: (height, width, channels); height and width are multiples of 4.
       width: multiplies all numbers of channels and dense units; 1 is the paper's network.
       noise: size of the generator's input.
-      loss: "wasserstein_gp" (Gulrajani et al. 2017) or "non_saturating" (Goodfellow et al. 2014).
-      gradient_penalty: weight of the gradient penalty of "wasserstein_gp".
-      weight_decay: half of it times the sum of the squares of a network's kernels is added to that
-        network's loss; biases, offsets and statistics do not decay.
       form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
-
-    Raises:
-      InputError: a setting is out of its range; the message names it.
     """
 
     image_shape: tuple[int, int, int] = (28, 28, 1)
     width: float = 1.0
     noise: int = 128
-    loss: Loss = "wasserstein_gp"
-    gradient_penalty: float = 10.0
-    weight_decay: float = 2.5e-5
     form: Form = "auto"
     name: str = "gan"
 
@@ -206,20 +196,18 @@ class GAN:
             )
         checks.positive("width", self.width)
         checks.positive_int("noise", self.noise)
-        checks.one_of("loss", self.loss, ("wasserstein_gp", "non_saturating"))
-        checks.non_negative("gradient_penalty", self.gradient_penalty)
-        checks.non_negative("weight_decay", self.weight_decay)
 
     def scaled(self, features: int) -> int:
         """The number of channels or units at this width, for the paper's number `features`."""
         return max(1, round(self.width * features))
 
     @cached_property
-    def _graphdefs(self) -> tuple[nnx.GraphDef, nnx.GraphDef]:
-        def definition(network):
-            return nnx.split(nnx.eval_shape(lambda: network(self, jax.random.key(0))))[0]
-
-        return definition(Generator), definition(Critic)
+    def _graphdefs(self) -> list[nnx.GraphDef]:
+        key = jax.random.key(0)
+        return [
+            nnx.split(nnx.eval_shape(lambda make=make: make(self, key)))[0]
+            for make in (Generator, Critic)
+        ]
 
     def init(self, key: Array) -> Params:
         """{"generator", "critic"}: Glorot-uniform kernels, variances of one, all else zero."""
@@ -255,52 +243,37 @@ class GAN:
         real_B: Array,
         share_B: Array,
     ) -> tuple[Array, Statistics]:
-        """The critic's loss on a batch of generated and a batch of real images, in [-1, 1].
+        """The critic's loss on a batch of generated and one of real images.
 
-        "wasserstein_gp": mean D(drawn) - mean D(image) + gradient_penalty mean (||grad D(x)|| -
-        1)^2, where x = drawn + share (image - drawn). "non_saturating": mean softplus(-D(image)) +
-        mean softplus(D(drawn)). The weight decay is added to both. Means are over the rows where
-        `real_B` is True.
+        mean D(drawn) - mean D(image) + 10 mean (||grad D(x)|| - 1)^2 + the weight decay, where x =
+        drawn + share (image - drawn). Means are over the rows where `real_B` is True.
 
         Args:
+          drawn_BxHxWxC, image_BxHxWxC: in [-1, 1].
           share_B: for each example a number drawn uniformly from [0, 1).
 
         Returns:
-          The loss, and the statistics [2, F] of the generated and of the real batch, for
-          `with_statistics`.
+          The loss, and both batches' statistics [2, F], for `with_statistics`.
         """
         both = jnp.stack([drawn_BxHxWxC, image_BxHxWxC])
         (drawn_B, score_B), statistics = self.scores(critic, both, real_B)
-        if self.loss == "non_saturating":
-            loss_B = jax.nn.softplus(-score_B) + jax.nn.softplus(drawn_B)
-        else:
-            share = share_B[:, None, None, None]
-            between = drawn_BxHxWxC + share * (image_BxHxWxC - drawn_BxHxWxC)
+        share = share_B[:, None, None, None]
+        between = drawn_BxHxWxC + share * (image_BxHxWxC - drawn_BxHxWxC)
 
-            def total_score(image):
-                scores, _ = self.scores(critic, image[None], real_B)
-                return jnp.sum(jnp.where(real_B, scores[0], 0.0))
+        def total_score(image):
+            scores, _ = self.scores(critic, image[None], real_B)
+            return jnp.sum(jnp.where(real_B, scores[0], 0.0))
 
-            slope_B = _norm_per_example(jax.grad(total_score)(between))
-            penalty_B = jnp.float32(self.gradient_penalty) * jnp.square(slope_B - 1.0)
-            loss_B = drawn_B - score_B + penalty_B
-        return _mean_over(loss_B, real_B) + self._decay(critic), statistics
+        slope_B = _norm_per_example(jax.grad(total_score)(between))
+        loss_B = drawn_B - score_B + jnp.float32(GRADIENT_PENALTY) * jnp.square(slope_B - 1.0)
+        return _mean_over(loss_B, real_B) + _decay(critic), statistics
 
     def generator_loss(self, generator: Params, critic: Params, noise_BxZ: Array) -> Array:
-        """The generator's loss: -mean D(drawn) or mean softplus(-D(drawn)), plus weight decay."""
+        """The generator's loss, -mean D(drawn), plus weight decay."""
         everyone = jnp.ones(noise_BxZ.shape[:1], bool)
         drawn = self.generate(generator, noise_BxZ, everyone)
         score_B = self.scores(critic, drawn[None], everyone)[0][0]
-        loss_B = jax.nn.softplus(-score_B) if self.loss == "non_saturating" else -score_B
-        return _mean_over(loss_B, everyone) + self._decay(generator)
-
-    def _decay(self, params: Params) -> Array:
-        squares = [
-            jnp.sum(jnp.square(leaf))
-            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-            if path[-1].key == "kernel"
-        ]
-        return jnp.float32(0.5 * self.weight_decay) * sum(squares, jnp.float32(0))
+        return _mean_over(-score_B, everyone) + _decay(generator)
 
 
 def to_range(image: Array, real_B: Array) -> Array:
@@ -326,8 +299,8 @@ def with_statistics(critic: Params, statistics: Statistics) -> Params:
 def sample_images(gan: GAN, params: Params, key: Array, number: int) -> np.ndarray:
     """Draws float32 images [number, H, W, C] in 0 .. 1, where 0 is paper and 1 is ink.
 
-    Images are drawn and normalised in blocks of 64, each with a key of its own: an image depends on
-    its block alone, and the first images do not depend on `number`.
+    Images are drawn and normalised in blocks of 64, each with a key of its own: the first images do
+    not depend on `number`.
 
     Args:
       params: as `GAN.init` and `Algorithm.params` return them; only "generator" is read.
@@ -345,6 +318,15 @@ def _drawn_block(gan: GAN, generator: Params, key: Array) -> Array:
     everyone = jnp.ones(_DRAWN_TOGETHER, bool)
     images = gan.generate(generator, gan.draw_noise(key, _DRAWN_TOGETHER), everyone)
     return (images + 1.0) / 2.0
+
+
+def _decay(params: Params) -> Array:
+    squares = [
+        jnp.sum(jnp.square(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if path[-1].key == "kernel"
+    ]
+    return jnp.float32(0.5 * WEIGHT_DECAY) * sum(squares, jnp.float32(0))
 
 
 def _mean_over(values_B: Array, real_B: Array) -> Array:

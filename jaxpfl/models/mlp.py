@@ -1,19 +1,17 @@
 """A classifier of rows of numbers: a hidden layer, or none for logistic regression."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxpfl.checks import non_negative_int, positive_int
-from jaxpfl.models.base import Batch, Metrics, Params, masked_loss, require_below, require_shape
+from jaxpfl.models.base import Classifier, Params
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Classifier):
     """Features to classes; batches hold "features" float [B, features] and "label" int32 [B].
 
     Each feature x becomes arcsinh(x), which is x near 0 and sign(x) log(2 |x|) far from it: the
@@ -41,8 +39,12 @@ class MLP:
         positive_int("classes", self.classes)
         non_negative_int("hidden", self.hidden)
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
     def init(self, key: Array) -> Params:
-        """Glorot-uniform kernels and zero biases, from a typed key."""
+        """Glorot-uniform kernels and zero biases."""
         initialise = jax.nn.initializers.glorot_uniform()
         sizes = [self.features, *([self.hidden] if self.hidden else []), self.classes]
         return {
@@ -53,25 +55,10 @@ class MLP:
             for place, shape in enumerate(zip(sizes, sizes[1:], strict=False))
         }
 
-    def logits(self, params: Params, features_BxF: Array) -> Array:
-        """Float32 logits [B, classes]."""
-        x_BxF = jnp.arcsinh(features_BxF.astype(jnp.float32))
+    def logits(self, params: Params, inputs: Array) -> Array:
+        x_BxF = jnp.arcsinh(inputs.astype(jnp.float32))
         for place in range(len(params)):
             layer = params[f"layer_{place}"]
             x_BxF = jax.nn.relu(x_BxF) if place else x_BxF
             x_BxF = x_BxF @ layer["kernel"] + layer["bias"][None, :]
         return x_BxF
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Raises `InputError` if the columns do not fit the settings."""
-        require_shape(columns, "features", (self.features,))
-        require_below(columns, "label", "classes", self.classes)
-
-    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""
-        features = jnp.where(mask[:, None], batch["features"], 0)
-        return masked_loss(self.logits(params, features), batch["label"], mask)
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and examples."""
-        return self.loss(params, batch, mask)[1]

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import Batch, Metrics, Params
+from jaxpfl.models.base import Batch, LossModel, Metrics, Params, columns_read
 
 _RESERVED = ("loss", "count")
 
 
 @dataclass(frozen=True)
-class OwnModel:
-    """A model of pure functions; see `from_functions`. It is a `jaxpfl.models.Model`.
+class OwnModel(LossModel):
+    """A model of pure functions; see `from_functions`.
 
     Attributes:
       columns: that a batch holds; None = all numeric ones of the clients.
@@ -42,20 +42,18 @@ class OwnModel:
         """
         params = self.init_fn(key)
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        wrong = [
-            f"{jax.tree_util.keystr(path) or 'the whole'} is {_described(leaf)}"
-            for path, leaf in leaves
-            if getattr(leaf, "dtype", None) != jnp.float32
-        ]
-        if wrong or not leaves:
+        found = "no array" if not leaves else ""
+        for path, leaf in leaves:
+            if getattr(leaf, "dtype", None) != jnp.float32:
+                found = f"{jax.tree_util.keystr(path) or 'the whole'} is {_described(leaf)}"
+        if found:
             raise InputError(
-                f"init of model {self.name!r} must return a tree of float32 arrays, found "
-                f"{wrong[0] if wrong else 'no array'}"
+                f"init of model {self.name!r} must return a tree of float32 arrays, found {found}"
             )
         return params
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean loss over the real examples, and the sums; see `jaxpfl.models.base.Model.loss`."""
+        """Mean loss over the real examples, and the sums of it and of each own metric."""
         some = jnp.any(mask)
         # Without any real example, even a gradient that is not a number must count as zero.
         params = jax.tree.map(lambda p: jnp.where(some, p, jax.lax.stop_gradient(p)), params)
@@ -71,10 +69,6 @@ class OwnModel:
         sums = {"loss_sum": loss_sum, **self._own_sums(params, batch, mask), "count": count}
         return loss_sum / jnp.maximum(count, 1.0), sums
 
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """The sums of the loss, "loss_sum", of each own metric, "NAME_sum", and "count"."""
-        return self.loss(params, batch, mask)[1]
-
     def check(self, columns: Mapping[str, Any]) -> None:
         """Traces all functions, and the gradient, on the shapes of data; computes nothing.
 
@@ -85,16 +79,12 @@ class OwnModel:
           InputError: says which function does not fit the columns, or returns what is no value for
             each example.
         """
-        names = tuple(columns) if self.columns is None else self.columns
-        missing = next((name for name in names if name not in columns), None)
-        if missing is not None:
-            self._refuse_missing("the model", missing, columns)
-        batch = {
-            name: jax.ShapeDtypeStruct(
-                (3, *columns[name].shape[1:]), jax.dtypes.canonicalize_dtype(columns[name].dtype)
-            )
-            for name in names
-        }
+        batch = {}
+        for name in columns_read(self, columns):
+            if name not in columns:
+                self._refuse_missing("the model", name, columns)
+            dtype = jax.dtypes.canonicalize_dtype(columns[name].dtype)
+            batch[name] = jax.ShapeDtypeStruct((3, *columns[name].shape[1:]), dtype)
         key = jax.eval_shape(lambda: jax.random.key(0))
         mask = jax.ShapeDtypeStruct((3,), jnp.bool_)
         try:
@@ -170,9 +160,8 @@ def from_functions(
 ) -> OwnModel:
     """A model of one's own, for every algorithm that trains one, and for `jaxpfl.Evaluator`.
 
-    All functions are pure JAX. A batch is a dictionary of arrays [batch, ...], clients' columns.
-    What is returned for an example must depend on that example alone, because rows that only fill
-    up a batch are left out afterwards.
+    All functions are pure JAX. A batch is a dictionary of the clients' columns [batch, ...]. What
+    is returned for an example must depend on that example alone: padding is left out afterwards.
 
     Args:
       init: `(key) -> params`, a tree of float32 arrays.

@@ -1,6 +1,6 @@
 """Models of one's own, from a Flax module: Linen, or NNX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import flax.linen as linen
@@ -59,34 +59,26 @@ def from_flax(
         jax.ShapeDtypeStruct((1, *jnp.shape(each)), jax.dtypes.canonicalize_dtype(each.dtype))
         for each in inputs.values()
     ]
-    if isinstance(module, linen.Module):
-        name = name or type(module).__name__
-        init, apply = _linen(module, name, examples)
-    elif isinstance(module, nnx.Module):
-        made = type(module).__name__
-        raise InputError(
-            f"module: found an nnx.Module that exists already, so that its parameters cannot be "
-            f"drawn from a seed: give a function that makes it, lambda rngs: {made}(rngs=rngs)"
-        )
-    elif callable(module) and not (isinstance(module, type) and issubclass(module, linen.Module)):
-        init, apply, made = _nnx(module, name)
-        name = name or made
-    else:
-        raise InputError(
-            "module must be a flax.linen.Module or a function that makes an nnx.Module, found "
-            f"{type(module).__name__}"
-        )
-
-    def outputs(params: Params, batch: Batch) -> Array:
-        return apply(params, *(batch[each] for each in inputs))
-
+    is_linen = isinstance(module, linen.Module)
+    made: Any = module if is_linen else _made(module)
+    name = name or type(made).__name__
     try:
+        init, apply = _linen(made, name, examples) if is_linen else _nnx(module, made, name)
         key = jax.eval_shape(lambda: jax.random.key(0))
         jax.eval_shape(apply, jax.eval_shape(init, key), *examples)
     except flax_errors.InvalidRngError as error:
         raise InputError(f"{name}: {_NO_RANDOM}") from error
+    except InputError:
+        raise
     except (TypeError, ValueError, flax_errors.FlaxError) as error:
-        raise _uncallable(name, examples, error) from error
+        shapes = ", ".join(f"{each.dtype}{list(each.shape)}" for each in examples)
+        raise InputError(
+            f"{name}: cannot be called with inputs of {shapes}: {_first_line(error)}"
+        ) from error
+
+    def outputs(params: Params, batch: Batch) -> Array:
+        return apply(params, *(batch[each] for each in inputs))
+
     return from_functions(
         init,
         lambda params, batch: loss(outputs(params, batch), batch),
@@ -97,16 +89,10 @@ def from_flax(
 
 
 def _linen(module: linen.Module, name: str, examples: Sequence[Any]) -> tuple[Callable, Callable]:
-    try:
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        variables = jax.eval_shape(module.init, key, *examples)
-    except flax_errors.InvalidRngError as error:
-        raise InputError(f"{name}: {_NO_RANDOM}") from error
-    except (TypeError, ValueError, flax_errors.FlaxError) as error:
-        raise _uncallable(name, examples, error) from error
-    state = sorted(variables.keys() - {"params"})
-    if state:
-        raise InputError(f"{name}: keeps a state, {', '.join(state)}. {_NO_STATE}")
+    """The functions that initialise and apply a module without state."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(module.init, key, *examples)
+    _refuse_state(name, variables.keys() - {"params"})
 
     def init(key: Array) -> Params:
         zeros = [jnp.zeros(each.shape, each.dtype) for each in examples]
@@ -115,33 +101,42 @@ def _linen(module: linen.Module, name: str, examples: Sequence[Any]) -> tuple[Ca
     return init, lambda params, *given: module.apply({"params": params}, *given)
 
 
-def _nnx(make: Callable, name: str) -> tuple[Callable, Callable, str]:
-    try:
-        module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
-    except TypeError as error:
-        said = str(error).split("\n")[0]
-        raise InputError(
-            f"module: cannot be made by calling it with nnx.Rngs: {said}; give a function, "
-            "lambda rngs: Net(rngs=rngs)"
-        ) from error
-    if not isinstance(module, nnx.Module):
-        raise InputError(f"module must make an nnx.Module, found {type(module).__name__}")
-    name = name or type(module).__name__
+def _made(make: Any) -> nnx.Module:
+    """The module that a function makes, without values."""
+    found = type(make).__name__
+    # The parameters of a module that exists already could not be drawn from a seed.
+    if callable(make) and not isinstance(make, nnx.Module):
+        try:
+            module = nnx.eval_shape(lambda: make(nnx.Rngs(0)))
+            found = f"a function that makes {type(module).__name__}"
+            if isinstance(module, nnx.Module):
+                return module
+        except TypeError as error:
+            found = f"{found}, which cannot be called with nnx.Rngs: {_first_line(error)}"
+    raise InputError(
+        "module must be a flax.linen.Module or a function that makes an nnx.Module, "
+        f"lambda rngs: Net(rngs=rngs), found {found}"
+    )
+
+
+def _nnx(make: Callable, module: nnx.Module, name: str) -> tuple[Callable, Callable]:
+    """As `_linen`, of the module that a function makes."""
     graphdef, state = nnx.split(module)
     if nnx.to_flat_state(nnx.filter_state(state, nnx.RngState)):
         raise InputError(f"{name}: {_NO_RANDOM}")
     others = nnx.to_flat_state(nnx.filter_state(state, nnx.Not(nnx.Param)))
-    kinds = {type(each).__name__ for _, each in others}
-    if kinds:
-        raise InputError(f"{name}: keeps a state, {', '.join(sorted(kinds))}. {_NO_STATE}")
+    _refuse_state(name, {type(each).__name__ for _, each in others})
 
     def init(key: Array) -> Params:
         return split(make(nnx.Rngs(key)))[1]
 
-    return init, lambda params, *given: nnx.merge(graphdef, params)(*given), name
+    return init, lambda params, *given: nnx.merge(graphdef, params)(*given)
 
 
-def _uncallable(name: str, examples: Sequence[Any], error: Exception) -> InputError:
-    shapes = ", ".join(f"{each.dtype}{list(each.shape)}" for each in examples)
-    said = str(error).strip().split("\n")[0]
-    return InputError(f"{name}: cannot be called with inputs of {shapes}: {said}")
+def _refuse_state(name: str, kinds: Set[str]) -> None:
+    if kinds:
+        raise InputError(f"{name}: keeps a state, {', '.join(sorted(kinds))}. {_NO_STATE}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -10,10 +10,7 @@ Images are cropped and standardised, (x - mean) / max(deviation, 1 / sqrt(values
 While a client trains, the crop is random and half of the images are flipped, anew in every step.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +19,7 @@ from jax import Array, lax
 
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import (
-    Batch,
-    Metrics,
-    Params,
-    masked_loss,
-    require_below,
-    require_shape,
-    split,
-)
+from jaxpfl.models.base import Batch, Classifier, NetworkModel, Params
 from jaxpfl.models.layers.convolution import Form, check_images, convolve
 
 _EPSILON = 1e-3
@@ -75,8 +64,7 @@ class Convolution(nnx.Module):
 class Block(nnx.Module):
     """x + conv(relu(norm(conv(relu(norm(x)))))); x is projected where the channels change.
 
-    The first block of the network begins with its convolution, because a norm and a ReLU came just
-    before it.
+    The first block begins with its convolution: a norm and a ReLU came just before it.
     """
 
     def __init__(self, inputs: int, outputs: int, first: bool, config: "ResNet", key: Array):
@@ -130,10 +118,11 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class ResNet:
+class ResNet(NetworkModel, Classifier):
     """ResNet-18; batches hold "image" [B, H, W, C], uint8 or float, and "label" int32 [B].
 
-    With 100 classes, 3 channels and a width of 64 it has 11,227,812 parameters.
+    With 100 classes, 3 channels and a width of 64 it has 11,227,812 parameters. Initial kernels are
+    He-normal, the output layer normal with deviation 0.01.
 
     Attributes:
       image_shape: (height, width, channels) of the images before they are cropped.
@@ -159,8 +148,6 @@ class ResNet:
     form: Form = "convolution"
     name: str = "resnet18"
 
-    columns = ("image", "label")
-
     def __post_init__(self):
         check_images(self.image_shape, self.form)
         for field in ("classes", "crop", "width", "groups"):
@@ -174,13 +161,8 @@ class ResNet:
         if self.width % self.groups:
             raise InputError(f"width must be a multiple of groups = {self.groups}")
 
-    @cached_property
-    def _graphdef(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
-
-    def init(self, key: Array) -> Params:
-        """He-normal kernels, norms of scale 1, an output layer of deviation 0.01."""
-        return split(Network(self, key))[1]
+    def _network(self, key: Array) -> Network:
+        return Network(self, key)
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         """The batch with random crops [B, crop, crop, C], half of which are flipped sideways."""
@@ -199,26 +181,12 @@ class ResNet:
 
         return {**batch, "image": jax.vmap(cut)(image_BxHxWxC, tops_B, lefts_B, flip_B)}
 
-    def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
+    def logits(self, params: Params, inputs: Array) -> Array:
         """Float32 logits [B, classes]; of images larger than `crop`, the middle is used."""
-        height, width = image_BxHxWxC.shape[1:3]
+        height, width = inputs.shape[1:3]
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
-        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
-        return nnx.merge(self._graphdef, params)(_standardised(crop.astype(jnp.float32)))
-
-    def check(self, columns: Mapping[str, Any]) -> None:
-        """Raises `InputError` if the columns do not fit the settings."""
-        require_shape(columns, "image", self.image_shape)
-        require_below(columns, "label", "classes", self.classes)
-
-    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real examples, see `jaxpfl.models.base.Model.loss`."""
-        image = jnp.where(mask[:, None, None, None], batch["image"], 0)
-        return masked_loss(self.logits(params, image), batch["label"], mask)
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and examples."""
-        return self.loss(params, batch, mask)[1]
+        crop = inputs[:, top : top + self.crop, left : left + self.crop]
+        return self._merged(params)(_standardised(crop.astype(jnp.float32)))
 
 
 def _standardised(image_BxHxWxC: Array) -> Array:

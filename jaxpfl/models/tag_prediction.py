@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.base import PAD, Batch, Metrics, Params
+from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params
 
 _TOP = 5
 
 
 @dataclass(frozen=True)
-class TagPrediction:
+class TagPrediction(LossModel):
     """Predicts an example's tags; 5,000,500 parameters with 10,000 words and 500 tags.
 
     A batch holds "words" [B, L], ids of the example's words, and "tags" [B, K], ids of its tags,
@@ -80,7 +80,3 @@ class TagPrediction:
             "relevant": jnp.sum(has_BxT, dtype=jnp.float32),
             "count": count,
         }
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """The sums of `loss`."""
-        return self.loss(params, batch, mask)[1]

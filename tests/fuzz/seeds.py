@@ -240,12 +240,6 @@ def word_counts(path: Path) -> None:
     path.write_text("the 5\na,3\n")
 
 
-def llama2c(path: Path) -> None:
-    sizes = np.array([4, 4, 1, 2, 2, 3, 2], np.int32)
-    numbers = 3 * 4 + 4 + 4 * 16 + 4 + 3 * 16 + 4 + 2 * 2
-    path.write_bytes(sizes.tobytes() + np.ones(numbers, np.float32).tobytes())
-
-
 def own(folder: Path) -> None:
     model = TagPrediction(3, 2)
     own_models.save(folder / "model", model, model.init(jax.random.key(0)))

@@ -25,7 +25,7 @@ from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report.run_page import RunFiles
 from jaxpfl.experiments.sweep import directory as sweeps
 from jaxpfl.experiments.sweep.config import load_sweep
-from jaxpfl.models.checkpoints import adapters, llama2c, own_models, pretrained
+from jaxpfl.models.checkpoints import adapters, own_models, pretrained
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text.embed.encoder import SentenceEncoder
 from jaxpfl.text.tokenisers.chat import read_template
@@ -228,7 +228,6 @@ TARGETS: dict[str, Target] = {
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
     "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
     "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=6),
-    "llama2.c": _alone("a.bin", seeds.llama2c, llama2c.load, 20),
     "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "model config": _weights("config.json", lambda folder: write_decoder(folder, "llama"), 1),

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.errors import InputError
-from jaxpfl.models import GAN, count_parameters, sample_images
+from jaxpfl.models import GAN, sample_images
 from jaxpfl.models.gan import normalise, to_range, with_statistics
 
 SMALL = GAN((8, 8, 1), width=0.05, noise=6)
@@ -85,15 +84,6 @@ def decay_by_hand(network):
     )
 
 
-def test_parameters_are_as_many_as_the_papers():
-    shapes = jax.eval_shape(GAN().init, jax.random.key(0))
-    assert count_parameters(shapes["generator"]) == 13_285_217
-    assert count_parameters(shapes["critic"]) == 6_558_913
-    normalisation = shapes["critic"]["normalisation"]
-    moving = [normalisation[name] for name in ("mean", "variance")]
-    assert count_parameters(shapes["critic"]) - count_parameters(moving) == 6_556_865
-
-
 @pytest.mark.parametrize(("shape", "width"), [((4, 4, 1), 0.01), ((12, 8, 3), 0.1)])
 def test_any_size_and_width_gives_images_and_scores(shape, width):
     gan = GAN(shape, width=width, noise=5)
@@ -150,20 +140,12 @@ def test_losses_are_the_formulas(params):
     expected = score[0].mean() - score[1].mean() + penalty + decay
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
     assert penalty > 0.1
-    other = GAN((8, 8, 1), width=0.05, noise=6, loss="non_saturating")
-    loss, _ = jax.jit(other.critic_loss)(params["critic"], drawn, image, real, share)
-    expected = np.log1p(np.exp(score[0])).mean() + np.log1p(np.exp(-score[1])).mean() + decay
-    np.testing.assert_allclose(loss, expected, rtol=1e-4)
 
     z = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
     score = score_by_hand(held["critic"], draw_by_hand(held["generator"], z.astype(np.float64)))
     decay = decay_by_hand(held["generator"])
-    for gan, expected in (
-        (SMALL, -score.mean() + decay),
-        (other, np.log1p(np.exp(-score)).mean() + decay),
-    ):
-        loss = jax.jit(gan.generator_loss)(params["generator"], params["critic"], z)
-        np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    loss = jax.jit(SMALL.generator_loss)(params["generator"], params["critic"], z)
+    np.testing.assert_allclose(loss, -score.mean() + decay, rtol=1e-4)
 
 
 @pytest.mark.long
@@ -197,21 +179,17 @@ def test_normalisation_reads_the_real_rows_only(shape):
     np.testing.assert_allclose(normal[real], norm_by_hand(x[real], 0.0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "loss", [pytest.param("wasserstein_gp", marks=pytest.mark.long), "non_saturating"]
-)
-def test_padding_contributes_nothing_even_when_nan(params, loss):
+def test_padding_contributes_nothing_even_when_nan(params):
     """TRUST 23: rows of padding change neither loss, gradient nor statistics."""
-    gan = GAN((8, 8, 1), width=0.05, noise=6, loss=loss)
     share = np.linspace(0, 1, 5, dtype=np.float32)
     z = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
     held = (images(5) + 1) / 2
 
     def run(rows, real):
         def total(critic):
-            drawn = gan.generate(params["generator"], z[:rows], real)
+            drawn = SMALL.generate(params["generator"], z[:rows], real)
             image = to_range(jnp.asarray(held[:rows]), real)
-            return gan.critic_loss(critic, drawn, image, real, share[:rows])
+            return SMALL.critic_loss(critic, drawn, image, real, share[:rows])
 
         return jax.jit(jax.value_and_grad(total, has_aux=True))(params["critic"])
 
@@ -287,21 +265,3 @@ def test_sampled_images_do_not_depend_on_how_many_are_drawn(params):
     assert len({image.tobytes() for image in many}) == 70
     other = sample_images(SMALL, params, jax.random.key(8), 3)
     assert not np.array_equal(other, few)
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"image_shape": (28, 28)}, "image_shape"),
-        ({"image_shape": (28, 30, 1)}, "multiples of 4"),
-        ({"image_shape": (0, 28, 1)}, "image_shape"),
-        ({"width": 0.0}, "width"),
-        ({"width": float("nan")}, "width"),
-        ({"noise": 0}, "noise"),
-        ({"loss": "hinge"}, "loss"),
-        ({"gradient_penalty": -1.0}, "gradient_penalty"),
-    ],
-)
-def test_bad_settings_are_refused(changes, field):
-    with pytest.raises(InputError, match=field):
-        GAN(**changes)

@@ -12,7 +12,6 @@ from flax import nnx
 
 import jaxpfl as jp
 from jaxpfl.models.base import masked_loss
-from tests.models.masking import check_all_masked, check_masked, check_parameters_kept
 
 SHAPE = jax.ShapeDtypeStruct((2, 2, 1), jnp.float32)
 
@@ -79,14 +78,6 @@ def test_loss_metrics_and_gradient_are_those_of_a_plain_formula():
     assert summary.keys() == {"loss", "accuracy", "largest", "count"}
 
 
-@pytest.mark.parametrize("fill", [0.0, np.nan])
-def test_padding_and_purity(fill):
-    padding = {**batch(2, 3), "image": np.full((3, 2, 2, 1), fill, np.float32)}
-    check_masked(MODEL, batch(1), padding)
-    check_all_masked(MODEL, padding)
-    check_parameters_kept(MODEL, batch(1))
-
-
 class Linen(nn.Module):
     normalise: type | None = None
     rate: float = 0.0
@@ -133,7 +124,6 @@ def test_a_flax_module_is_a_model(module):
     value, sums = model.loss(params, real, jnp.ones(5, bool))
     np.testing.assert_allclose(value, of_logits(expected, real).mean(), rtol=1e-6)
     assert float(sums["accuracy_sum"]) == int(right(expected, real)["accuracy"].sum())
-    check_parameters_kept(model, real)
     # Another key gives other parameters.
     other = model.init(jax.random.key(4))
     assert any(
@@ -149,7 +139,7 @@ def test_a_flax_module_is_a_model(module):
         (Linen(rate=0.5), "dropout"),
         (lambda rngs: NNX(rngs, nnx.BatchNorm), "GroupNorm"),
         (lambda rngs: NNX(rngs, dropout=True), "dropout"),
-        (NNX(nnx.Rngs(0)), "lambda rngs: NNX"),
+        (NNX(nnx.Rngs(0)), "lambda rngs: Net.* found NNX"),
         (Linen, "type"),
         (nn.Conv(2, (3, 3, 3, 3, 3)), r"float32\[1, 2, 2, 1\]"),
         (lambda: 3, "lambda rngs"),

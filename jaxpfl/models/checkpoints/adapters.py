@@ -1,20 +1,23 @@
 """Adapters in a folder: adapter_config.json and adapter_model.safetensors.
 
-Settings and names are those of the library PEFT, which reads what is written here, and whose own
-adapters of our decoders are read here; see `adapter_settings` for what is refused. In a file, A is
-[rank, inputs] and B [outputs, rank], separately for every layer.
+Settings and names are those of the library PEFT (0.21), which reads what is written here, and whose
+own adapters of our decoders are read here. In a file, A is [rank, inputs] and B [outputs, rank],
+separately for every layer. A setting is read if it is supported here, ignored if it cannot change
+what the trained model computes, and refused otherwise, unless it is off: a variant of LoRA that was
+read past would be another model.
 
 GPT-2's queries, keys and values are one matrix in its checkpoints. An adapter of rank R on it is
 read as three of rank R with the same A. Ours, of rank r each, are written as one of rank 3 r:
 
     A = [A_q; A_k; A_v]        B = diag(B_q, B_k, B_v)        alpha = 3 alpha
 
-with zeros for a projection that has no adapter. Read again, it is split into the same adapters, bit
-by bit, unless PEFT trained it further and B is no longer block-diagonal. Then it is read as three
-of rank 3 r, and the adapters of the other maps get the same rank by zeros.
+with zeros for a projection that has no adapter, and are read again bit by bit. PEFT's rank_pattern
+and alpha_pattern say so; they are supported for nothing else.
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +27,48 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
-from jaxpfl.models.checkpoints import adapter_settings
-from jaxpfl.models.checkpoints.adapter_settings import FUSED, AdapterSettings, modules
-from jaxpfl.models.checkpoints.model_files import finite
+from jaxpfl.models.checkpoints import hub
+from jaxpfl.models.checkpoints.hugging_face_names import GPT2_PROJECTIONS, LLAMA_PROJECTIONS
+from jaxpfl.models.checkpoints.model_files import finite, read_object
 from jaxpfl.models.checkpoints.safetensors_files import (
-    Described,
-    Tensors,
     open_file,
     replace_files,
     write_file,
     write_json,
 )
 from jaxpfl.models.decoder import lora
-from jaxpfl.models.decoder.config import PROJECTIONS
+from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+FUSED = "attn.c_attn"
+"""GPT-2's matrix for queries, keys and values."""
 
 _LEAVES = {"a": "lora_A", "b": "lora_B"}
-
-Adapters = dict[str, dict[str, np.ndarray]]
-"""{name: {"a": [layers, inputs, rank], "b": [layers, rank, outputs]}}, of projections or modules"""
+_PATTERNS = ("rank_pattern", "alpha_pattern")
+_READ = {"peft_type", "r", "lora_alpha", "target_modules", "use_rslora"}
+# No value of these changes what the trained adapters compute. PEFT itself sets fan_in_fan_out to
+# what the base's layers need, and its file has A [rank, inputs] and B [outputs, rank] either way.
+_HARMLESS = (
+    "auto_mapping base_model_name_or_path fan_in_fan_out inference_mode lora_dropout megatron_core "
+    "peft_version qalora_group_size revision"
+)
+# These must be off.
+_OFF = (
+    "exclude_modules modules_to_save layers_to_transform layers_pattern rank_pattern alpha_pattern "
+    "megatron_config trainable_token_indices loftq_config eva_config corda_config lora_ga_config "
+    "use_dora velora_config alora_invocation_tokens use_qalora monteclora_config layer_replication "
+    "lora_bias target_parameters use_bdlora arrow_config kasa_config ensure_weight_tying"
+)
+# Some initialisations change the base itself ("pissa", "olora", "corda", "loftq"); these do not.
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "task_type": ("CAUSAL_LM", None),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
+    "bias": ("none", None),
+    "runtime_config": ({"ephemeral_gpu_offload": False}, None),
+    **dict.fromkeys(_OFF.split(), (None, False, [], {})),
+}
 
 
 def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None = None) -> None:
@@ -64,27 +87,38 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
         raise InputError("the model has no adapters to save")
     adapters, _ = lora.split(params)
     described, sources = {}, {}
-    for module, own in modules(model).items():
+    for module, own in _modules(model).items():
         if not set(own) & set(adapters):
             continue
         for leaf in _LEAVES:
-            shape, dtype = _stored(adapters, own, leaf)
+            some = next(adapters[name][leaf] for name in own if name in adapters)
+            _, first, last = some.shape
+            count = len(own)
+            shape = (count * last, first) if leaf == "a" else (count * last, count * first)
             for layer in range(model.config.layers):
                 name = _name(model, module, layer, leaf)
-                described[name] = Described(shape, dtype)
+                described[name] = jax.ShapeDtypeStruct(shape, some.dtype)
                 sources[name] = (own, leaf, layer)
 
     def read(name: str) -> np.ndarray:
-        return _matrix(adapters, *sources[name])
+        own, leaf, layer = sources[name]
+        rows, columns = described[name].shape
+        whole = np.zeros((rows, columns), described[name].dtype)
+        height, width = rows // len(own), columns // (len(own) if leaf == "b" else 1)
+        for number, projection in enumerate(own):
+            if projection in adapters:
+                values = np.asarray(adapters[projection][leaf][layer])
+                left = number * width if leaf == "b" else 0
+                place = whole[number * height : (number + 1) * height, left : left + width]
+                place[:] = finite(f"adapter {projection}/{leaf}", values).T
+        return whole
 
-    settings = adapter_settings.described(model, tuple(adapters), base)
-    replace_files(
-        Path(folder),
-        {
-            WEIGHTS: lambda path: write_file(path, described, read),
-            CONFIG: lambda path: write_json(path, settings),
-        },
-    )
+    settings = _described(model, set(adapters), base)
+    files = {
+        WEIGHTS: lambda path: write_file(path, described, read),
+        CONFIG: lambda path: write_json(path, settings),
+    }
+    replace_files(Path(folder), files)
 
 
 def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:
@@ -101,32 +135,14 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
     folder = Path(folder)
     if model.lora is not None:
         raise InputError("the model has adapters already: merge or detach them first")
-    settings = adapter_settings.read(folder / CONFIG, model)
-    adapters = _read(folder / WEIGHTS, model, params, settings)
-    rank = max(each["a"].shape[-1] for each in adapters.values())
-    found = dataclasses.replace(
-        settings.lora,
-        rank=rank,
-        # Three times the rank only with three times the alpha, so that the scale is the same.
-        alpha=settings.lora.alpha * (rank // settings.lora.rank),
-        targets=tuple(name for name in PROJECTIONS if name in adapters),
-    )
-    padded = {name: _widened(each, rank) for name, each in adapters.items()}
-    joined = lora.join(jax.tree.map(jnp.array, padded), params)
-    return dataclasses.replace(model, lora=found), joined
-
-
-def _read(path: Path, model: Decoder, params: Params, settings: AdapterSettings) -> Adapters:
-    """The adapters of the projections; those of a fused matrix may have another rank."""
-    adapters: Adapters = {}
-    with open_file(path) as file:
-        tensors = Tensors(path, {name: (path, file) for name in file.keys()})  # noqa: SIM118
+    settings, tripled = _read_settings(folder / CONFIG, model)
+    adapters: dict[str, dict[str, np.ndarray]] = {}
+    with open_file(folder / WEIGHTS) as tensors:
         unused = set(tensors)
-        for module, own in modules(model).items():
-            if own[0] not in settings.lora.targets:
+        for module, own in _modules(model).items():
+            if own[0] not in settings.targets:
                 continue
-            tripled = settings.tripled and module == FUSED
-            rank = settings.lora.rank * (3 if tripled else 1)
+            rank = settings.rank * (3 if tripled and module == FUSED else 1)
             kernels = [params["layers"][name] for name in own]
             shapes = [each["kernel_int8" if model.int8 else "kernel"].shape for each in kernels]
             layers, inputs, _ = shapes[0]
@@ -144,64 +160,133 @@ def _read(path: Path, model: Decoder, params: Params, settings: AdapterSettings)
             whole = {leaf: np.empty(size, np.float32) for leaf, size in sizes.items()}
             for (leaf, layer), name in names.items():
                 whole[leaf][layer] = tensors.finite(name).T
-            cut = dict(zip(own, np.split(whole["b"], ends[:-1], axis=-1), strict=True))
-            shared = {name: {"a": whole["a"], "b": part} for name, part in cut.items()}
-            blocks = _blocks(shared) if tripled else None
-            adapters |= shared if blocks is None else blocks
+            parts = zip(own, np.split(whole["b"], ends[:-1], axis=-1), strict=True)
+            shared = {name: {"a": whole["a"], "b": part} for name, part in parts}
+            adapters |= _separate(folder / WEIGHTS, shared) if rank > settings.rank else shared
         if unused:
-            raise InputError(f"{path}: tensor {min(unused)!r} is not an adapter of this model")
-    return adapters
+            raise InputError(
+                f"{folder / WEIGHTS}: tensor {min(unused)!r} is not an adapter of this model"
+            )
+    targets = tuple(name for name in PROJECTIONS if name in adapters)
+    joined = lora.join(jax.tree.map(jnp.array, adapters), params)
+    found = dataclasses.replace(settings, targets=targets)
+    return dataclasses.replace(model, lora=found), joined
 
 
-def _blocks(shared: Adapters) -> Adapters | None:
-    """Adapters of a third of the rank, without those that are zero; None if B has other blocks."""
-    found: Adapters = {}
+def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Adapters of a third of the rank, without those that are zero."""
+    found = {}
     for number, (name, each) in enumerate(shared.items()):
         a = np.split(each["a"], len(shared), axis=-1)[number]
         parts = np.split(each["b"], len(shared), axis=-2)
         b = parts.pop(number)
         if any(part.any() for part in parts):
-            return None
+            raise InputError(
+                f"{path}: lora_B of {FUSED} must be block-diagonal, with a block for each of "
+                "queries, keys and values, found other values: adapters of ours that were trained "
+                "further as one matrix are not three of the same rank"
+            )
         if a.any() or b.any():
             found[name] = {"a": a, "b": b}
-    # Adapters without any value are still adapters.
-    return found or None
+    return found
 
 
-def _widened(adapter: dict[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
-    """The same adapter at a higher rank: the new directions are zero."""
-    more = rank - adapter["a"].shape[-1]
-    return {
-        "a": np.pad(adapter["a"], ((0, 0), (0, 0), (0, more))),
-        "b": np.pad(adapter["b"], ((0, 0), (0, more), (0, 0))),
-    }
+def _modules(model: Decoder) -> dict[str, tuple[str, ...]]:
+    """The linear maps of a published layer, each with the projections of ours that it consists of.
 
-
-def _stored(adapters: Params, own: tuple[str, ...], leaf: str) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a matrix in the file: A [rank, inputs] or B [outputs, rank]."""
-    some = next(adapters[name] for name in own if name in adapters)
-    _, first, last = some[leaf].shape
-    parts = len(own)
-    shape = (parts * last, first) if leaf == "a" else (parts * last, parts * first)
-    return shape, some[leaf].dtype.name
-
-
-def _matrix(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:
-    """A matrix as it is in the file; of several projections, see the module's docstring."""
-    shape, dtype = _stored(adapters, own, leaf)
-    if len(own) == 1:
-        return finite(f"adapter {own[0]}/{leaf}", np.asarray(adapters[own[0]][leaf][layer])).T
-    whole = np.zeros(shape, dtype)
-    height, width = shape[0] // len(own), shape[1] // (len(own) if leaf == "b" else 1)
-    for number, name in enumerate(own):
-        if name in adapters:
-            values = finite(f"adapter {name}/{leaf}", np.asarray(adapters[name][leaf][layer]))
-            left = number * width if leaf == "b" else 0
-            whole[number * height : (number + 1) * height, left : left + width] = values.T
-    return whole
+    Names are those inside a layer, as in {"attn.c_attn": ("q", "k", "v"), "attn.c_proj": ("o",)}.
+    """
+    if model.name == "gpt2":
+        return {FUSED: ("q", "k", "v")} | {name: (own,) for own, name in GPT2_PROJECTIONS.items()}
+    return {name: (own,) for own, name in LLAMA_PROJECTIONS.items()}
 
 
 def _name(model: Decoder, module: str, layer: int, leaf: str) -> str:
     """The name of a matrix in the file."""
     before = "base_model.model." + ("transformer.h" if model.name == "gpt2" else "model.layers")
     return f"{before}.{layer}.{module}.{_LEAVES[leaf]}.weight"
+
+
+def _described(model: Decoder, adapted: set[str], base: str | None) -> dict[str, Any]:
+    """The content of adapter_config.json for a model whose adapted projections are given.
+
+    `base` is a folder, or a name on the hub, whose commit PEFT has in a field of its own.
+    """
+    assert model.lora is not None
+    rank, alpha = model.lora.rank, model.lora.alpha
+    targets = [name for name, own in _modules(model).items() if set(own) & adapted]
+    tripled = FUSED in targets
+    name, revision = (None, None) if base is None else hub.with_commit(base)
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": name,
+        "revision": revision,
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": {FUSED: 3 * rank} if tripled else {},
+        "alpha_pattern": {FUSED: 3 * alpha} if tripled else {},
+        "target_modules": sorted(targets),
+        "fan_in_fan_out": model.name == "gpt2",
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+
+
+def _read_settings(path: Path, model: Decoder) -> tuple[LoRA, bool]:
+    """The settings in an adapter_config.json, and whether `FUSED` has three times rank and alpha.
+
+    An rsLoRA's alpha is that of an equal plain LoRA.
+    """
+    values = read_object(path)
+    if values.get("peft_type") != "LORA":
+        raise InputError(f"{path}: peft_type must be 'LORA', found {values.get('peft_type')!r}")
+    rank, alpha, stabilised = (values.get(name) for name in ("r", "lora_alpha", "use_rslora"))
+    targets = _targets(path, values, model)
+    tripled = False
+    # With rsLoRA, three times both would be another scale.
+    if isinstance(rank, int) and isinstance(alpha, int | float) and not stabilised:
+        patterns = tuple(values.get(name) for name in _PATTERNS)
+        adapted = model.name == "gpt2" and "q" in targets
+        tripled = adapted and patterns == ({FUSED: 3 * rank}, {FUSED: 3 * alpha})
+    settled = _READ | set(_HARMLESS.split()) | set(_PATTERNS if tripled else ())
+    for key in sorted(values.keys() - settled):
+        found = values[key]
+        if key not in _ALLOWED:
+            raise InputError(
+                f"{path}: {key} is not known here, found {found!r}: it may change what the "
+                "adapters compute; expected settings of PEFT 0.21's LoraConfig"
+            )
+        # 1 and 0 are not true and false here, although they are equal in Python.
+        if not any(type(found) is type(each) and found == each for each in _ALLOWED[key]):
+            expected = "off" if key in _OFF.split() else repr(_ALLOWED[key][0])
+            raise InputError(f"{path}: {key} must be {expected}, found {found!r}")
+    if stabilised not in (None, False, True):
+        raise InputError(f"{path}: use_rslora must be true or false, found {stabilised!r}")
+    try:
+        settings = LoRA(rank, alpha, targets)  # pyright: ignore
+        if stabilised:
+            # PEFT multiplies by alpha / sqrt(r), we by alpha / r.
+            settings = LoRA(settings.rank, settings.alpha * math.sqrt(settings.rank), targets)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return settings, tripled
+
+
+def _targets(path: Path, values: Mapping[str, Any], model: Decoder) -> tuple[str, ...]:
+    """The adapted projections, in the order of `PROJECTIONS`."""
+    given = values.get("target_modules")
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise InputError(f"{path}: target_modules must be a list of names, found {given!r}")
+    known = _modules(model)
+    targets: set[str] = set()
+    for module in given:
+        found = [own for theirs, own in known.items() if f".{theirs}".endswith(f".{module}")]
+        if not found:
+            raise InputError(
+                f"{path}: target_modules must be among {', '.join(known)} (of {model.name}), "
+                f"found {module!r}"
+            )
+        targets.update(*found)
+    return tuple(name for name in PROJECTIONS if name in targets)

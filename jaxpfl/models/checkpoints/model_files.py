@@ -1,13 +1,16 @@
-"""Reading the small files of published models, and importing libraries that may be missing."""
+"""What reading and writing models share: optional libraries, small files, and parameters."""
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
+from jaxpfl.models.base import Model, Params
 
 
 def require(module: str, extra: str) -> Any:
@@ -26,21 +29,10 @@ def require(module: str, extra: str) -> Any:
 
 
 def expect_file(path: Path) -> Path:
-    """Returns `path`, which must be a file.
-
-    Raises:
-      InputError: there is no such file.
-    """
+    """Returns `path`; raises `InputError` unless it is a file."""
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     return path
-
-
-def finite(what: str, values: np.ndarray) -> np.ndarray:
-    """Returns `values`; refuses NaN and infinities in them, which the message says `what` has."""
-    if not np.isfinite(values).all():
-        raise InputError(f"{what} holds values that are not finite")
-    return values
 
 
 def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
@@ -53,3 +45,51 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     return files.read_record(expect_file(path))
+
+
+def finite(what: str, values: np.ndarray) -> np.ndarray:
+    """Returns `values`; refuses NaN and infinities in them, which the message says `what` has."""
+    if not np.isfinite(values).all():
+        raise InputError(f"{what} holds values that are not finite")
+    return values
+
+
+def named(params: Params) -> dict[str, Any]:
+    """The leaves, in the order of the tree, by names such as "layer_0.kernel"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    }
+
+
+def check_parameters(model: Model, params: Params, dtypes: tuple[str, ...]) -> dict[str, Any]:
+    """The leaves of a model's parameters, by name.
+
+    Raises:
+      InputError: the parameters are not those of the model, or of none of the dtypes.
+    """
+    leaves = named(params)
+    shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+    for name in sorted(leaves.keys() ^ shapes.keys()):
+        what = "is missing" if name in shapes else "is not part of the model"
+        raise InputError(f"parameter {name} {what}")
+    for name, leaf in leaves.items():
+        if leaf.shape != shapes[name].shape or leaf.dtype.name not in dtypes:
+            raise InputError(
+                f"parameter {name} must be {' or '.join(dtypes)} {list(shapes[name].shape)}, found "
+                f"{leaf.dtype} {list(leaf.shape)}"
+            )
+    return leaves
+
+
+def check_sizes(settings: Mapping[str, Any], *, layers: int) -> None:
+    """Refuses sizes far above any model's: a file must not make us build one without end.
+
+    Args:
+      layers: the largest number of them.
+    """
+    for name, value in settings.items():
+        most = layers if name in ("layers", "stages") else 2**24
+        for number in jax.tree.leaves(value):
+            if isinstance(number, int) and number > most:
+                raise InputError(f"{name} must be at most {most}, found a larger number")

@@ -18,8 +18,14 @@ import numpy as np
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Model, Params
-from jaxpfl.models.checkpoints.model_files import finite, read_object
-from jaxpfl.models.checkpoints.safetensors_files import Described, open_tensors, write_folder
+from jaxpfl.models.checkpoints.model_files import (
+    check_parameters,
+    check_sizes,
+    finite,
+    named,
+    read_object,
+)
+from jaxpfl.models.checkpoints.safetensors_files import open_tensors, write_folder
 from jaxpfl.models.cifg_lstm import CIFGLanguageModel
 from jaxpfl.models.cnn import CNN
 from jaxpfl.models.lstm import LSTMLanguageModel
@@ -33,8 +39,6 @@ _ARCHITECTURES: dict[str, Any] = {
 # Settings of the initial parameters, which trained ones do not need.
 _INITIAL = {"output_bias_prior"}
 _LIBRARY = "jaxpfl"
-# Far above those of any model of ours: a config.json must not make us build one without end.
-_MOST_LAYERS, _LARGEST = 100, 2**24
 
 
 def save(folder: str | Path, model: Model, params: Params) -> None:
@@ -50,13 +54,7 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     if architecture not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise InputError(f"the model must be one of {known} to be saved, found {architecture}")
-    leaves = _named(params)
-    expected = _named(jax.eval_shape(model.init, jax.random.key(0)))
-    for name in sorted(leaves.keys() | expected.keys()):
-        found, shape = leaves.get(name), getattr(expected.get(name), "shape", None)
-        if found is None or found.shape != shape or found.dtype != np.float32:
-            what = "none" if found is None else f"{found.dtype} {list(found.shape)}"
-            raise InputError(f"parameter {name} must be float32 {shape}, found {what}")
+    leaves = check_parameters(model, params, ("float32",))
     settings = {
         field.name: getattr(model, field.name)
         for field in dataclasses.fields(_ARCHITECTURES[architecture])
@@ -65,7 +63,7 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     write_folder(
         folder,
         {"library": _LIBRARY, "architecture": architecture, **settings},
-        {name: Described(tuple(leaf.shape), "float32") for name, leaf in leaves.items()},
+        leaves,
         lambda name: finite(f"parameter {name}", np.asarray(leaves[name])),
         shard_bytes=5_000_000_000,
     )
@@ -91,16 +89,13 @@ def load(folder: str | Path) -> tuple[Any, Params]:
         known = ", ".join(map(repr, _ARCHITECTURES))
         raise InputError(f"{path}: architecture must be one of {known}, found {architecture!r}")
     fixed = {key: _fixed(value) for key, value in settings.items()}
-    deep = (fixed.get("layers", 1), *jax.tree.leaves(fixed.get("stages", 1)))
-    for limit, numbers in ((_MOST_LAYERS, deep), (_LARGEST, jax.tree.leaves(fixed))):
-        if any(isinstance(number, int) and number > limit for number in numbers):
-            raise InputError(f"{path}: a size is above {limit}, which no model of ours has")
     try:
+        check_sizes(fixed, layers=100)
         model = _ARCHITECTURES[architecture](**fixed)
         expected = jax.eval_shape(model.init, jax.random.key(0))
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: does not describe a {architecture}: {error}") from None
-    shapes = _named(expected)
+    shapes = named(expected)
     with open_tensors(folder) as tensors:
         for name in sorted(set(tensors) - shapes.keys()):
             raise InputError(f"{tensors.file(name)}: tensor {name!r} is not part of the model")
@@ -114,11 +109,3 @@ def load(folder: str | Path) -> tuple[Any, Params]:
 def _fixed(value: Any) -> Any:
     """A setting from JSON: tuples where JSON has lists."""
     return tuple(map(_fixed, value)) if isinstance(value, list) else value
-
-
-def _named(params: Params) -> dict[str, Any]:
-    """The leaves, in the order of the tree, by names such as "layer_0.kernel"."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }

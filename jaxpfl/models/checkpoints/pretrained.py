@@ -8,7 +8,6 @@ text the tokenizer's files. Only JSON and safetensors are read, so no file can r
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,18 @@ from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints.hub import MINILM_NAMES as MINILM_NAMES
 from jaxpfl.models.checkpoints.hub import resolve as resolve
-from jaxpfl.models.checkpoints.hugging_face_names import NAMINGS, Block, Naming, blocks
-from jaxpfl.models.checkpoints.model_files import finite, read_object
-from jaxpfl.models.checkpoints.model_files import require as require
-from jaxpfl.models.checkpoints.safetensors_files import (
-    Described,
-    Tensors,
-    open_tensors,
-    write_folder,
+from jaxpfl.models.checkpoints.hugging_face_names import Block, Naming, blocks
+from jaxpfl.models.checkpoints.model_files import (
+    check_parameters,
+    check_sizes,
+    finite,
+    named,
+    read_object,
 )
+from jaxpfl.models.checkpoints.model_files import require as require
+from jaxpfl.models.checkpoints.safetensors_files import Tensors, open_tensors, write_folder
 from jaxpfl.models.checkpoints.safetensors_files import weight_files as weight_files
-from jaxpfl.models.decoder import config as transformer_config
+from jaxpfl.models.decoder import config as decoder_config
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.encoder import config as encoder_config
@@ -40,7 +40,7 @@ from jaxpfl.models.encoder.config import EncoderConfig
 from jaxpfl.models.encoder.network import Encoder
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-MODEL_TYPES = (*encoder_config.MODEL_TYPES, *transformer_config.MODEL_TYPES)
+MODEL_TYPES = (*encoder_config.MODEL_TYPES, *decoder_config.MODEL_TYPES)
 
 # How transformers spells the architectures in the names of its classes.
 _CLASSES = {
@@ -50,14 +50,8 @@ _CLASSES = {
     "distilbert": "DistilBert",
     "mpnet": "MPNet",
 }
-# Rows of a tensor that are read at a time: few in transposed tensors, so that they fit in a cache.
-_ROWS, _ROWS_TRANSPOSED = 4_096, 64
-# Far above any published model's: a config.json must not make us build a network without end.
-_MOST_LAYERS, _LARGEST = 1_000, 2**24
-_SIZES = (
-    *("vocab_size", "hidden_size", "inner_size", "positions", "heads", "kv_heads", "head_size"),
-    *("embedding_size", "segments", "pad", "groups"),
-)
+# Rows of a tensor that are read at a time: so few that they fit in a cache while they are turned.
+_ROWS = 64
 
 
 def load(
@@ -90,7 +84,7 @@ def load(
     elif dtype != "float32":
         raise InputError(f"dtype must be 'float32' for a {model.name} encoder, found {dtype!r}")
     with open_tensors(folder) as tensors:
-        reader = _Reader(tensors, NAMINGS[model.name])
+        reader = _Reader(tensors, Naming(model.name))
         if isinstance(model, Encoder):
             model = dataclasses.replace(model, head=reader.names.head in reader.stored)
         return model, reader.parameters(model, DTYPES[dtype], mesh)
@@ -101,26 +95,19 @@ def read_config(path: str | Path) -> Encoder | Decoder:
     values = read_object(Path(path))
     try:
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        if model_type in transformer_config.MODEL_TYPES:
+        if model_type in decoder_config.MODEL_TYPES:
             model = Decoder(DecoderConfig.from_dict(values))
         else:
             causal = values.get("is_decoder") or False
             if not isinstance(causal, bool):
                 raise InputError(f"is_decoder must be true or false, found {causal!r}")
             model = Encoder(EncoderConfig.from_dict(values), causal=causal)
-        _check_sizes(model.config)
+        sizes = dataclasses.asdict(model.config)
+        heads = {"heads times head_size": model.config.heads * sizes.get("head_size", 0)}
+        check_sizes(sizes | heads, layers=1_000)
         return model
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _check_sizes(config: EncoderConfig | DecoderConfig) -> None:
-    sizes = {field: getattr(config, field, 0) for field in _SIZES}
-    sizes["heads times head_size"] = sizes["heads"] * sizes["head_size"]
-    for field, found in {"layers": config.layers, **sizes}.items():
-        most = _MOST_LAYERS if field == "layers" else _LARGEST
-        if found > most:
-            raise InputError(f"{field} must be at most {most}, found {found}")
 
 
 def save(
@@ -146,44 +133,33 @@ def save(
         or not finite.
     """
     positive_int("shard_bytes", shard_bytes)
-    if isinstance(model, Decoder):
-        if model.lora is not None:
-            raise InputError(
-                "a model with adapters cannot be saved as a whole: merge them first (lora.merge), "
-                "or save the adapters alone (checkpoints.adapters.save)"
-            )
-        if model.int8:
-            raise InputError(
-                "int8 weights cannot be saved: save the model from which they were quantised"
-            )
-    shapes = _shapes(model)
-    leaves = _flat(params)
-    for leaf in sorted(set(shapes) ^ set(leaves)):
-        what = "is missing" if leaf in shapes else "is not part of the model"
-        raise InputError(f"parameter {'/'.join(leaf)} {what}")
-    for leaf, shape in shapes.items():
-        found = leaves[leaf]
-        if tuple(found.shape) != shape or found.dtype.name not in DTYPES:
-            raise InputError(
-                f"parameter {'/'.join(leaf)} must be float32 or bfloat16 {list(shape)}, found "
-                f"{found.dtype} {list(found.shape)}"
-            )
+    if isinstance(model, Decoder) and model.lora is not None:
+        raise InputError(
+            "a model with adapters cannot be saved as a whole: merge them first (lora.merge), "
+            "or save the adapters alone (checkpoints.adapters.save)"
+        )
+    if isinstance(model, Decoder) and model.int8:
+        raise InputError(
+            "int8 weights cannot be saved: save the model from which they were quantised"
+        )
+    leaves = check_parameters(model, params, tuple(DTYPES))
     # transformers gives the tensors of an encoder without a head no prefix.
     bare = isinstance(model, Encoder) and not model.head
+    names = Naming(model.name)
     sources: dict[str, list[Block]] = {}
     for block in blocks(model):
-        name = block.tensor if bare else NAMINGS[model.name].full(block.tensor)
+        name = block.tensor if bare else names.full(block.tensor)
         sources.setdefault(name, []).append(block)
-    described = {
-        name: Described(_stored_shape(own[0], shapes[own[0].leaf]), leaves[own[0].leaf].dtype.name)
-        for name, own in sources.items()
-    }
+    described = {}
+    for name, (first, *_) in sources.items():
+        leaf = leaves[first.leaf]
+        described[name] = jax.ShapeDtypeStruct(_stored_shape(first, leaf.shape), leaf.dtype)
 
     def read(name: str) -> np.ndarray:
+        first = sources[name][0]
         parts = [_cut(block, leaves[block.leaf]) for block in sources[name]]
         tensor = np.concatenate(parts, -1) if len(parts) > 1 else parts[0]
-        first = sources[name][0]
-        finite(f"parameter {'/'.join(first.leaf)}", tensor)
+        finite(f"parameter {first.leaf}", tensor)
         return tensor.T if first.transposed else tensor
 
     kinds = {leaf.dtype.name for leaf in leaves.values()}
@@ -210,22 +186,21 @@ class _Reader:
     def parameters(
         self, model: Encoder | Decoder, dtype: np.dtype, mesh: Mesh | None
     ) -> dict[str, Any]:
-        shapes = _shapes(model)
-        sources: dict[tuple[str, ...], list[Block]] = {}
+        shapes = named(jax.eval_shape(model.init, jax.random.key(0)))
+        sources: dict[str, list[Block]] = {}
         for block in blocks(model):
             name = self.stored.get(block.tensor, block.tensor)
-            self.tensors.check(name, _stored_shape(block, shapes[block.leaf]))
+            self.tensors.check(name, _stored_shape(block, shapes[block.leaf].shape))
             sources.setdefault(block.leaf, []).append(block)
         self._check_others({block.tensor for own in sources.values() for block in own})
-        described = {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape in shapes.items()}
-        shardings = None if mesh is None else _flat(model.shardings(mesh, _nested(described)))
-        params: dict[tuple[str, ...], jax.Array] = {}
-        for leaf, shape in shapes.items():
+        shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
+        params: dict[str, jax.Array] = {}
+        for leaf, shape in ((leaf, each.shape) for leaf, each in shapes.items()):
 
             def part(index: Any, leaf=leaf, shape=shape) -> np.ndarray:
                 return self._part(sources[leaf], shape, index, dtype)
 
-            if shardings is None:
+            if mesh is None:
                 params[leaf] = jax.device_put(part((slice(None),) * len(shape)))
             else:
                 params[leaf] = jax.make_array_from_callback(shape, shardings[leaf], part)
@@ -240,28 +215,18 @@ class _Reader:
                 continue
             if short not in self.names.tied:
                 raise InputError(f"{path}: tensor {name!r} is not part of the described model")
-            other = self.names.tied[short]
             # Without a head there is nothing to which its tensors could be tied.
-            twin = self.stored.get(other)
-            if twin is not None and not self._equal(name, twin):
+            twin = self.stored.get(self.names.tied[short])
+            if twin is None:
+                continue
+            self.tensors.check(name, self.tensors.shape(twin))
+            if not np.array_equal(self.tensors.read(name), self.tensors.read(twin)):
                 raise InputError(
                     f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
                 )
 
-    def _equal(self, name: str, other: str) -> bool:
-        shape = self.tensors.shape(name)
-        self.tensors.check(name, shape)
-        return shape == self.tensors.shape(other) and all(
-            np.array_equal(self.tensors.read(name, rows), self.tensors.read(other, rows))
-            for rows in _rows(shape[0], _ROWS)
-        )
-
     def _part(
-        self,
-        sources: list[Block],
-        shape: tuple[int, ...],
-        index: tuple[slice, ...],
-        dtype: np.dtype,
+        self, sources: list[Block], shape: tuple[int, ...], index: tuple[slice, ...], dtype: Any
     ) -> np.ndarray:
         """A slice of a parameter, read from the tensors that it is made of."""
         ranges = [range(size)[part] for part, size in zip(index, shape, strict=True)]
@@ -273,37 +238,27 @@ class _Reader:
                 target, own = made[block.layer - ranges[0].start], ranges[1:]
             else:
                 continue
+            # The outputs that both the block and the slice have.
             width = shape[-1] // block.leaf_parts
             first = block.leaf_part * width
-            start = max(own[-1].start, first)
-            stop = min(own[-1].stop, first + width)
+            start, stop = max(own[-1].start, first), min(own[-1].stop, first + width)
             if start >= stop:
                 continue
             target = target[..., start - own[-1].start : stop - own[-1].start]
             shift = block.part * width - first
-            outputs = slice(start + shift, stop + shift)
-            inputs = slice(own[0].start, own[0].stop) if len(own) == 2 else None
-            self._fill(target, block, inputs, outputs)
+            where = (*own[:-1], range(start + shift, stop + shift))
+            if block.transposed:
+                target, where = target.T, where[::-1]
+            self._fill(target, self.stored[block.tensor], where)
         return made
 
-    def _fill(self, target: np.ndarray, block: Block, inputs: slice | None, outputs: slice) -> None:
-        name = self.stored[block.tensor]
-        if inputs is None:
-            target[:] = self.tensors.finite(name, (outputs,))
-        elif block.transposed:
-            for (rows,) in _rows(target.shape[1], _ROWS_TRANSPOSED):
-                there = slice(outputs.start + rows.start, outputs.start + rows.stop)
-                target[:, rows] = self.tensors.finite(name, (there, inputs)).T
-        else:
-            for (rows,) in _rows(target.shape[0], _ROWS):
-                there = slice(inputs.start + rows.start, inputs.start + rows.stop)
-                target[rows] = self.tensors.finite(name, (there, outputs))
-
-
-def _shapes(model: Encoder | Decoder) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shapes of the parameters by their keys."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return {keys: leaf.shape for keys, leaf in _flat(shapes).items()}
+    def _fill(self, target: np.ndarray, name: str, where: tuple[range, ...]) -> None:
+        """Reads a slice of a tensor, a few rows after the others."""
+        columns = [slice(own.start, own.stop) for own in where[1:]]
+        for start in range(0, len(target), _ROWS):
+            rows = where[0][start : start + _ROWS]
+            values = self.tensors.finite(name, (slice(rows.start, rows.stop), *columns))
+            target[start : start + _ROWS] = values
 
 
 def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -319,24 +274,11 @@ def _cut(block: Block, leaf: Any) -> np.ndarray:
     return np.asarray(own[..., block.leaf_part * width : (block.leaf_part + 1) * width])
 
 
-def _rows(count: int, step: int) -> Iterator[tuple[slice]]:
-    """`count` rows in slices of `step`, each as an index of the first axis."""
-    for start in range(0, count, step):
-        yield (slice(start, min(start + step, count)),)
-
-
-def _flat(tree: Params) -> dict[tuple[str, ...], Any]:
-    """The leaves of a nested dict, by their keys."""
-    return {
-        tuple(str(getattr(key, "key", key)) for key in keys): leaf
-        for keys, leaf in jax.tree.leaves_with_path(tree)
-    }
-
-
-def _nested(leaves: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """The inverse of `_flat`."""
+def _nested(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The inverse of `named`."""
     nested: dict[str, Any] = {}
-    for (*keys, last), leaf in leaves.items():
+    for name, leaf in leaves.items():
+        *keys, last = name.split(".")
         node = nested
         for key in keys:
             node = node.setdefault(key, {})
@@ -348,7 +290,7 @@ def _config(model: Encoder | Decoder) -> dict[str, Any]:
     values = model.config.to_dict()
     if isinstance(model, Decoder):
         return values
-    kind = "Model" if not model.head else "ForMaskedLM"
+    kind = "ForMaskedLM" if model.head else "Model"
     if model.causal and model.head:
         kind = "LMHeadModel" if model.name == "bert" else "ForCausalLM"
     values["architectures"] = [_CLASSES[model.name] + kind]

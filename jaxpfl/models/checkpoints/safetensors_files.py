@@ -1,17 +1,16 @@
 """Tensors in a folder: model.safetensors, or shards with model.safetensors.index.json.
 
-Files are memory-mapped, so that reading a slice reads no other bytes. Tensors are written one after
-the other, so that only one is in memory. A file is complete before it gets its name. config.json,
-without which `load` refuses a folder, is removed first and written last: a crash leaves the old
-model, the new one, or a folder that is refused.
+Files are memory-mapped, and tensors are written one after the other, so that only one is in memory.
+A file is complete before it gets its name. config.json, without which `load` refuses a folder, is
+removed first and written last: a crash leaves the old model, the new one, or a folder that is
+refused.
 """
 
 import contextlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +27,19 @@ INDEX = "model.safetensors.index.json"
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
-class Tensors:
-    """The tensors of a folder, by name; see `open_tensors`."""
+class Tensors(dict[str, tuple[Path, Any]]):
+    """By name, the tensors of a folder: their file and its handle; see `open_tensors`.
+
+    `path`, the single file or the index, is named when a tensor is missing.
+    """
 
     def __init__(self, path: Path, files: dict[str, tuple[Path, Any]]):
-        """`path`, the single file or the index, is named when a tensor is missing."""
+        super().__init__(files)
         self.path = path
-        self._files = files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
 
     def file(self, name: str) -> Path:
         """The file that holds a tensor."""
-        return self._files[name][0]
+        return self[name][0]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
@@ -66,11 +61,7 @@ class Tensors:
         return finite(f"{self.file(name)}: tensor {name!r}", self.read(name, where))
 
     def read(self, name: str, where: tuple[slice, ...] = ()) -> np.ndarray:
-        """A new array of the slice, in the dtype of the file.
-
-        Raises:
-          CorruptFile: the file ends early.
-        """
+        """A new array of the slice, in the dtype of the file."""
         safetensors = require("safetensors", "text")
         try:
             return np.asarray(self._slice(name)[where or ...])
@@ -80,7 +71,7 @@ class Tensors:
             ) from error
 
     def _slice(self, name: str) -> Any:
-        return self._files[name][1].get_slice(name)
+        return self[name][1].get_slice(name)
 
 
 def weight_files(folder: str | Path) -> list[Path]:
@@ -106,34 +97,33 @@ def open_tensors(folder: str | Path) -> Iterator[Tensors]:
     """The tensors of a folder, readable until the block ends.
 
     Raises:
-      InputError: as `weight_files`; or a shard lacks a tensor that the index says it has.
+      InputError: as `weight_files`; or a file and the index do not have the same tensors.
       CorruptFile: a file is not a whole safetensors file.
     """
     folder, paths = Path(folder), weight_files(folder)
     with contextlib.ExitStack() as stack:
         opened = {path.name: stack.enter_context(open_file(path)) for path in paths}
-        if paths[0].name == WEIGHTS:
-            file = opened[WEIGHTS]
-            yield Tensors(paths[0], {name: (paths[0], file) for name in file.keys()})  # noqa: SIM118
+        if paths == [folder / WEIGHTS]:
+            yield opened[WEIGHTS]
             return
-        held = {name: set(file.keys()) for name, file in opened.items()}
-        files = {}
-        for tensor, name in _weight_map(folder / INDEX).items():
-            if tensor not in held[name]:
+        found = {}
+        mapped = _weight_map(folder / INDEX)
+        for tensor, name in mapped.items():
+            if tensor not in opened[name]:
                 raise InputError(
                     f"{folder / name}: tensor {tensor!r} is missing, which {INDEX} says is there"
                 )
-            files[tensor] = (folder / name, opened[name])
-            held[name].discard(tensor)
-        for name, rest in held.items():
-            if rest:
-                raise InputError(f"{folder / name}: tensor {min(rest)!r} is not in {INDEX}")
-        yield Tensors(folder / INDEX, files)
+            found[tensor] = opened[name][tensor]
+        for name, tensors in opened.items():
+            for tensor in sorted(tensors):
+                if mapped.get(tensor) != name:
+                    raise InputError(f"{folder / name}: tensor {tensor!r} is not in {INDEX}")
+        yield Tensors(folder / INDEX, found)
 
 
 @contextlib.contextmanager
-def open_file(path: Path) -> Iterator[Any]:
-    """A safetensors file, memory-mapped."""
+def open_file(path: Path) -> Iterator[Tensors]:
+    """The tensors of a safetensors file, which is memory-mapped."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; weights are read from safetensors files only")
     safetensors = require("safetensors", "text")
@@ -142,7 +132,7 @@ def open_file(path: Path) -> Iterator[Any]:
     except safetensors.SafetensorError as error:
         raise CorruptFile(f"{path} is not a whole safetensors file: {error}") from error
     with file:
-        yield file
+        yield Tensors(path, {name: (path, file) for name in file.keys()})  # noqa: SIM118
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -153,33 +143,18 @@ def _weight_map(index: Path) -> dict[str, str]:
     for tensor, name in mapped.items():
         # The name comes from a file, so it must not lead outside the folder.
         plain = isinstance(name, str) and Path(name).name == name and name not in (".", "..")
-        if not plain or len(name) > 255 or "\0" in name:
+        if not plain or len(name) > 255 or "\0" in name or not name.endswith(".safetensors"):
             raise InputError(
-                f"{index}: weight_map[{tensor!r}] must be a plain file name, found {name!r}"
-            )
-        if not name.endswith(".safetensors"):
-            raise InputError(
-                f"{index}: weight_map[{tensor!r}] must name a safetensors file, found {name!r}"
+                f"{index}: weight_map[{tensor!r}] must be the name of a safetensors file of this "
+                f"folder, found {name!r}"
             )
     return mapped
-
-
-@dataclass(frozen=True)
-class Described:
-    """A tensor to be written: its shape and dtype are known before its values."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        return math.prod(self.shape) * (4 if self.dtype == "float32" else 2)
 
 
 def write_folder(
     folder: str | Path,
     config: Mapping[str, Any],
-    described: Mapping[str, Described],
+    described: Mapping[str, Any],
     read: Callable[[str], np.ndarray],
     shard_bytes: int,
 ) -> None:
@@ -187,20 +162,18 @@ def write_folder(
 
     Args:
       folder: created if necessary; files that are not part of a model (a tokenizer's) stay.
-      described: the tensors, in the order in which they are written.
+      described: the shape and dtype of each tensor, in the order in which they are written.
       read: from a tensor's name to its values, a numpy array as described.
       shard_bytes: a file is closed when the next tensor would make it larger than this; a tensor is
         never split.
     """
     folder = Path(folder)
+    sizes = {name: math.prod(each.shape) * each.dtype.itemsize for name, each in described.items()}
     shards: list[list[str]] = [[]]
-    size = 0
-    for name, tensor in described.items():
-        if shards[-1] and size + tensor.bytes > shard_bytes:
+    for name, size in sizes.items():
+        if shards[-1] and sum(map(sizes.__getitem__, shards[-1])) + size > shard_bytes:
             shards.append([])
-            size = 0
         shards[-1].append(name)
-        size += tensor.bytes
     count = len(shards)
     names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     named = dict(zip([WEIGHTS] if count == 1 else names, shards, strict=True))
@@ -211,21 +184,16 @@ def write_folder(
     files = {name: writer(tensors) for name, tensors in named.items()}
     if count > 1:
         index = {
-            "metadata": {"total_size": sum(tensor.bytes for tensor in described.values())},
+            "metadata": {"total_size": sum(sizes.values())},
             "weight_map": {key: name for name, tensors in named.items() for key in tensors},
         }
         files[INDEX] = lambda path: write_json(path, index)
-    replace_files(
-        folder,
-        files | {"config.json": lambda path: write_json(path, config)},
-        lambda: [*folder.glob("model-*-of-*.safetensors"), folder / WEIGHTS, folder / INDEX],
-    )
+    files["config.json"] = lambda path: write_json(path, config)
+    replace_files(folder, files, stale=("model-*-of-*.safetensors", WEIGHTS, INDEX))
 
 
 def replace_files(
-    folder: Path,
-    files: Mapping[str, Callable[[Path], None]],
-    stale: Callable[[], Iterable[Path]] = tuple,
+    folder: Path, files: Mapping[str, Callable[[Path], None]], *, stale: tuple[str, ...] = ()
 ) -> None:
     """Replaces files of a folder by new ones, of which the last marks the set as complete.
 
@@ -235,7 +203,7 @@ def replace_files(
     Args:
       folder: created if necessary.
       files: from a file's name to the function that writes it.
-      stale: the files of an old model; those that have no new version are removed.
+      stale: patterns of old files; those that have no new version are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = {name: folder / f".{name}.part" for name in files}
@@ -248,7 +216,7 @@ def replace_files(
         *others, last = temporary
         (folder / last).unlink(missing_ok=True)
         fsync_path(folder)
-        for old in stale():
+        for old in [path for pattern in stale for path in folder.glob(pattern)]:
             if old.name not in temporary:
                 old.unlink(missing_ok=True)
         for name in others:
@@ -261,31 +229,20 @@ def replace_files(
             path.unlink(missing_ok=True)
 
 
-def write_file(
-    path: Path, described: Mapping[str, Described], read: Callable[[str], np.ndarray]
-) -> None:
+def write_file(path: Path, described: Mapping[str, Any], read: Callable[[str], np.ndarray]) -> None:
     """Writes one safetensors file: the length of a JSON header, the header, the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in described.items():
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.bytes],
-        }
-        end += tensor.bytes
+        start, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
+        kind = _DTYPES[tensor.dtype.name]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, tensor in described.items():
-            values = np.ascontiguousarray(read(name))
-            if values.shape != tensor.shape or values.dtype.name != tensor.dtype:
-                raise InputError(
-                    f"tensor {name!r} must be {tensor.dtype} {list(tensor.shape)}, found "
-                    f"{values.dtype} {list(values.shape)}"
-                )
-            file.write(values.reshape(-1).view(np.uint8).data)
+        for name in described:
+            file.write(np.ascontiguousarray(read(name)).reshape(-1).view(np.uint8).data)
         sync(file)
 
 

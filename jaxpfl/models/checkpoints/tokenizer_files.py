@@ -1,10 +1,9 @@
 """Reading a tokenizer.json of anybody's by Hugging Face's library `tokenizers`.
 
 The library reads JSON alone, so that no file can run code. But a short file can describe a
-tokenizer that makes a long text of a short one: by steps that each double it, by padding to a
-billion tokens, or by an id for which a list of all ids would not fit the memory. Such files are
-refused before a text is encoded. The library has no exception class of its own, and a panic of its
-Rust code is not even an `Exception`: both are reported as `CorruptFile`.
+tokenizer that makes a long text of a short one (steps that each double it, padding to a billion
+tokens), or that has an id for which a list of all ids would not fit the memory. Such files are
+refused before a text is encoded.
 """
 
 import math
@@ -57,11 +56,8 @@ def read_tokenizer(path: Path) -> Any:
 def framed(tokenizer: Any, path: Path) -> tuple[list[int], list[int]]:
     """The ids of the text "a", alone and with the tokens that the tokenizer puts around a text.
 
-    Args:
-      path: of the tokenizer, named in errors.
-
     Raises:
-      CorruptFile: the tokenizer cannot encode it.
+      CorruptFile: the tokenizer, which came from this path, cannot encode it.
     """
     with faults(f"{path}: the tokenizer cannot encode the text 'a'"):
         plain = tokenizer.encode("a", add_special_tokens=False).ids
@@ -71,6 +67,8 @@ def framed(tokenizer: Any, path: Path) -> tuple[list[int], list[int]]:
 @contextmanager
 def faults(sentence: str, *, private: bool = False) -> Iterator[None]:
     """Reports what the library raises as `CorruptFile`, with this sentence.
+
+    The library has no exception class of its own, and a panic of its Rust code is no `Exception`.
 
     Args:
       private: the library's own message, which may quote a text, is left out.

@@ -1,9 +1,8 @@
 """Keys and values of the tokens that sequences have read, and attention of the next token to them.
 
 Keys are stored as [features, tokens] and values as [tokens, features], the order in which a step's
-two products read memory. The keys and values of one token are written for all layers at once, at
-that token's place in its sequence, so that XLA updates the cache in place and a sequence's entries
-do not depend on when it began.
+products read memory. Those of one token are written for all layers at once, at its place in its
+sequence: XLA updates the cache in place, and entries do not depend on when a sequence began.
 """
 
 import math
@@ -60,12 +59,11 @@ class Cache(NamedTuple):
             part = lax.dynamic_slice(of, (0, row, 0, 0, 0), size)
             return lax.dynamic_update_slice(to, part, (0, sequence, 0, 0, 0))
 
+        place = lax.dynamic_slice(source.place_S, (row,), (1,))
         return Cache(
             copy(self.keys, source.keys),
             copy(self.values, source.values),
-            lax.dynamic_update_slice(
-                self.place_S, lax.dynamic_slice(source.place_S, (row,), (1,)), (sequence,)
-            ),
+            lax.dynamic_update_slice(self.place_S, place, (sequence,)),
         )
 
     def barrier(self, window: int | None = None) -> Array:
@@ -88,10 +86,9 @@ def attend_to_cache(
     values_SxKxCxD: Array,
     barrier_SxC: Array,
 ) -> Array:
-    """Attention of one new token per sequence to one layer of the cache and to itself.
+    """Attention of one new token per sequence, whose are q, k and v, to the cache and to itself.
 
-    q, k and v are the new token's; for the barrier see `Cache.barrier`. Returns [S, H D], in the
-    dtype of the queries, equal to `attend` up to rounding.
+    Returns [S, H D], in the dtype of the queries, equal to `attend` up to rounding.
     """
     slots, heads, features = q_SxHxD.shape
     kv_heads = k_SxKxD.shape[1]

@@ -1,6 +1,6 @@
 """Sizes and settings of decoder language models, and their form in a Hugging Face config.json."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
@@ -12,8 +12,13 @@ ACTIVATION_NAMES = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 """The linear maps of a layer, in attention and in the feed-forward block (no "gate" in GPT-2)."""
 
-_GPT2_NAMES = {
+# From the fields of a config.json to ours.
+_NAMES = {
     "vocab_size": "vocab_size",
+    "initializer_range": "initializer_range",
+    "tie_word_embeddings": "tied",
+}
+_GPT2_NAMES = _NAMES | {
     "n_embd": "hidden_size",
     "n_layer": "layers",
     "n_head": "heads",
@@ -21,11 +26,8 @@ _GPT2_NAMES = {
     "n_positions": "positions",
     "layer_norm_epsilon": "norm_epsilon",
     "activation_function": "activation",
-    "initializer_range": "initializer_range",
-    "tie_word_embeddings": "tied",
 }
-_LLAMA_NAMES = {
-    "vocab_size": "vocab_size",
+_LLAMA_NAMES = _NAMES | {
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -35,14 +37,6 @@ _LLAMA_NAMES = {
     "max_position_embeddings": "positions",
     "rms_norm_eps": "norm_epsilon",
     "hidden_act": "activation",
-    "initializer_range": "initializer_range",
-    "tie_word_embeddings": "tied",
-}
-_ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
 }
 # The values that transformers gives to fields which a config.json leaves out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -51,13 +45,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "mistral": {"norm_epsilon": 1e-6, "positions": 131_072, "kv_heads": 8},
     "qwen2": {"norm_epsilon": 1e-6, "positions": 32_768, "kv_heads": 32},
 }
-_SCALING_NAMES = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_positions",
-}
-_QKV = ("q", "k", "v")
 _WINDOWED = ("mistral", "qwen2")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Variants that these networks do not compute: each field with the only value that is supported.
@@ -68,29 +55,29 @@ _FIXED: dict[str, dict[str, bool]] = {
         "add_cross_attention": False,
     },
     "llama": {"attention_bias": False, "mlp_bias": False},
-    "mistral": {},
-    "qwen2": {},
 }
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's stretching of the rotary frequencies, for sequences longer than trained on.
+    """Llama 3.1's stretching of the rotary frequencies, by the names of transformers.
 
-    Wavelengths up to `original_positions / high_freq_factor` do not change, those above
-    `original_positions / low_freq_factor` are multiplied by `factor`, and in between the
-    frequencies are interpolated.
+    With P the positions trained on, `original_max_position_embeddings`, wavelengths up to P /
+    `high_freq_factor` do not change, those above P / `low_freq_factor` are multiplied by `factor`,
+    and in between the frequencies are interpolated.
     """
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
-    original_positions: int
+    original_max_position_embeddings: int
 
     def __post_init__(self):
         for field in ("factor", "low_freq_factor", "high_freq_factor"):
             positive_float32(f"rope_scaling.{field}", getattr(self, field))
-        positive_int("rope_scaling.original_positions", self.original_positions)
+        positive_int(
+            "rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings
+        )
         if not self.low_freq_factor < self.high_freq_factor:
             raise InputError(
                 f"rope_scaling.low_freq_factor must be below high_freq_factor = "
@@ -100,11 +87,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LoRA:
-    """The rank of adapters, and which linear maps have them; POPri's (Hou et al. 2025) by default.
-
-    Raises:
-      InputError: a rank that is not a positive whole number, an unknown or repeated target.
-    """
+    """The rank of adapters and the linear maps that have them, by default POPri's (Hou 2025)."""
 
     rank: int = 4
     alpha: float = 8.0
@@ -176,17 +159,15 @@ class DecoderConfig:
         gpt2 = self.model_type == "gpt2"
         for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
             positive_int(field, getattr(self, field))
-        if not self.head_size:
+        if gpt2 or not self.head_size:
             check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
-        defaults = {
-            "kv_heads": self.heads,
-            "head_size": self.hidden_size // self.heads,
-            "inner_size": 4 * self.hidden_size,
-            "activation": "gelu_new" if gpt2 else "silu",
-        }
-        for field, default in defaults.items():
-            if getattr(self, field) in (0, ""):
-                object.__setattr__(self, field, default)
+        fill_in(
+            self,
+            kv_heads=self.heads,
+            head_size=self.hidden_size // self.heads,
+            inner_size=4 * self.hidden_size,
+            activation="gelu_new" if gpt2 else "silu",
+        )
         if self.tied is None:
             object.__setattr__(self, "tied", gpt2)
         for field in ("kv_heads", "head_size", "inner_size"):
@@ -197,23 +178,11 @@ class DecoderConfig:
         if not isinstance(self.tied, bool):
             raise InputError(f"tied must be true or false, found {self.tied!r}")
         check_multiple("heads", self.heads, "kv_heads", self.kv_heads)
-        if self.rotary and self.head_size % 2:
-            raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
         if gpt2:
-            if self.kv_heads != self.heads:
-                raise InputError(
-                    f"kv_heads must equal heads = {self.heads} in gpt2, found {self.kv_heads}"
-                )
-            if self.head_size * self.heads != self.hidden_size:
-                raise InputError(
-                    f"head_size must be hidden_size / heads = {self.hidden_size // self.heads} in "
-                    f"gpt2, found {self.head_size}"
-                )
-            if self.rope_scaling is not None:
-                raise InputError("rope_scaling must be none in gpt2, which has learned positions")
-        self._check_window()
-
-    def _check_window(self) -> None:
+            size = self.hidden_size // self.heads
+            check_fixed(self, kv_heads=self.heads, head_size=size, rope_scaling=None)
+        elif self.head_size % 2:
+            raise InputError(f"head_size must be even for rotary positions, found {self.head_size}")
         if self.window is not None:
             positive_int("window", self.window)
             one_of("the model_type of a decoder with a window", self.model_type, _WINDOWED)
@@ -225,19 +194,11 @@ class DecoderConfig:
                 f"{self.full_layers}"
             )
 
-    @property
-    def gated(self) -> bool:
-        """Whether the feed-forward block has a gate."""
-        return self.model_type != "gpt2"
-
-    @property
-    def rotary(self) -> bool:
-        """Whether positions turn queries and keys, instead of being embedded."""
-        return self.model_type != "gpt2"
-
     def biased(self, projection: str) -> bool:
         """Whether a linear map has biases."""
-        return self.model_type == "gpt2" or (self.model_type == "qwen2" and projection in _QKV)
+        return self.model_type == "gpt2" or (
+            self.model_type == "qwen2" and projection in ("q", "k", "v")
+        )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -248,10 +209,7 @@ class DecoderConfig:
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
         names = _GPT2_NAMES if model_type == "gpt2" else _LLAMA_NAMES
-        for field, only in _FIXED[model_type].items():
-            if values.get(field, only) is not only:
-                raise InputError(f"{field} must be {str(only).lower()}, found {values[field]!r}")
-        given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+        given = read_fields(values, names, _FIXED.get(model_type, {}))
         for name, ours in names.items():
             if ours in ("vocab_size", "hidden_size", "layers", "heads") and ours not in given:
                 raise InputError(f"the field {name!r} is missing")
@@ -268,7 +226,9 @@ class DecoderConfig:
         names = _GPT2_NAMES if gpt2 else _LLAMA_NAMES
         values: dict[str, Any] = {
             "model_type": self.model_type,
-            "architectures": [_ARCHITECTURES[self.model_type]],
+            "architectures": [
+                "GPT2LMHeadModel" if gpt2 else f"{self.model_type.capitalize()}ForCausalLM"
+            ],
             **{theirs: getattr(self, ours) for theirs, ours in names.items()},
             # The tokeniser's files name them. transformers would give absent ones ids of its own.
             "bos_token_id": None,
@@ -277,21 +237,48 @@ class DecoderConfig:
         if gpt2:
             values |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
             return values
-        values |= _FIXED[self.model_type] | {"rope_theta": self.rope_theta}
+        values |= _FIXED.get(self.model_type, {}) | {"rope_theta": self.rope_theta}
         if self.rope_scaling is not None:
-            scaling = asdict(self.rope_scaling)
-            values["rope_scaling"] = {"rope_type": "llama3"} | {
-                theirs: scaling[ours] for theirs, ours in _SCALING_NAMES.items()
-            }
+            values["rope_scaling"] = {"rope_type": "llama3"} | asdict(self.rope_scaling)
         if self.model_type in _WINDOWED:
             values["sliding_window"] = self.window
         if self.model_type == "qwen2":
-            windowed = self.window is not None
-            values |= {
-                "use_sliding_window": windowed,
-                "max_window_layers": self.full_layers if windowed else self.layers,
-            }
+            values["use_sliding_window"] = self.window is not None
+            values["max_window_layers"] = self.layers if self.window is None else self.full_layers
         return values
+
+
+def read_fields(
+    values: dict[str, Any], names: dict[str, str], fixed: dict[str, Any]
+) -> dict[str, Any]:
+    """Fields of a config.json by our names for them.
+
+    Args:
+      names: from theirs to ours.
+      fixed: fields whose other values these networks do not compute.
+    """
+    for field, only in fixed.items():
+        found = values.get(field, only)
+        # null means false, or the default.
+        if found != only and (found is not None or only is True):
+            raise InputError(f"{field} must be {only!r}, found {found!r}")
+    return {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
+
+
+def fill_in(config: Any, **defaults: Any) -> None:
+    """Gives fields of a config that are 0 or empty their default values."""
+    for field, default in defaults.items():
+        if getattr(config, field) in (0, ""):
+            object.__setattr__(config, field, default)
+
+
+def check_fixed(config: Any, **only: Any) -> None:
+    """Refuses a config whose fields have other values than those given."""
+    for field, value in only.items():
+        if getattr(config, field) != value:
+            raise InputError(
+                f"{field} must be {value} in {config.model_type}, found {getattr(config, field)}"
+            )
 
 
 def check_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
@@ -308,20 +295,15 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     new = values.get("rope_parameters")
     scaling = new if new is not None else values.get("rope_scaling")
     theta = (new or {}).get("rope_theta", values.get("rope_theta"))
-    found: dict[str, Any] = (
-        {} if theta is None else {"rope_theta": positive_float32("rope_theta", theta)}
-    )
-    if scaling is None:
-        return found
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    found: dict[str, Any] = {} if theta is None else {"rope_theta": theta}
+    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
     one_of("rope_scaling.rope_type", kind, ("default", "llama3"))
-    if kind == "llama3":
-        for theirs in _SCALING_NAMES:
-            if theirs not in scaling:
-                raise InputError(f"the field 'rope_scaling.{theirs}' is missing")
-        found["rope_scaling"] = RopeScaling(
-            **{ours: scaling[theirs] for theirs, ours in _SCALING_NAMES.items()}
-        )
+    if scaling and kind == "llama3":
+        names = [field.name for field in fields(RopeScaling)]
+        for name in names:
+            if name not in scaling:
+                raise InputError(f"the field 'rope_scaling.{name}' is missing")
+        found["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
     return found
 
 
@@ -331,21 +313,21 @@ def _window(model_type: str, values: dict[str, Any], layers: Any) -> dict[str, A
     A Mistral without the field has one; a Qwen2 has one only if it says so.
     """
     positive_int("layers", layers)
+    qwen2 = model_type == "qwen2"
     window = values.get("sliding_window", 4_096)
-    if model_type == "qwen2" and not values.get("use_sliding_window", False):
-        window = None
+    if window is None or (qwen2 and not values.get("use_sliding_window", False)):
+        return {}
+    first = values.get("max_window_layers", 28) if qwen2 else 0
     kinds = values.get("layer_types")
-    if window is None or kinds is None:
-        first = values.get("max_window_layers", 28) if model_type == "qwen2" else 0
-    else:
-        first = kinds.count(_FULL) if isinstance(kinds, list) and model_type == "qwen2" else 0
-        as_read = isinstance(kinds, list) and len(kinds) == layers
-        if not as_read or kinds != [_FULL] * first + [_SLIDING] * (layers - first):
+    if kinds is not None:
+        listed = isinstance(kinds, list) and len(kinds) == layers
+        first = kinds.count(_FULL) if listed and qwen2 else 0
+        if not listed or kinds != [_FULL] * first + [_SLIDING] * (layers - first):
             wanted = f"'{_SLIDING}' for all layers"
-            if model_type == "qwen2":
+            if qwen2:
                 wanted = f"'{_FULL}' for the first layers and '{_SLIDING}' for all others"
             raise InputError(f"layer_types must be {wanted}, found {kinds!r}")
-    if window is None or (type(first) is int and first >= layers):
+    if type(first) is int and first >= layers:
         return {}
     return {"window": window, "full_layers": first}
 
@@ -358,13 +340,5 @@ def distilgpt2() -> DecoderConfig:
 def llama3_8b() -> DecoderConfig:
     """Llama 3 8B's shape (Grattafiori et al. 2024): 8.03 billion parameters."""
     return DecoderConfig(
-        "llama",
-        vocab_size=128_256,
-        hidden_size=4_096,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        inner_size=14_336,
-        positions=8_192,
-        rope_theta=500_000.0,
+        "llama", 128_256, 4_096, 32, 32, 8, inner_size=14_336, positions=8_192, rope_theta=500_000.0
     )

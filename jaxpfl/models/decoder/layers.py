@@ -1,4 +1,4 @@
-"""The parts of a decoder: linear maps (with adapters or int8 weights), norms and attention.
+"""The parts of Transformers: linear maps (with adapters or int8 weights), norms and attention.
 
 Weights may be stored in float32 or bfloat16. Every part computes in the dtype of its input, except
 that norms, softmax and rotary angles are computed in float32.
@@ -46,7 +46,6 @@ class Linear(nnx.Module):
         int8: bool = False,
         lora: LoRA | None = None,
     ):
-        rank = 0 if lora is None else lora.rank
         self.adapter_scale = 1.0 if lora is None else lora.scale
         if int8:
             self.kernel_int8 = nnx.Param(jnp.zeros((inputs, outputs), jnp.int8))
@@ -55,8 +54,10 @@ class Linear(nnx.Module):
             normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
             self.kernel = nnx.Param(normal * jnp.float32(deviation))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        self.a = nnx.Param(jnp.zeros((inputs, rank), jnp.float32)) if rank else None
-        self.b = nnx.Param(jnp.zeros((rank, outputs), jnp.float32)) if rank else None
+        self.a = self.b = None
+        if lora is not None:
+            self.a = nnx.Param(jnp.zeros((inputs, lora.rank), jnp.float32))
+            self.b = nnx.Param(jnp.zeros((lora.rank, outputs), jnp.float32))
 
     def __call__(self, x: Array) -> Array:
         """[..., inputs] to [..., outputs], in the dtype of `x`."""
@@ -78,11 +79,9 @@ class Linear(nnx.Module):
 class Norm(nnx.Module):
     """Layer norm (scale and bias) or RMS norm (scale alone), computed in float32."""
 
-    def __init__(self, config: DecoderConfig):
-        self.epsilon = config.norm_epsilon
-        size = config.hidden_size
+    def __init__(self, size: int, epsilon: float, *, centred: bool):
+        self.epsilon = epsilon
         self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        centred = config.model_type == "gpt2"
         self.bias = nnx.Param(jnp.zeros(size, jnp.float32)) if centred else None
 
     def __call__(self, x: Array) -> Array:
@@ -158,7 +157,7 @@ def rotary_frequencies(config: DecoderConfig) -> np.ndarray:
     frequencies = config.rope_theta**-exponents
     scaling = config.rope_scaling
     if scaling is not None:
-        turns = scaling.original_positions * frequencies / (2 * math.pi)
+        turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
         low, high = scaling.low_freq_factor, scaling.high_freq_factor
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
         frequencies = frequencies * (kept + (1 - kept) / scaling.factor)

@@ -1,7 +1,6 @@
 """Decoder language models: GPT-2 (Radford et al. 2019) and those in the form of Llama.
 
-These are Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023) and Qwen2 (Yang et al.
-2024).
+These are Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023), Qwen2 (Yang et al. 2024).
 
 With x = [B, L, H] the tokens of B sequences and Norm before every block:
 
@@ -29,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
+from jaxpfl.models.base import PAD, Batch, LossModel, Metrics, Params, masked_loss, split
 from jaxpfl.models.decoder.cache import Cache, attend_to_cache
 from jaxpfl.models.decoder.config import PROJECTIONS, DecoderConfig, LoRA
 from jaxpfl.models.decoder.layers import (
@@ -65,24 +64,22 @@ class Layer(nnx.Module):
                 lora=lora if lora is not None and name in lora.targets else None,
             )
 
-        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.activation = config.activation
-        self.attention_norm = Norm(config)
+        self.head_size, self.activation = config.head_size, config.activation
+        self.attention_norm = _norm(config)
         self.q = linear("q", hidden, queries)
         self.k = linear("k", hidden, keys)
         self.v = linear("v", hidden, keys)
         self.o = linear("o", queries, hidden, residual)
-        self.mlp_norm = Norm(config)
-        self.gate = linear("gate", hidden, inner) if config.gated else None
+        self.mlp_norm = _norm(config)
+        self.gate = None if config.model_type == "gpt2" else linear("gate", hidden, inner)
         self.up = linear("up", hidden, inner)
         self.down = linear("down", inner, hidden, residual)
 
     def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
         """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
         n = self.attention_norm(x)
-        q = self.q(n).reshape(*x.shape[:2], self.heads, self.head_size)
-        k = self.k(n).reshape(*x.shape[:2], self.kv_heads, self.head_size)
-        v = self.v(n).reshape(*x.shape[:2], self.kv_heads, self.head_size)
+        shape = (*x.shape[:2], -1, self.head_size)
+        q, k, v = (linear(n).reshape(shape) for linear in (self.q, self.k, self.v))
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v
@@ -95,6 +92,10 @@ class Layer(nnx.Module):
         if self.gate is None:
             return x + self.down(activation(self.up(n)))
         return x + self.down(activation(self.gate(n)) * self.up(n))
+
+
+def _norm(config: DecoderConfig) -> Norm:
+    return Norm(config.hidden_size, config.norm_epsilon, centred=config.model_type == "gpt2")
 
 
 class _Masks(NamedTuple):
@@ -111,8 +112,8 @@ class _Masks(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """A decoder language model: pure functions over a nested dict of arrays.
+class Decoder(LossModel):
+    """A decoder language model.
 
     The parameters are {"embed": {"token" [V, H], "position" [positions, H] (gpt2)}, "layers":
     {part: {leaf [layers, ...]}}, "norm", "head": {"kernel" [H, V]} (untied)}, with kernels
@@ -128,8 +129,8 @@ class Decoder:
         which takes less memory and a third more time. Otherwise the products of the linear maps are
         stored, and only what lies between them is recomputed, which is faster than storing it.
 
-    As a `jaxpfl.models.base.Model` it reads batches of "tokens" int32 [B, L], padded with -1 on
-    the right; every real token except the first of a row is a target.
+    Batches hold "tokens" int32 [B, L], padded with -1 on the right; every real token except the
+    first of a row is a target.
     """
 
     config: DecoderConfig
@@ -155,9 +156,10 @@ class Decoder:
     def _layer(self) -> nnx.GraphDef:
         return nnx.split(nnx.eval_shape(lambda: Layer(self, jax.random.key(0))))[0]
 
-    @cached_property
-    def _norm(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Norm(self.config)))[0]
+    def _normed(self, params: Params, x: Array) -> Array:
+        """The last norm of x [B, L, H]."""
+        norm = nnx.split(nnx.eval_shape(lambda: _norm(self.config)))[0]
+        return nnx.merge(norm, params["norm"])(x)
 
     @property
     def _windowed(self) -> Array | None:
@@ -183,23 +185,20 @@ class Decoder:
         config = self.config
         keys = [jax.random.fold_in(key, i) for i in range(4)]
 
-        def normal(key: Array, shape: tuple[int, ...]) -> Array:
+        def normal(key: Array, *shape: int) -> Array:
             drawn = jax.random.normal(key, shape, jnp.float32)
             return drawn * jnp.float32(config.initializer_range)
 
-        embed = {"token": normal(keys[0], (config.vocab_size, config.hidden_size))}
-        if not config.rotary:
-            embed["position"] = normal(keys[1], (config.positions, config.hidden_size))
-        layer_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-            keys[2], jnp.arange(config.layers)
-        )
-        params = {
-            "embed": embed,
-            "layers": jax.vmap(lambda key: split(Layer(self, key))[1])(layer_keys),
-            "norm": split(Norm(config))[1],
-        }
+        def layer(number: Array) -> Params:
+            return split(Layer(self, jax.random.fold_in(keys[2], number)))[1]
+
+        embed = {"token": normal(keys[0], config.vocab_size, config.hidden_size)}
+        if config.model_type == "gpt2":
+            embed["position"] = normal(keys[1], config.positions, config.hidden_size)
+        layers = jax.vmap(layer)(jnp.arange(config.layers))
+        params = {"embed": embed, "layers": layers, "norm": split(_norm(config))[1]}
         if not config.tied:
-            params["head"] = {"kernel": normal(keys[3], (config.hidden_size, config.vocab_size))}
+            params["head"] = {"kernel": normal(keys[3], config.hidden_size, config.vocab_size)}
         return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
     def hidden(
@@ -221,17 +220,15 @@ class Decoder:
         """
         x, masks, angles = self._start(params, tokens_BxL, positions_BxL, branch_BxL)
 
-        def layer(x: Array, slices: tuple[Params, Array | None]) -> tuple[Array, None]:
-            network = nnx.merge(self._layer, slices[0])
-            q, k, v = network.project(x, angles)
-            return network.finish(x, attend(q, k, v, masks.of(slices[1]))), None
+        def layer(x: Array, slices: Any) -> tuple[Array, None]:
+            return self._one(x, slices, masks, angles)[0], None
 
         kept = jax.checkpoint_policies
         policy = kept.nothing_saveable if self.remat else kept.dots_with_no_batch_dims_saveable
         # Inside a scan, XLA cannot merge the recomputation with the forward pass.
         body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x, _ = jax.lax.scan(body, x, (params["layers"], self._windowed))
-        return nnx.merge(self._norm, params["norm"])(x)
+        return self._normed(params, x)
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
@@ -243,27 +240,27 @@ class Decoder:
         return logits.reshape(*hidden.shape[:-1], -1)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy over the real targets, see `jaxpfl.models.base.Model.loss`."""
+        """Mean cross-entropy over the real targets."""
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
         hidden_BxLxH = self.hidden(params, tokens_BxL[:, :-1])
         targets_N = tokens_BxL[:, 1:].reshape(-1)
         logits_NxV = self.logits(params, hidden_BxLxH.reshape(-1, self.config.hidden_size))
         return masked_loss(logits_NxV, targets_N, targets_N != PAD)
 
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and targets."""
-        return self.loss(params, batch, mask)[1]
+    def _one(
+        self, x: Array, slices: tuple[Params, Array | None], masks: _Masks, angles: Array | None
+    ) -> tuple[Array, tuple[Array, Array]]:
+        """A layer, of its parameters and of whether it has the window, and its keys and values."""
+        network = nnx.merge(self._layer, slices[0])
+        q, k, v = network.project(x, angles)
+        return network.finish(x, attend(q, k, v, masks.of(slices[1]))), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
-        x, masks, angles = self._start(params, tokens_PxL, None, None)
+        x, masks, angles = self._start(params, tokens_PxL)
 
-        def layer(
-            x: Array, slices: tuple[Params, Array | None]
-        ) -> tuple[Array, tuple[Array, Array]]:
-            network = nnx.merge(self._layer, slices[0])
-            q, k, v = network.project(x, angles)
-            return network.finish(x, attend(q, k, v, masks.of(slices[1]))), (k, v)
+        def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
+            return self._one(x, slices, masks, angles)
 
         _, (k, v) = jax.lax.scan(layer, x, (params["layers"], self._windowed))
         keys = jnp.pad(k.transpose(0, 1, 3, 4, 2), ((0, 0),) * 4 + ((0, room),))
@@ -277,28 +274,28 @@ class Decoder:
         """
         window = self.config.window
         barriers = _Masks(cache.barrier(), None if window is None else cache.barrier(window))
-        x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None], None)
+        x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None])
 
-        def layer(x: Array, slices: tuple[Params, Array | None, Array, Array]):
+        def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
-            attended_SxE = attend_to_cache(q, k, v, *slices[2:], barriers.of(slices[1]))
+            keys, values = slices[2:]
+            attended_SxE = attend_to_cache(q, k, v, keys, values, barriers.of(slices[1]))
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
 
         slices = (params["layers"], self._windowed, cache.keys, cache.values)
         x, (k, v) = jax.lax.scan(layer, x, slices)
-        hidden_SxH = nnx.merge(self._norm, params["norm"])(x)[:, 0]
-        return self.logits(params, hidden_SxH), cache.write(k, v)
+        return self.logits(params, self._normed(params, x)[:, 0]), cache.write(k, v)
 
     def _start(
         self,
         params: Params,
         tokens_BxL: Array,
-        positions_BxL: Array | None,
-        branch_BxL: Array | None,
-    ) -> tuple[Array, "_Masks", Array | None]:
+        positions_BxL: Array | None = None,
+        branch_BxL: Array | None = None,
+    ) -> tuple[Array, _Masks, Array | None]:
         """Embedded tokens [B, L, H], attention masks [B, L, L] and rotary angles [B, L, D/2]."""
         batch, length = tokens_BxL.shape
         if positions_BxL is None and length > self.config.positions:
@@ -318,19 +315,19 @@ class Decoder:
             masks = _Masks(seen_BxLxL, seen_BxLxL & (apart_BxLxL < self.config.window))
         embed = params["embed"]
         x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
-        if not self.config.rotary:
+        if self.config.model_type == "gpt2":
             return (x + look_up(embed["position"], positions_BxL)).astype(self.compute), masks, None
         frequencies_E = jnp.asarray(rotary_frequencies(self.config))
         angles = positions_BxL[:, :, None].astype(jnp.float32) * frequencies_E[None, None]
         return x.astype(self.compute), masks, angles
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
-        """The sharding of parameters on a mesh: a tree like `params` of `NamedSharding`.
+        """The `NamedSharding` on a mesh of each parameter, an array or a shape.
 
         Heads and inner features are sharded over the mesh axis "model" (Shoeybi et al. 2019), the
         other side of each matrix over "data", gathered when it is used (fully sharded data
         parallelism). An axis that the mesh does not have, or that does not divide the size, is left
-        out. `params` holds arrays or shapes.
+        out.
         """
 
         def place(keys: Any, leaf: Any) -> NamedSharding:

@@ -5,7 +5,13 @@ from typing import Any, Self
 
 from jaxpfl.checks import non_negative_int, one_of, positive_float32, positive_int
 from jaxpfl.errors import InputError
-from jaxpfl.models.decoder.config import ACTIVATION_NAMES, check_multiple
+from jaxpfl.models.decoder.config import (
+    ACTIVATION_NAMES,
+    check_fixed,
+    check_multiple,
+    fill_in,
+    read_fields,
+)
 
 MODEL_TYPES = ("bert", "albert", "roberta", "distilbert", "mpnet")
 CAUSAL_TYPES = ("bert", "roberta")
@@ -28,15 +34,11 @@ _NAMES = {
     "pad_token_id": "pad",
 }
 _DISTILBERT_NAMES = {
-    "vocab_size": "vocab_size",
-    "dim": "hidden_size",
-    "n_layers": "layers",
-    "n_heads": "heads",
-    "hidden_dim": "inner_size",
-    "activation": "activation",
-    "max_position_embeddings": "positions",
-    "initializer_range": "initializer_range",
-    "pad_token_id": "pad",
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
 }
 _ALBERT_NAMES = {"embedding_size": "embedding_size", "num_hidden_groups": "groups"}
 # The values that transformers gives to fields which a config.json leaves out.
@@ -76,16 +78,16 @@ class EncoderConfig:
         or "mpnet" (no segments, positions as in RoBERTa and relative ones in attention).
       vocab_size: number of token ids.
       hidden_size: features of a token between the layers.
-      inner_size: features inside the feed-forward block; None means four times `hidden_size`.
+      inner_size: features inside the feed-forward block; 0 means four times `hidden_size`.
       activation: of the feed-forward block, by the name that Hugging Face gives it.
       positions: the number of tokens of the longest sequence.
       segments: rows of the segment embedding; every token is in segment 0. None means 2, and 0 for
         a model that has no segments.
       norm_epsilon: added to the variance in the norms.
       initializer_range: standard deviation of random weights.
-      embedding_size: features of an embedding ("albert" only); None means `hidden_size`.
+      embedding_size: features of an embedding ("albert" only); 0 means `hidden_size`.
       groups: into how many groups the layers are divided, all layers of a group having the same
-        parameters ("albert" only); None means one group per layer.
+        parameters ("albert" only); 0 means one group per layer.
       pad: id of the padding token; only the positions of RoBERTa and MPNet depend on it.
 
     Raises:
@@ -98,52 +100,40 @@ class EncoderConfig:
     hidden_size: int = 768
     layers: int = 12
     heads: int = 12
-    inner_size: int | None = None
+    inner_size: int = 0
     activation: str = "gelu"
     positions: int = 512
     segments: int | None = None
     norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
-    embedding_size: int | None = None
-    groups: int | None = None
+    embedding_size: int = 0
+    groups: int = 0
     pad: int = 0
 
     def __post_init__(self):
         one_of("model_type", self.model_type, MODEL_TYPES)
         for field in ("vocab_size", "hidden_size", "layers", "heads", "positions"):
             positive_int(field, getattr(self, field))
-        self._check_segments()
-        for field, default in (
-            ("inner_size", 4 * self.hidden_size),
-            ("embedding_size", self.hidden_size),
-            ("groups", self.layers),
-        ):
-            if getattr(self, field) is None:
-                object.__setattr__(self, field, default)
-            positive_int(field, getattr(self, field))
-        for field in ("norm_epsilon", "initializer_range"):
-            positive_float32(field, getattr(self, field))
-        non_negative_int("pad", self.pad)
-        one_of("activation", self.activation, ACTIVATION_NAMES)
-        check_multiple("hidden_size", self.hidden_size, "heads", self.heads)
-        assert self.groups is not None
-        if self.groups > self.layers:
-            raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
-        if self.model_type != "albert":
-            for field, only in (("embedding_size", self.hidden_size), ("groups", self.layers)):
-                if getattr(self, field) != only:
-                    raise InputError(
-                        f"{field} must be {only} in {self.model_type}, found {getattr(self, field)}"
-                    )
-
-    def _check_segments(self) -> None:
         segmented = self.model_type in _SEGMENTED
         if self.segments is None:
             object.__setattr__(self, "segments", 2 if segmented else 0)
         if segmented:
             positive_int("segments", self.segments)
-        elif self.segments != 0:
-            raise InputError(f"segments must be 0 in {self.model_type}, found {self.segments}")
+        else:
+            check_fixed(self, segments=0)
+        size = self.hidden_size
+        fill_in(self, inner_size=4 * size, embedding_size=size, groups=self.layers)
+        for field in ("inner_size", "embedding_size", "groups"):
+            positive_int(field, getattr(self, field))
+        for field in ("norm_epsilon", "initializer_range"):
+            positive_float32(field, getattr(self, field))
+        non_negative_int("pad", self.pad)
+        one_of("activation", self.activation, ACTIVATION_NAMES)
+        check_multiple("hidden_size", size, "heads", self.heads)
+        if self.groups > self.layers:
+            raise InputError(f"groups must not exceed layers = {self.layers}, found {self.groups}")
+        if self.model_type != "albert":
+            check_fixed(self, embedding_size=size, groups=self.layers)
 
     @property
     def first_position(self) -> int:
@@ -152,7 +142,6 @@ class EncoderConfig:
 
     def group(self, layer: int) -> int:
         """The group to which a layer belongs."""
-        assert self.groups is not None
         return layer * self.groups // self.layers
 
     @classmethod
@@ -163,13 +152,7 @@ class EncoderConfig:
           InputError: another architecture, or a variant that these networks do not compute.
         """
         model_type = one_of("model_type", values.get("model_type"), MODEL_TYPES)
-        names = _names(model_type)
-        for field, only in _FIXED.items():
-            found = values.get(field)
-            if found is not None and found != only:
-                raise InputError(f"{field} must be {only!r}, found {found!r}")
-        given = {ours: values[name] for name, ours in names.items() if values.get(name) is not None}
-        given = _DEFAULTS[model_type] | given
+        given = _DEFAULTS[model_type] | read_fields(values, _names(model_type), _FIXED)
         if model_type == "mpnet" and given["pad"] != 1:
             # The published network has positions from 2 on, whatever its config.json says.
             raise InputError(f"pad_token_id must be 1 in mpnet, found {given['pad']!r}")
@@ -202,9 +185,10 @@ class EncoderConfig:
 
 def _names(model_type: str) -> dict[str, str]:
     """From the fields of a config.json to ours."""
-    if model_type == "distilbert":
-        return _DISTILBERT_NAMES
     names = _NAMES | (_ALBERT_NAMES if model_type == "albert" else {})
     if model_type not in _SEGMENTED:
-        names = {theirs: ours for theirs, ours in names.items() if ours != "segments"}
+        del names["type_vocab_size"]
+    if model_type == "distilbert":
+        del names["layer_norm_eps"]
+        names = {_DISTILBERT_NAMES.get(name, name): ours for name, ours in names.items()}
     return names

@@ -18,7 +18,6 @@ Dropout is left out.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -29,44 +28,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.checks import one_of
 from jaxpfl.errors import InputError
-from jaxpfl.models.base import PAD, Batch, Metrics, Params, masked_loss, split
-from jaxpfl.models.decoder.layers import ACTIVATIONS
+from jaxpfl.models.base import PAD, Batch, Metrics, NetworkModel, Params
+from jaxpfl.models.decoder.layers import ACTIVATIONS, Linear, Norm
 from jaxpfl.models.encoder.config import CAUSAL_TYPES, RELATIVE_POSITIONS, EncoderConfig
-from jaxpfl.models.layers.output_layer import mean_cross_entropy
+from jaxpfl.models.layers.output_layer import next_token_loss
 
 
-class Linear(nnx.Module):
-    """x W + b."""
-
-    def __init__(self, inputs: int, outputs: int, config: EncoderConfig, key: Array):
-        normal = jax.nn.initializers.normal(config.initializer_range)
-        self.kernel = nnx.Param(normal(key, (inputs, outputs), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
-
-    def __call__(self, x_NxI: Array) -> Array:
-        return x_NxI @ self.kernel[...] + self.bias[...][None, :]
+def _linear(inputs: int, outputs: int, config: EncoderConfig, key: Array) -> Linear:
+    return Linear(inputs, outputs, key, deviation=config.initializer_range, bias=True)
 
 
-class Norm(nnx.Module):
-    """Layer normalisation over the features, with scale and bias (Ba et al. 2016)."""
-
-    def __init__(self, size: int, epsilon: float):
-        self.epsilon = epsilon
-        self.scale = nnx.Param(jnp.ones(size, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(size, jnp.float32))
-
-    def __call__(self, x_NxH: Array) -> Array:
-        centred_NxH = x_NxH - jnp.mean(x_NxH, axis=-1, keepdims=True)
-        variance_Nx1 = jnp.mean(jnp.square(centred_NxH), axis=-1, keepdims=True)
-        unit_NxH = centred_NxH * jax.lax.rsqrt(variance_Nx1 + self.epsilon)
-        return unit_NxH * self.scale[...][None, :] + self.bias[...][None, :]
+def _norm(size: int, config: EncoderConfig) -> Norm:
+    return Norm(size, config.norm_epsilon, centred=True)
 
 
 class Embeddings(nnx.Module):
     """The normalised sum of word, position and segment embeddings; every token is in segment 0."""
 
     def __init__(self, config: EncoderConfig, key: Array):
-        assert config.embedding_size is not None
         size, normal = config.embedding_size, jax.nn.initializers.normal(config.initializer_range)
         keys = [jax.random.fold_in(key, i) for i in range(3)]
         self.first = config.first_position
@@ -75,7 +54,7 @@ class Embeddings(nnx.Module):
         self.position = nnx.Param(normal(keys[1], (rows, size), jnp.float32))
         segment = normal(keys[2], (config.segments or 0, size), jnp.float32)
         self.segment = nnx.Param(segment) if config.segments else None
-        self.norm = Norm(size, config.norm_epsilon)
+        self.norm = _norm(size, config)
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
         """Float32 [B * L, embedding_size]."""
@@ -99,17 +78,16 @@ class Layer(nnx.Module):
     """Self-attention and feed-forward block, each with its residual and norm."""
 
     def __init__(self, config: EncoderConfig, key: Array):
-        assert config.inner_size is not None
         keys = [jax.random.fold_in(key, i) for i in range(4)]
         hidden, inner = config.hidden_size, config.inner_size
         self.heads = config.heads
         self.activation = config.activation
-        self.qkv = Linear(hidden, 3 * hidden, config, keys[0])
-        self.attention = Linear(hidden, hidden, config, keys[1])
-        self.attention_norm = Norm(hidden, config.norm_epsilon)
-        self.up = Linear(hidden, inner, config, keys[2])
-        self.down = Linear(inner, hidden, config, keys[3])
-        self.output_norm = Norm(hidden, config.norm_epsilon)
+        self.qkv = _linear(hidden, 3 * hidden, config, keys[0])
+        self.attention = _linear(hidden, hidden, config, keys[1])
+        self.attention_norm = _norm(hidden, config)
+        self.up = _linear(hidden, inner, config, keys[2])
+        self.down = _linear(inner, hidden, config, keys[3])
+        self.output_norm = _norm(hidden, config)
 
     def __call__(
         self, x_NxH: Array, mask_BxL: Array, causal: bool, bias_KxLxL: Array | None
@@ -194,12 +172,11 @@ class Head(nnx.Module):
     """The language-model head: the features and the biases of the tied output layer."""
 
     def __init__(self, config: EncoderConfig, key: Array):
-        assert config.embedding_size is not None
         # The heads of these use the exact GELU, whatever their layers use.
         exact = config.model_type in ("roberta", "mpnet")
         self.activation = "gelu" if exact else config.activation
-        self.dense = Linear(config.hidden_size, config.embedding_size, config, key)
-        self.norm = Norm(config.embedding_size, config.norm_epsilon)
+        self.dense = _linear(config.hidden_size, config.embedding_size, config, key)
+        self.norm = _norm(config.embedding_size, config)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size, jnp.float32))
 
     def __call__(self, x_NxH: Array) -> Array:
@@ -211,7 +188,6 @@ class Network(nnx.Module):
 
     def __init__(self, model: "Encoder", key: Array):
         config = model.config
-        assert config.groups is not None and config.embedding_size is not None
         keys = [jax.random.fold_in(key, i) for i in range(config.groups + 4)]
         self.causal = model.causal
         self.turns = tuple(config.group(i) for i in range(config.layers))
@@ -219,7 +195,7 @@ class Network(nnx.Module):
         for i in range(config.groups):
             setattr(self, f"layer_{i}", Layer(config, keys[i + 1]))
         albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
-        self.widen = Linear(*sizes, config, keys[-3]) if albert else None
+        self.widen = _linear(*sizes, config, keys[-3]) if albert else None
         self.head = Head(config, keys[-2]) if model.head else None
         relative = config.model_type == "mpnet"
         self.relative = RelativePositions(config, keys[-1]) if relative else None
@@ -240,16 +216,15 @@ class Network(nnx.Module):
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """An encoder of the BERT family: pure functions over a nested dict of float32 arrays.
+class Encoder(NetworkModel):
+    """An encoder of the BERT family.
+
+    A causal one ("bert" or "roberta") with a head is a `jaxpfl.models.base.Model`: a batch holds
+    "tokens" int32 [B, L], padded with -1 at the end of a row, and every token predicts the next.
 
     Attributes:
       causal: whether a token sees only those up to itself, as with `is_decoder` in transformers.
       head: whether there is a language-model head, for masked tokens or (causal) the next token.
-
-    A causal encoder ("bert" or "roberta") with a head is a `jaxpfl.models.base.Model`: a batch
-    holds "tokens" int32 [B, L], padded with -1 at the end of a row, and every token predicts the
-    next.
     """
 
     config: EncoderConfig
@@ -270,13 +245,8 @@ class Encoder:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    @cached_property
-    def _graphdef(self) -> nnx.GraphDef:
-        return nnx.split(nnx.eval_shape(lambda: Network(self, jax.random.key(0))))[0]
-
-    def init(self, key: Array) -> Params:
-        """Normal matrices of deviation `initializer_range`, zero biases, unit scales."""
-        return split(Network(self, key))[1]
+    def _network(self, key: Array) -> Network:
+        return Network(self, key)
 
     def shardings(self, mesh: Mesh, params: Params) -> Params:
         """Shardings that put a copy on every device of a mesh, because these networks are small."""
@@ -300,7 +270,7 @@ class Encoder:
                 f"{tokens_BxL.shape[1]}"
             )
         mask_BxL = tokens_BxL != PAD if mask_BxL is None else mask_BxL
-        return nnx.merge(self._graphdef, params)(tokens_BxL, mask_BxL)
+        return self._merged(params)(tokens_BxL, mask_BxL)
 
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
         """Logits [..., V] of the token at every place (causal: of the token after it).
@@ -309,7 +279,8 @@ class Encoder:
           InputError: the model has no head.
         """
         flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
-        logits_NxV = _logits(*self._output_layer(params, flat_NxH))
+        features_NxE, matrix_VxE, bias_V = self._output_layer(params, flat_NxH)
+        logits_NxV = features_NxE @ matrix_VxE.T + bias_V[None, :]
         return logits_NxV.reshape(*hidden_BxLxH.shape[:-1], -1)
 
     def masked_logits(
@@ -319,38 +290,18 @@ class Encoder:
         return self.logits(params, self.hidden(params, tokens_BxL, mask_BxL))
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy of the next tokens, see `jaxpfl.models.base.Model.loss`.
+        """Mean cross-entropy of the next tokens.
 
         Raises:
           InputError: the model is not causal, or has no head.
         """
-        output, targets_N, real_N = self._read(params, batch, mask)
-        loss = mean_cross_entropy(*output, targets_N, real_N)
-        # Training does not use the metrics, and XLA then leaves out their logits.
-        return loss, masked_loss(_logits(*output), targets_N, real_N)[1]
-
-    def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
-        """Sums of loss, correct predictions and targets; errors as `loss`."""
-        output, targets_N, real_N = self._read(params, batch, mask)
-        return masked_loss(_logits(*output), targets_N, real_N)[1]
-
-    def _read(
-        self, params: Params, batch: Batch, mask: Array
-    ) -> tuple[tuple[Array, Array, Array], Array, Array]:
-        """The output layer at all tokens but a row's last, their targets, and which are real."""
         if not self.causal:
             raise InputError("only a causal encoder predicts the next token, found causal=False")
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)
         flat_NxH = self.hidden(params, tokens_BxL[:, :-1]).reshape(-1, self.config.hidden_size)
-        targets_N = tokens_BxL[:, 1:].reshape(-1)
-        output = self._output_layer(params, flat_NxH)
-        return output, jnp.maximum(targets_N, 0), targets_N != PAD
+        return next_token_loss(*self._output_layer(params, flat_NxH), tokens_BxL[:, 1:].reshape(-1))
 
     def _output_layer(self, params: Params, flat_NxH: Array) -> tuple[Array, Array, Array]:
         if not self.head:
             raise InputError("the encoder has no language-model head: its weights had none")
-        return nnx.merge(self._graphdef, params).output_layer(flat_NxH)
-
-
-def _logits(m_NxE: Array, matrix_VxE: Array, bias_V: Array) -> Array:
-    return m_NxE @ matrix_VxE.T + bias_V[None, :]
+        return self._merged(params).output_layer(flat_NxH)

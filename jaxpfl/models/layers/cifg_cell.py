@@ -1,6 +1,6 @@
 """The CIFG recurrence with projection, and its gradient.
 
-For input x, previous output m and previous cell c (Greff et al. 2015; Sak et al. 2014):
+For input x, cell_before output m and cell_before cell c (Greff et al. 2015; Sak et al. 2014):
 
     [j, f, o] = [x, m] W + b
     F  = sigmoid(f + 1)                     (with peepholes: f + p_f * c + 1)
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 def step(weights: Weights, gates_Bx3H: Array, c_BxH: Array) -> Step:
-    """One step of the recurrence, from [x, m] W + b and the previous cell."""
+    """One step of the recurrence, from [x, m] W + b and the cell_before cell."""
     j_BxH, f_BxH, o_BxH = jnp.split(gates_Bx3H, 3, axis=-1)
     if weights.peepholes is not None:
         f_BxH = f_BxH + weights.peepholes[0][None, :] * c_BxH
@@ -85,7 +85,7 @@ def _scan(x_TxBxI: Array, weights: Weights) -> Step:
     length, batch, _ = x_TxBxI.shape
     hidden, projection = weights.projection.shape
     recurrent = weights.recurrent
-    x_TxBx3H = weights.gate_inputs(_rows(x_TxBxI)).reshape(length, batch, -1)
+    x_TxBx3H = weights.gate_inputs(rows(x_TxBxI)).reshape(length, batch, -1)
     dtype = x_TxBxI.dtype
     start = (jnp.zeros((batch, projection), dtype), jnp.zeros((batch, hidden), dtype))
     return lax.scan(body, start, x_TxBx3H)[1]
@@ -102,18 +102,19 @@ def _forward(x_TxBxI: Array, weights: Weights) -> tuple[Array, tuple[Array, Step
     return steps.output, (x_TxBxI, steps, weights)
 
 
-def _before(states_TxBxK: Array) -> Array:
+def before(states_TxBxK: Array) -> Array:
     """The state before each step, zeros before the first."""
     return jnp.concatenate([jnp.zeros_like(states_TxBxK[:1]), states_TxBxK[:-1]])
 
 
-def _rows(states_TxBxK: Array) -> Array:
+def rows(states_TxBxK: Array) -> Array:
+    """[T * B, K]."""
     return states_TxBxK.reshape(-1, states_TxBxK.shape[-1])
 
 
 def _backward(residuals: tuple[Array, Step, Weights], dm_TxBxP: Array) -> tuple[Array, Weights]:
     x_TxBxI, steps, weights = residuals
-    cell_before = _before(steps.cell)
+    cell_before = before(steps.cell)
     # Transposed once, because on CPUs a transposed product takes half as long again at every step.
     recurrent_3HxP = weights.recurrent.T
     projection_PxH = weights.projection.T
@@ -141,11 +142,11 @@ def _backward(residuals: tuple[Array, Step, Weights], dm_TxBxP: Array) -> tuple[
     start = (jnp.zeros_like(dm_TxBxP[0]), jnp.zeros_like(steps.cell[0]))
     inputs = (dm_TxBxP, steps, cell_before)
     dx_TxBx3H, dm_TxBxP = lax.scan(body, start, inputs, reverse=True)[1]
-    dx_Nx3H = _rows(dx_TxBx3H)
-    read_NxK = _rows(jnp.concatenate([x_TxBxI, _before(steps.output)], axis=-1))
+    dx_Nx3H = rows(dx_TxBx3H)
+    read_NxK = rows(jnp.concatenate([x_TxBxI, before(steps.output)], axis=-1))
     d_kernel = read_NxK.T @ dx_Nx3H
     d_bias = jnp.sum(dx_Nx3H, axis=0)
-    d_projection = _rows(steps.exposed).T @ _rows(dm_TxBxP)
+    d_projection = rows(steps.exposed).T @ rows(dm_TxBxP)
     d_peepholes = None
     if weights.peepholes is not None:
         _, df_TxBxH, do_TxBxH = jnp.split(dx_TxBx3H, 3, axis=-1)

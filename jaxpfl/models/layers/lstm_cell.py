@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxpfl.models.layers.cifg_cell import before, rows
+
 
 class Weights(NamedTuple):
     """The parameters of a layer.
@@ -62,7 +64,7 @@ def _step(gates_Bx4H: Array, c_BxH: Array) -> Step:
 def _scan(x_TxBxI: Array, weights: Weights) -> Step:
     length, batch, inputs = x_TxBxI.shape
     recurrent_Hx4H = weights.kernel[inputs:]
-    x_Nx4H = _rows(x_TxBxI) @ weights.kernel[:inputs] + weights.bias[None, :]
+    x_Nx4H = rows(x_TxBxI) @ weights.kernel[:inputs] + weights.bias[None, :]
 
     def body(carry: tuple[Array, Array], x_Bx4H: Array) -> tuple[tuple[Array, Array], Step]:
         h_BxH, c_BxH = carry
@@ -109,21 +111,12 @@ def _backward(residuals: tuple[Array, Step, Weights], dh_TxBxH: Array) -> tuple[
         return (d_gates_Bx4H @ recurrent_4HxH, dc_BxH * one.forget), d_gates_Bx4H
 
     start = (jnp.zeros_like(dh_TxBxH[0]), jnp.zeros_like(dh_TxBxH[0]))
-    inputs = (dh_TxBxH, steps, _before(steps.cell))
-    d_gates_Nx4H = _rows(lax.scan(body, start, inputs, reverse=True)[1])
-    read_NxK = _rows(jnp.concatenate([x_TxBxI, _before(steps.output)], axis=-1))
+    inputs = (dh_TxBxH, steps, before(steps.cell))
+    d_gates_Nx4H = rows(lax.scan(body, start, inputs, reverse=True)[1])
+    read_NxK = rows(jnp.concatenate([x_TxBxI, before(steps.output)], axis=-1))
     dx_NxI = d_gates_Nx4H @ weights.kernel[: weights.inputs].T
     d_weights = Weights(read_NxK.T @ d_gates_Nx4H, jnp.sum(d_gates_Nx4H, axis=0))
     return dx_NxI.reshape(x_TxBxI.shape), d_weights
-
-
-def _before(states_TxBxH: Array) -> Array:
-    """The state before each step, zeros before the first."""
-    return jnp.concatenate([jnp.zeros_like(states_TxBxH[:1]), states_TxBxH[:-1]])
-
-
-def _rows(states_TxBxK: Array) -> Array:
-    return states_TxBxK.reshape(-1, states_TxBxK.shape[-1])
 
 
 run.defvjp(_forward, _backward)

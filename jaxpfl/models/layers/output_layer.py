@@ -1,4 +1,4 @@
-"""The mean cross-entropy of a linear output layer, and its gradient.
+"""The mean cross-entropy of a linear output layer, its gradient, and next-token losses.
 
 For features m_n, a matrix E and biases b, the loss over the N_real rows that count is
 
@@ -20,7 +20,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxpfl.models.base import PAD, Metrics, masked_loss
 from jaxpfl.models.layers.embedding import add_rows
+
+
+def next_token_loss(
+    m_NxP: Array, matrix_VxP: Array, bias_V: Array, targets_N: Array, *, oov: int | None = None
+) -> tuple[Array, Metrics]:
+    """Mean cross-entropy over the targets that are not `PAD`, and the metrics of `masked_loss`."""
+    real_N = targets_N != PAD
+    loss = mean_cross_entropy(m_NxP, matrix_VxP, bias_V, jnp.maximum(targets_N, 0), real_N)
+    # Training does not use the metrics, and XLA then leaves out their logits.
+    logits_NxV = m_NxP @ matrix_VxP.T + bias_V[None, :]
+    return loss, masked_loss(logits_NxV, targets_N, real_N, oov=oov)[1]
 
 
 @jax.custom_vjp

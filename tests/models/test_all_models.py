@@ -1,0 +1,212 @@
+"""What every model promises: padding leaves no trace, published sizes, checked settings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import InputError
+from jaxpfl.models import (
+    GAN,
+    MLP,
+    CIFGLanguageModel,
+    LSTMLanguageModel,
+    ResNet,
+    TagPrediction,
+    classifier_cnn,
+    count_parameters,
+    emnist_cnn,
+    from_functions,
+)
+from jaxpfl.models.base import initialised
+from jaxpfl.models.decoder import lora
+from jaxpfl.models.decoder.config import DecoderConfig, LoRA, distilgpt2, llama3_8b
+from jaxpfl.models.decoder.network import Decoder
+from jaxpfl.models.encoder.config import EncoderConfig
+from jaxpfl.models.encoder.network import Encoder
+
+SIZES = dict(vocab_size=23, hidden_size=8, layers=1, heads=2, positions=12)
+TOKENS = np.array([[1, 5, 3, 8, 2, -1], [1, 4, 4, 6, 7, 3], [1, 2, -1, -1, -1, -1]], np.int32)
+WORDS = CIFGLanguageModel(vocab_size=11, embedding=4, hidden=6, projection=4)
+CHARACTERS = CIFGLanguageModel(
+    vocab_size=258, embedding=128, hidden=256, projection=128, layers=3, tied=False
+)
+
+
+def images(*shape: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {"image": random.random((5, *shape), np.float32), "label": np.array([0, 2, 1, 2, 0])}
+
+
+def own_loss(params, batch):
+    # The square root has no finite gradient at 0, which is what padding may hold.
+    found = jnp.sqrt(jnp.abs(batch["image"].reshape(len(batch["label"]), -1))) @ params["w"]
+    return jnp.square(found[:, 0] - batch["label"])
+
+
+# Batches of five examples, of which the last two are padding.
+MODELS = {
+    "cnn": (classifier_cnn((6, 6, 1), 3), images(6, 6, 1)),
+    "resnet": (ResNet((9, 9, 1), 3, crop=8, width=2, stages=(1,)), images(9, 9, 1)),
+    "mlp": (MLP(3, 4, 5), {"features": images(3)["image"], "label": np.arange(5) % 4}),
+    "tags": (
+        TagPrediction(words=6, tags=9),
+        {
+            "words": np.array([[0, 0, 3], [5, -1, -1], [6, 1, 2], [1, 1, 1], [2, -1, -1]]),
+            "tags": np.array([[1, 8], [9, -1], [0, 2], [1, 3], [4, -1]]),
+        },
+    ),
+    "own": (from_functions(lambda key: {"w": jnp.ones((4, 1))}, own_loss), images(2, 2, 1)),
+    "lstm": (LSTMLanguageModel(vocab_size=11, embedding=3, hidden=5, layers=1), None),
+    "cifg": (WORDS, None),
+    "gpt2": (Decoder(DecoderConfig("gpt2", **SIZES)), None),
+    "llama": (Decoder(DecoderConfig("llama", **SIZES)), None),
+    "encoder": (Encoder(EncoderConfig(**SIZES), causal=True, head=True), None),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_padding_leaves_no_trace_and_calls_keep_nothing(kind):
+    """TRUST 1 and 23: padding contributes exactly zero, whatever it holds, and so does an empty
+    client."""
+    model, batch = MODELS[kind]
+    batch = batch or {"tokens": np.concatenate([TOKENS, TOKENS[:2]])}
+    mask = np.arange(5) < 3
+    params = model.init(jax.random.key(0))
+    before = jax.tree.map(np.array, params)
+    step = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+    (loss, sums), gradient = step(params, batch, mask)
+    assert {leaf.dtype for leaf in jax.tree.leaves((loss, sums, gradient))} == {np.dtype("f4")}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    assert float(loss) > 0
+    np.testing.assert_allclose(loss, sums["loss_sum"] / sums["count"], rtol=1e-6)
+    evaluated = jax.jit(model.evaluate)(params, batch, mask)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), evaluated, sums)
+
+    # What padding holds makes no difference at all.
+    other = {name: values.copy() for name, values in batch.items()}
+    for values in other.values():
+        values[3:] = np.nan if values.dtype == np.float32 else 1
+    (again, _), again_gradient = step(params, other, mask)
+    assert loss == again
+    jax.tree.map(np.testing.assert_array_equal, gradient, again_gradient)
+
+    # Without padding, sums are rounded otherwise. Uncompiled, the loss is the same.
+    real = {name: values[:3] for name, values in batch.items()}
+    (alone, alone_sums), alone_gradient = step(params, real, mask[:3])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        (loss, sums, gradient),
+        (alone, alone_sums, alone_gradient),
+    )
+    np.testing.assert_allclose(model.loss(params, real, mask[:3])[0], alone, rtol=1e-5)
+
+    empty = step(params, batch, np.zeros(5, bool))
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(empty))
+    moved = jax.tree.map(lambda leaf: leaf + 0.5, params)
+    assert step(moved, batch, mask)[0][0] != loss
+    assert step(params, batch, mask)[0][0] == loss
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+PUBLISHED = [
+    (classifier_cnn(), 95_012),
+    (emnist_cnn(), 1_206_590),
+    (ResNet(), 11_227_812),
+    (TagPrediction(), 10_000 * 500 + 500),
+    (LSTMLanguageModel(), 820_522),
+    (CIFGLanguageModel(), 1_422_250),
+    (CIFGLanguageModel(tied=False), 2_382_250),
+    (CHARACTERS, 756_738),
+    (dataclasses.replace(CHARACTERS, peepholes=True), 758_274),
+    (GAN(), 13_285_217 + 6_558_913),
+    (Decoder(distilgpt2()), 81_912_576),
+    (Decoder(llama3_8b()), 8_030_261_248),
+    (
+        Decoder(
+            DecoderConfig(
+                "qwen2", 151_936, 896, 24, heads=14, kv_heads=2, inner_size=4_864, tied=True
+            )
+        ),
+        494_032_768,
+    ),
+    (
+        Decoder(
+            DecoderConfig("mistral", 32_000, 4_096, 32, heads=32, kv_heads=8, inner_size=14_336)
+        ),
+        7_241_732_096,
+    ),
+    # Encoders without the pooler; a head without the tied output layer.
+    (Encoder(EncoderConfig()), 108_891_648),
+    (Encoder(EncoderConfig(), head=True), 109_514_298),
+    (
+        Encoder(EncoderConfig("albert", 30_000, embedding_size=128, groups=1)),
+        11_092_992,
+    ),
+    (Encoder(EncoderConfig("roberta", 50_265, segments=1, pad=1)), 124_055_040),
+    (Encoder(EncoderConfig("distilbert", layers=6)), 66_362_880),
+    (Encoder(EncoderConfig("mpnet", 30_527, pad=1)), 108_895_872),
+]
+
+
+@pytest.mark.parametrize(("model", "number"), PUBLISHED, ids=range(len(PUBLISHED)))
+def test_there_are_as_many_parameters_as_published(model, number):
+    assert count_parameters(jax.eval_shape(model.init, jax.random.key(0))) == number
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "message"),
+    [
+        (classifier_cnn, {"image_shape": (28, 28)}, "image_shape"),
+        (classifier_cnn, {"image_shape": (0, 3, 1)}, "image_shape"),
+        (classifier_cnn, {"classes": True}, "classes"),
+        (ResNet, {"crop": 33}, "crop must fit"),
+        (ResNet, {"width": 3}, "width must be a multiple"),
+        (MLP, {"features": 0, "classes": 2}, "features must be at least 1"),
+        (LSTMLanguageModel, {"hidden": 0}, "hidden"),
+        (CIFGLanguageModel, {"hidden": 0}, "hidden"),
+        (CIFGLanguageModel, {"projection": 64}, "projection must equal embedding"),
+        (CIFGLanguageModel, {"output_bias_prior": (0.5,)}, "output_bias_prior must have"),
+        (GAN, {"image_shape": (28, 30, 1)}, "multiples of 4"),
+        (GAN, {"width": float("nan")}, "width"),
+        (GAN, {"noise": 0}, "noise"),
+        (LoRA, {"rank": 0}, "rank must be at least 1, found 0"),
+        (LoRA, {"alpha": float("nan")}, "alpha must be a finite number"),
+        (LoRA, {"targets": ()}, "targets must be different names, at least one"),
+        (LoRA, {"targets": ("q", "q")}, "targets must be different names, at least one"),
+        (LoRA, {"targets": ("query",)}, "targets.0. must be one of 'q', .* found 'query'"),
+    ],
+)
+def test_settings_are_checked(make, settings, message):
+    """TRUST 9."""
+    with pytest.raises(InputError, match=message):
+        make(**settings)
+
+
+HUGE = CIFGLanguageModel(vocab_size=10**9, embedding=1_000, hidden=8, projection=1_000)
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_drawn():
+    """TRUST 39: 4 TB of parameters. A dry run may be for another machine, and only traces."""
+    with pytest.raises(InputError, match=r"^a model of 1,00\d,\d{3},\d{3},\d{3} parameters would"):
+        initialised(HUGE, jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: initialised(HUGE, key), jax.random.key(0))
+    assert count_parameters(shapes) > 10**12
+    found, expected = (
+        draw(jax.random.key(1)) for draw in (lambda k: initialised(WORDS, k), WORDS.init)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_adapters_of_a_rank_that_no_machine_holds_are_refused():
+    model, settings = Decoder(DecoderConfig("llama", **SIZES)), LoRA(rank=10**9)
+    params = model.init(jax.random.key(0))
+    with pytest.raises(InputError, match=r"^adapters of rank 1,000,000,000 would take .* GiB"):
+        lora.attach(model, params, settings, jax.random.key(0))
+    shapes = jax.eval_shape(
+        lambda params: lora.attach(model, params, settings, jax.random.key(0))[1], params
+    )
+    assert count_parameters(shapes) > 10**9

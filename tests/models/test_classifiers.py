@@ -1,0 +1,191 @@
+"""Classifiers against numpy, and ResNet-18 against the same network of flax's and XLA's layers."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+from jaxpfl.federated.clients.client import Examples, contribution
+from jaxpfl.federated.clients.local_training import LocalTraining
+from jaxpfl.federated.clients.optimizers import optimizer
+from jaxpfl.models import MLP, ResNet, TagPrediction, classifier_cnn, emnist_cnn, summarise
+
+SMALL = ResNet(image_shape=(11, 10, 3), classes=4, crop=8, width=2, stages=(2, 1))
+SHALLOW = ResNet(image_shape=(9, 9, 1), classes=2, crop=8, width=2, stages=(1,))
+
+
+def batch(model, rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    images = rng.integers(0, 256, (rows, *model.image_shape), np.uint8)
+    return {"image": images, "label": rng.integers(0, model.classes, rows, np.int32)}
+
+
+@pytest.mark.parametrize("make", [classifier_cnn, emnist_cnn])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 9, 3), (8, 8, 1), (17, 13, 2)])
+def test_any_image_size_gives_logits(make, shape):
+    model = make(shape, 5)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    logits = jax.eval_shape(model.logits, params, jax.ShapeDtypeStruct((3, *shape), jnp.float32))
+    assert (logits.shape, logits.dtype) == ((3, 5), jnp.float32)
+
+
+def test_forms_give_the_same_loss_and_gradient():
+    models = [classifier_cnn((12, 12, 1), 4, form) for form in ("patches", "convolution")]
+    params = models[0].init(jax.random.key(0))
+    given, mask = batch(models[0], 4), np.ones(4, bool)
+    results = [jax.jit(jax.grad(lambda p, m=m: m.loss(p, given, mask)[0]))(params) for m in models]
+    for got, expected in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_loss_is_the_mean_cross_entropy_of_images_scaled_to_one():
+    model = classifier_cnn((8, 8, 1), 5)
+    params = model.init(jax.random.key(0))
+    given = batch(model, 4)
+    mask = np.array([True, False, True, True])
+    loss, metrics = jax.jit(model.loss)(params, given, mask)
+    scaled = given["image"].astype(np.float32) / np.float32(255)
+    logits = np.asarray(jax.jit(model.logits)(params, scaled), np.float64)
+    nll = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), given["label"]]
+    np.testing.assert_allclose(loss, nll[mask].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss_sum"], nll[mask].sum(), rtol=1e-5)
+    assert metrics["count"] == 3
+    assert float(metrics["correct"]) == (logits.argmax(1) == given["label"])[mask].sum()
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+def test_loss_of_rows_of_numbers_is_that_of_numpy(hidden):
+    features = np.array([[0.5, -2e4, 3], [0, 1, -1], [7, 7, 7], [1e-3, 0, 2]], np.float32)
+    labels = np.array([1, 0, 3, 2], np.int32)
+    model = MLP(3, 4, hidden)
+    params = model.init(jax.random.key(0))
+    assert len(params) == (2 if hidden else 1)
+    x = np.arcsinh(features.astype(np.float64))
+    for place in range(len(params)):
+        layer = params[f"layer_{place}"]
+        x = np.maximum(x, 0) if place else x
+        x = x @ np.asarray(layer["kernel"], np.float64) + np.asarray(layer["bias"])
+    losses = np.log(np.exp(x).sum(1)) - x[np.arange(4), labels]
+    given = {"features": features, "label": labels}
+    loss, metrics = model.loss(params, given, np.array([True, True, False, True]))
+    np.testing.assert_allclose(loss, losses[[0, 1, 3]].mean(), rtol=1e-4)
+    hits = (x.argmax(1) == labels)[[0, 1, 3]].mean()
+    assert summarise(jax.device_get(metrics))["accuracy"] == pytest.approx(hits)
+
+
+def test_loss_and_recall_of_tags_are_those_of_dense_bags():
+    model = TagPrediction(words=6, tags=9)
+    # The id 6 is a word that is not in the vocabulary, the id 9 such a tag.
+    words = np.array([[0, 0, 3, 6], [5, -1, -1, -1], [-1, -1, -1, -1], [6, 6, 1, 2]], np.int16)
+    tags = np.array([[1, 8, -1], [9, -1, -1], [0, 2, 4], [7, 9, -1]], np.int16)
+    params = {**model.init(jax.random.key(0)), "bias": jnp.linspace(-1.0, 1.0, 9)}
+    mask = np.array([True, True, False, True])
+    bags, y = np.zeros((4, 7)), np.zeros((4, 10))
+    for row in range(4):
+        for word in words[row]:
+            bags[row, word] += word >= 0
+        bags[row] /= max(bags[row].sum(), 1)
+        y[row, [tag for tag in tags[row] if tag >= 0]] = 1
+    logits = bags[:, :6] @ np.asarray(params["kernel"]) + np.asarray(params["bias"])
+    np.testing.assert_allclose(model.logits(params, words), logits, atol=1e-6)
+    chance, y = 1 / (1 + np.exp(-logits)), y[:, :9]
+    losses = -(y * np.log(chance) + (1 - y) * np.log(1 - chance)).sum(1)
+    loss, metrics = model.loss(params, {"words": words, "tags": tags}, mask)
+    np.testing.assert_allclose(loss, losses[mask].mean(), rtol=1e-5)
+    top = np.argsort(-logits, axis=1)[:, :5]
+    hits = sum(y[row, top[row]].sum() for row in (0, 1, 3))
+    found = summarise(jax.device_get(metrics))
+    # A sum that is divided on the host rounds otherwise than a mean on the device.
+    expected = {"loss": float(loss), "recall_at_5": hits / y[mask].sum(), "count": 3.0}
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert 0 < found["recall_at_5"] < 1
+
+
+def reference(params, image):
+    """The network layer by layer, with the kernels of `params`."""
+
+    def convolve(name, x, stride=1):
+        kernel = get(name)["kernel"]
+        return lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def normalise(name, x):
+        layer = nnx.GroupNorm(x.shape[-1], num_groups=2, epsilon=1e-3, rngs=nnx.Rngs(0))
+        with jax.numpy_rank_promotion("allow"):
+            return layer(x) * get(name)["scale"] + get(name)["shift"]
+
+    def get(name):
+        found = params
+        for part in name.split("."):
+            found = found[part]
+        return found
+
+    x = image[:, 1:9, 1:9].astype(jnp.float32)
+    x = jnp.stack([(one - one.mean()) / one.std() for one in x])
+    x = jax.nn.relu(normalise("stem_norm", convolve("stem", x, 2)))
+    x = nnx.max_pool(x, (3, 3), (2, 2), "SAME")
+    for i in range(3):
+        block = f"block_{i}"
+        y = x if i == 0 else jax.nn.relu(normalise(f"{block}.norm_1", x))
+        y = convolve(f"{block}.convolution_1", y)
+        y = jax.nn.relu(normalise(f"{block}.norm_2", y))
+        y = convolve(f"{block}.convolution_2", y)
+        if i == 2:
+            x = normalise(f"{block}.projection_norm", convolve(f"{block}.projection", x))
+        x = x + y
+    x = jax.nn.relu(normalise("norm", x)).mean((1, 2))
+    return x @ params["kernel"] + params["bias"][None, :]
+
+
+def test_logits_are_those_of_the_network_made_of_other_layers():
+    params = SMALL.init(jax.random.key(0))
+    # Scales and shifts that are all different, so that none is in the place of another.
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    moved = [
+        leaf + 0.2 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)
+    ]
+    params = jax.tree.unflatten(tree, moved)
+    images = jnp.asarray(batch(SMALL, 3)["image"])
+    logits = jax.jit(SMALL.logits)
+    expected = jax.jit(reference)(params, images)
+    np.testing.assert_allclose(logits(params, images), expected, rtol=2e-4, atol=2e-4)
+    # An image of one colour has no deviation to divide by.
+    assert jnp.all(jnp.isfinite(logits(params, jnp.full_like(images, 7))))
+
+
+def test_crops_are_windows_of_the_image_and_half_of_them_are_flipped():
+    images = np.arange(11 * 10, dtype=np.uint8).reshape(1, 11, 10, 1).repeat(64, 0).repeat(3, -1)
+    found = SMALL.augment({"image": jnp.asarray(images), "label": jnp.zeros(64)}, jax.random.key(0))
+    crops = np.asarray(found["image"])[..., 0].astype(int)
+    assert crops.shape == (64, 8, 8)
+    seen = set()
+    for crop in crops:
+        flipped = bool(crop[0, 0] > crop[0, 1])
+        straight = crop[:, ::-1] if flipped else crop
+        top, left = divmod(int(straight[0, 0]), 10)
+        np.testing.assert_array_equal(straight, images[0, top : top + 8, left : left + 8, 0])
+        seen.add((top, left, flipped))
+    assert {top for top, _, _ in seen} == set(range(4))
+    assert {left for _, left, _ in seen} == set(range(3))
+    assert 16 < sum(bool(crop[0, 0] > crop[0, 1]) for crop in crops) < 48
+
+
+def test_a_client_trains_on_crops_that_its_key_draws():
+    given = {**batch(SHALLOW, 4), "label": np.zeros(4, np.int32)}
+    examples = Examples(
+        {name: jnp.asarray(column)[None] for name, column in given.items()},
+        jnp.ones((1, 4), bool),
+        jnp.int32(1),
+    )
+    train = jax.jit(partial(contribution, LocalTraining(SHALLOW, optimizer("sgd", 0.1))))
+    params = SHALLOW.init(jax.random.key(0))
+    changes = [train(params, examples, jax.random.key(i))["stem"]["kernel"] for i in (0, 0, 1)]
+    np.testing.assert_array_equal(changes[0], changes[1])
+    assert not np.array_equal(changes[0], changes[2])
