@@ -114,12 +114,14 @@ def tokeniser(path: pathlib.Path) -> FastTokeniser:
     scores: list[float] = []
     while place + _RECORD.size <= len(content):
         score, length = _RECORD.unpack_from(content, place)
+        if length < 1:
+            break
         place += _RECORD.size + length
-        pieces.append(content[place - length : place].decode().replace(" ", "\u2581"))
+        pieces.append(content[place - length : place].decode(errors="replace"))
         scores.append(score)
     if place != len(content) or pieces[3:259] != [f"<0x{value:02X}>" for value in range(256)]:
         raise CorruptFile(f"{path} must be a whole tokenizer of llama2.c")
-    pieces[:3] = _SPECIAL
+    pieces = [*_SPECIAL, *(piece.replace(" ", "\u2581") for piece in pieces[3:])]
     ids = {piece: i for i, piece in reversed([*enumerate(pieces)])}
     merges = [
         (pieces[i][:cut], pieces[i][cut:])

@@ -1,10 +1,10 @@
 """The interface of a model, pure functions over a plain pytree of parameters, and what many share.
 
-A model is a frozen dataclass of public settings.
+A model is a frozen dataclass of public settings; one that is out of range raises `InputError`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -82,9 +82,7 @@ class LossModel:
     """A model whose metrics are computed beside its loss; see `Model`."""
 
     columns: tuple[str, ...] | None
-
-    def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        raise NotImplementedError
+    loss: Callable[[Params, Batch, Array], tuple[Array, Metrics]]
 
     def evaluate(self, params: Params, batch: Batch, mask: Array) -> Metrics:
         """The sums of `loss`."""
@@ -98,9 +96,8 @@ class NetworkModel(LossModel):
     builds it anew from the arrays it is given, so no call can change the parameters of another.
     """
 
-    def _network(self, key: Array) -> nnx.Module:
-        """The network, with parameters drawn from a typed key."""
-        raise NotImplementedError
+    _network: Callable[[Array], nnx.Module]
+    """From a typed key to the network with parameters drawn from it."""
 
     @cached_property
     def _graphdef(self) -> nnx.GraphDef:
@@ -120,15 +117,13 @@ class Classifier(LossModel):
     columns: tuple[str, ...] = ("image", "label")
     classes: int
     image_shape: tuple[int, int, int]
+    logits: Callable[[Params, Array], Array]
+    """Float32 logits [B, classes] of inputs [B, ...]."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of an example in the first of `columns`."""
         return self.image_shape
-
-    def logits(self, params: Params, inputs: Array) -> Array:
-        """Float32 logits [B, classes] of inputs [B, ...]."""
-        raise NotImplementedError
 
     def check(self, columns: Mapping[str, Any]) -> None:
         """Raises `InputError` if the columns do not fit the settings."""
@@ -210,8 +205,8 @@ def masked_loss(
     the lowest class. XLA removes the top-1 computation where its result is not used.
 
     Args:
-      oov: the class of words out of the vocabulary, which is a target like any other but never
-        counts as correct: who predicts it has predicted no word. None = there is no such class.
+      oov: the class of words out of the vocabulary, if there is one: a target like any other that
+        never counts as correct, because who predicts it has predicted no word.
     """
     nll_N = jnp.where(real_N, negative_log_likelihood(logits_NxV, targets_N), 0.0)
     hits_N = jnp.argmax(logits_NxV, axis=-1).astype(targets_N.dtype) == targets_N
@@ -264,11 +259,7 @@ def columns_read(model: Model, held: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def require_room(model: Model) -> None:
-    """Refuses a model whose parameters exceed this machine's memory; nothing is allocated.
-
-    Raises:
-      InputError: says how many parameters there would be, and how much memory they take.
-    """
+    """Raises `InputError` if a model's parameters exceed the memory, without allocating them."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     checks.fits_memory(f"a model of {count_parameters(shapes):,} parameters", size)
@@ -279,9 +270,6 @@ def initialised(model: Model, key: Array) -> Params:
 
     While a program is traced, which allocates nothing, any size will do: a dry run may be for a run
     of another machine.
-
-    Raises:
-      InputError: as `require_room`.
     """
     if not is_traced(key):
         require_room(model)

@@ -1,7 +1,7 @@
 """CIFG-LSTM language models: the word- and char-LM of Augenstein et al. 2020.
 
 The cell has a coupled input-forget gate (Greff et al. 2015), a projection (Sak et al. 2014) and
-optional peepholes, see `jaxpfl.models.layers.cifg_cell`. The output layer is m E^T + b_out with E
+optional peepholes, see `jaxpfl.models.layers.recurrence`. The output layer is m E^T + b_out with E
 the input embedding (tied) or another matrix. The word model (10,000 tokens, embedding 96, hidden
 670, projection 96, tied) has exactly 1,422,250 parameters, untied 2,382,250; the char model (258
 symbols, embedding 128, three layers of 256 hidden and 128 projected units, untied) 756,738, with
@@ -18,7 +18,7 @@ from jax import Array
 from jaxpfl.checks import positive_int, real
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import OOV, Params
-from jaxpfl.models.layers import cifg_cell
+from jaxpfl.models.layers.recurrence import CIFG, Weights, cifg_step, run
 from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
 Carry = tuple[tuple[Array, Array], ...]
@@ -36,19 +36,19 @@ class CIFGLayer(nnx.Module):
         self.projection = nnx.Param(initialise(keys[1], (hidden, projection), jnp.float32))
         self.peepholes = nnx.Param(jnp.zeros((2, hidden), jnp.float32)) if peepholes else None
 
-    def _weights(self) -> cifg_cell.Weights:
+    def _weights(self) -> Weights:
         peepholes = None if self.peepholes is None else self.peepholes[...]
-        return cifg_cell.Weights(self.kernel[...], self.bias[...], self.projection[...], peepholes)
+        return Weights(self.kernel[...], self.bias[...], self.projection[...], peepholes)
 
     def __call__(self, x_TxBxI: Array) -> Array:
         """Outputs [T, B, projection] from the zero state."""
-        return cifg_cell.run(x_TxBxI, self._weights())
+        return run(CIFG, x_TxBxI, self._weights())
 
     def step(self, x_BxI: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         """One token: the next (output, cell)."""
         weights, (m_BxP, c_BxH) = self._weights(), carry
         gates_Bx3H = weights.gate_inputs(x_BxI) + m_BxP @ weights.recurrent
-        one = cifg_cell.step(weights, gates_Bx3H, c_BxH)
+        one = cifg_step(weights, gates_Bx3H, c_BxH)
         return one.output, one.cell
 
 
@@ -69,9 +69,6 @@ class CIFGLanguageModel(RecurrentModel):
       output_bias_prior: log frequencies of the tokens in PUBLIC text, the initial output bias that
         makes the untrained model a unigram model of that text; zeros if None.
       oov: the id of out-of-vocabulary words; None for characters and the like.
-
-    Raises:
-      InputError: a size is not a positive whole number, or sizes do not fit together.
     """
 
     vocab_size: int = 10_000

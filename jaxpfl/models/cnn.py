@@ -98,9 +98,6 @@ class CNN(NetworkModel, Classifier):
       features: for each convolution, (output channels, whether a 2 x 2 max-pool follows).
       hidden: width of the dense layer before the output.
       form: how convolutions are computed, see `jaxpfl.models.layers.convolution`.
-
-    Raises:
-      InputError: a size is not a positive whole number.
     """
 
     name: str
@@ -118,10 +115,10 @@ class CNN(NetworkModel, Classifier):
     def _network(self, key: Array) -> Network:
         return Network(self, key)
 
-    def logits(self, params: Params, inputs: Array) -> Array:
-        if inputs.dtype == jnp.uint8:
-            inputs = inputs.astype(jnp.float32) / 255.0
-        return self._merged(params)(inputs)
+    def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
+        if image_BxHxWxC.dtype == jnp.uint8:
+            image_BxHxWxC = image_BxHxWxC.astype(jnp.float32) / 255.0
+        return self._merged(params)(image_BxHxWxC)
 
 
 def classifier_cnn(

@@ -1,8 +1,7 @@
 """An LSTM language model: the field's next-character predictor.
 
-Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. The network is an embedding, LSTM layers
-(`jaxpfl.models.layers.lstm_cell`) and a dense output. With 90 characters, an embedding of 8 and two
-layers of 256 units it has 820,522 parameters, the number of the field's Shakespeare baseline.
+Source: McMahan et al. 2017; Reddi et al. 2021, appendix C. With 90 characters, an embedding of 8
+and two layers of 256 units it has 820,522 parameters, as the field's Shakespeare baseline.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from flax import nnx
 from jax import Array
 
 from jaxpfl.checks import positive_int
-from jaxpfl.models.layers import lstm_cell
+from jaxpfl.models.layers.recurrence import LSTM, Weights, run
 from jaxpfl.models.recurrent import RecurrentModel, RecurrentNetwork
 
 
@@ -29,7 +28,7 @@ class LSTMLayer(nnx.Module):
         self.bias = nnx.Param(gates_4xH.reshape(-1))
 
     def __call__(self, x_TxBxI: Array) -> Array:
-        return lstm_cell.run(x_TxBxI, lstm_cell.Weights(self.kernel[...], self.bias[...]))
+        return run(LSTM, x_TxBxI, Weights(self.kernel[...], self.bias[...]))
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,6 @@ class LSTMLanguageModel(RecurrentModel):
     Attributes:
       vocab_size: number of token ids, including the special tokens.
       embedding, hidden, layers: sizes.
-
-    Raises:
-      InputError: a size is not a positive whole number.
     """
 
     vocab_size: int = 90

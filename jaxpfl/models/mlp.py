@@ -22,9 +22,6 @@ class MLP(Classifier):
       features: number of features.
       classes: number of classes; labels are 0 .. classes - 1.
       hidden: width of the hidden layer of rectified linear units; 0 for logistic regression.
-
-    Raises:
-      InputError: a size is not a whole number, or too small.
     """
 
     features: int
@@ -55,8 +52,8 @@ class MLP(Classifier):
             for place, shape in enumerate(zip(sizes, sizes[1:], strict=False))
         }
 
-    def logits(self, params: Params, inputs: Array) -> Array:
-        x_BxF = jnp.arcsinh(inputs.astype(jnp.float32))
+    def logits(self, params: Params, features_BxF: Array) -> Array:
+        x_BxF = jnp.arcsinh(features_BxF.astype(jnp.float32))
         for place in range(len(params)):
             layer = params[f"layer_{place}"]
             x_BxF = jax.nn.relu(x_BxF) if place else x_BxF

@@ -134,9 +134,6 @@ class ResNet(NetworkModel, Classifier):
       groups: groups of channels of a norm; must divide `width`.
       form: how convolutions are computed, see `jaxpfl.models.layers.convolution`. A CPU compiles
         patches for minutes in a network of this depth.
-
-    Raises:
-      InputError: a size is not a positive whole number, or sizes do not fit together.
     """
 
     image_shape: tuple[int, int, int] = (32, 32, 3)
@@ -181,11 +178,11 @@ class ResNet(NetworkModel, Classifier):
 
         return {**batch, "image": jax.vmap(cut)(image_BxHxWxC, tops_B, lefts_B, flip_B)}
 
-    def logits(self, params: Params, inputs: Array) -> Array:
+    def logits(self, params: Params, image_BxHxWxC: Array) -> Array:
         """Float32 logits [B, classes]; of images larger than `crop`, the middle is used."""
-        height, width = inputs.shape[1:3]
+        height, width = image_BxHxWxC.shape[1:3]
         top, left = (height - self.crop) // 2, (width - self.crop) // 2
-        crop = inputs[:, top : top + self.crop, left : left + self.crop]
+        crop = image_BxHxWxC[:, top : top + self.crop, left : left + self.crop]
         return self._merged(params)(_standardised(crop.astype(jnp.float32)))
 
 

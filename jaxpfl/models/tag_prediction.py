@@ -27,9 +27,6 @@ class TagPrediction(LossModel):
 
     Attributes:
       words, tags: sizes of the two vocabularies.
-
-    Raises:
-      InputError: a size is not a positive whole number.
     """
 
     words: int = 10_000
@@ -58,12 +55,7 @@ class TagPrediction(LossModel):
         return sum_BxT / jnp.maximum(number_B, 1.0)[:, None] + params["bias"][None, :]
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean over the real examples of their loss, summed over tags, and the metrics' sums.
-
-        Returns:
-          A float32 scalar, and "loss_sum" (nats), "count" (examples), "correct" (tags that are
-          among the five most likely ones of their example) and "relevant" (tags).
-        """
+        """Mean over the real examples of their loss, which is summed over tags, and the metrics."""
         logits_BxT = self.logits(params, jnp.where(mask[:, None], batch["words"], PAD))
         tags_BxK = jnp.where(mask[:, None], batch["tags"], PAD).astype(jnp.int32)
         classes_T = jnp.arange(self.tags, dtype=jnp.int32)

@@ -1,7 +1,6 @@
 """Logits of transformers on tiny random models (tools/golden_transformers.py), and round trips."""
 
 import importlib.util
-import sys
 from pathlib import Path
 
 import jax
@@ -16,8 +15,7 @@ from jaxpfl.models.encoder.network import Encoder, distance_buckets
 
 pytest.importorskip("safetensors", reason="needs jaxpfl[text]")
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "transformers"
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 KINDS = sorted(path.name for path in GOLDEN.iterdir())
 
 
@@ -76,17 +74,6 @@ live = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location(
-        "golden_transformers", ROOT / "tools" / "golden_transformers.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @live
 def test_live_mpnets_distances_fall_into_transformers_buckets():
     import torch
@@ -100,7 +87,9 @@ def test_live_mpnets_distances_fall_into_transformers_buckets():
 
 @live
 @pytest.mark.filterwarnings("default")
-def test_live_transformers_gives_what_we_compute_and_reads_what_we_save(tool, tmp_path):
+def test_live_transformers_gives_what_we_compute_and_reads_what_we_save(tmp_path):
+    from tools import golden_transformers as tool
+
     tokens_BxL, real_BxL = tool.tokens()
     for kind, drawn in tool.models().items():
         drawn.eval()

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import block_diag
 
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Params
@@ -86,39 +87,31 @@ def save(folder: str | Path, model: Decoder, params: Params, *, base: str | None
     if model.lora is None:
         raise InputError("the model has no adapters to save")
     adapters, _ = lora.split(params)
-    described, sources = {}, {}
-    for module, own in _modules(model).items():
-        if not set(own) & set(adapters):
-            continue
-        for leaf in _LEAVES:
-            some = next(adapters[name][leaf] for name in own if name in adapters)
-            _, first, last = some.shape
-            count = len(own)
-            shape = (count * last, first) if leaf == "a" else (count * last, count * first)
-            for layer in range(model.config.layers):
-                name = _name(model, module, layer, leaf)
-                described[name] = jax.ShapeDtypeStruct(shape, some.dtype)
-                sources[name] = (own, leaf, layer)
-
-    def read(name: str) -> np.ndarray:
-        own, leaf, layer = sources[name]
-        rows, columns = described[name].shape
-        whole = np.zeros((rows, columns), described[name].dtype)
-        height, width = rows // len(own), columns // (len(own) if leaf == "b" else 1)
-        for number, projection in enumerate(own):
-            if projection in adapters:
-                values = np.asarray(adapters[projection][leaf][layer])
-                left = number * width if leaf == "b" else 0
-                place = whole[number * height : (number + 1) * height, left : left + width]
-                place[:] = finite(f"adapter {projection}/{leaf}", values).T
-        return whole
-
+    tensors = {
+        _name(model, module, layer, leaf): _stored(adapters, own, leaf, layer)
+        for module, own in _modules(model).items()
+        if set(own) & set(adapters)
+        for leaf in _LEAVES
+        for layer in range(model.config.layers)
+    }
     settings = _described(model, set(adapters), base)
     files = {
-        WEIGHTS: lambda path: write_file(path, described, read),
+        WEIGHTS: lambda path: write_file(path, tensors, tensors.__getitem__),
         CONFIG: lambda path: write_json(path, settings),
     }
     replace_files(Path(folder), files)
+
+
+def _stored(adapters: Params, own: tuple[str, ...], leaf: str, layer: int) -> np.ndarray:
+    """A matrix as it is in the file; of several projections, see the head of this file."""
+    some = next(adapters[name][leaf] for name in own if name in adapters)
+    parts = [np.zeros(some.shape[1:], some.dtype)] * len(own)
+    for number, name in enumerate(own):
+        if name in adapters:
+            values = np.asarray(adapters[name][leaf][layer])
+            parts[number] = finite(f"adapter {name}/{leaf}", values)
+    turned = [part.T for part in parts]
+    return np.concatenate(turned) if leaf == "a" else np.asarray(block_diag(*turned))
 
 
 def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:

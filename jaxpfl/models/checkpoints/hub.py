@@ -1,4 +1,4 @@
-"""Published models: finding one on disk, in a package or on the Hugging Face hub; uploading one."""
+"""Published models: finding one on disk, in a package or on the Hugging Face hub; uploading."""
 
 import importlib.util
 import os
@@ -67,10 +67,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def at_hand(name: str) -> Path | None:
-    """The folder of a published model if `resolve` would download nothing, else None.
-
-    Its files are not checked; of a model on the hub, the small ones are enough.
-    """
+    """The folder of a published model, unchecked, if its small files need no download; else None."""
     folder = _local(name)
     if folder is not None:
         return folder
@@ -87,10 +84,8 @@ def at_hand(name: str) -> Path | None:
 def pinned(name: str) -> str:
     """NAME@COMMIT for a model that is found on the Hugging Face hub; another name as it is.
 
-    A branch or a tag can be moved to other weights, a commit cannot.
-
-    Raises:
-      InputError, CorruptFile: as `resolve`, or the hub does not say which commit it gave.
+    A branch or a tag can be moved to other weights, a commit cannot. Errors as `resolve`, and if
+    the hub does not say which commit it gave.
     """
     repository, _, revision = name.partition("@")
     local = name in MINILM_NAMES or Path(name).expanduser().is_dir()

@@ -47,8 +47,7 @@ def save(folder: str | Path, model: Model, params: Params) -> None:
     `load` gives the parameters back bit by bit.
 
     Raises:
-      InputError: the model has no place here, or the parameters are not the model's, not float32
-        or not finite.
+      InputError: another kind of model, or parameters that are not its own, float32 and finite.
     """
     architecture = type(model).__name__
     if architecture not in _ARCHITECTURES:

@@ -67,8 +67,8 @@ def load(
         (`Decoder.compute`); encoders are float32 only. Weights stored in float32, bfloat16 or
         float16 are converted exactly, except to a narrower dtype.
       mesh: the devices over which `model.shardings` distributes the parameters; None for the
-        default device. Each device's part is read from the file separately. In addition to the
-        parameters already placed, at most one (of all layers) is in memory.
+        default device. In addition to the parameters already placed, at most one (of all layers)
+        is in memory.
 
     Raises:
       InputError: a file is missing, the architecture is not supported, or a tensor is missing,
@@ -195,15 +195,14 @@ class _Reader:
         self._check_others({block.tensor for own in sources.values() for block in own})
         shardings = {} if mesh is None else named(model.shardings(mesh, _nested(shapes)))
         params: dict[str, jax.Array] = {}
-        for leaf, shape in ((leaf, each.shape) for leaf, each in shapes.items()):
-
-            def part(index: Any, leaf=leaf, shape=shape) -> np.ndarray:
-                return self._part(sources[leaf], shape, index, dtype)
-
+        for leaf, described in shapes.items():
+            whole = self._read(sources[leaf], described.shape, dtype)
             if mesh is None:
-                params[leaf] = jax.device_put(part((slice(None),) * len(shape)))
+                params[leaf] = jax.device_put(whole)
             else:
-                params[leaf] = jax.make_array_from_callback(shape, shardings[leaf], part)
+                params[leaf] = jax.make_array_from_callback(
+                    whole.shape, shardings[leaf], whole.__getitem__
+                )
         return _nested(params)
 
     def _check_others(self, used: set[str]) -> None:
@@ -225,40 +224,21 @@ class _Reader:
                     f"{path}: tensor {name!r} must equal {twin!r}, to which it is tied"
                 )
 
-    def _part(
-        self, sources: list[Block], shape: tuple[int, ...], index: tuple[slice, ...], dtype: Any
-    ) -> np.ndarray:
-        """A slice of a parameter, read from the tensors that it is made of."""
-        ranges = [range(size)[part] for part, size in zip(index, shape, strict=True)]
-        made = np.empty([len(own) for own in ranges], dtype)
+    def _read(self, sources: list[Block], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A parameter, from the tensors that it is made of."""
+        made = np.empty(shape, dtype)
         for block in sources:
-            if block.layer is None:
-                target, own = made, ranges
-            elif block.layer in ranges[0]:
-                target, own = made[block.layer - ranges[0].start], ranges[1:]
-            else:
-                continue
-            # The outputs that both the block and the slice have.
-            width = shape[-1] // block.leaf_parts
-            first = block.leaf_part * width
-            start, stop = max(own[-1].start, first), min(own[-1].stop, first + width)
-            if start >= stop:
-                continue
-            target = target[..., start - own[-1].start : stop - own[-1].start]
-            shift = block.part * width - first
-            where = (*own[:-1], range(start + shift, stop + shift))
+            target = _cut(block, made)
+            width = target.shape[-1]
+            outputs = slice(block.part * width, (block.part + 1) * width)
+            where = (*[slice(0, size) for size in target.shape[:-1]], outputs)
             if block.transposed:
                 target, where = target.T, where[::-1]
-            self._fill(target, self.stored[block.tensor], where)
+            for start in range(0, len(target), _ROWS):
+                rows = range(where[0].start, where[0].stop)[start : start + _ROWS]
+                part = (slice(rows.start, rows.stop), *where[1:])
+                target[start : start + _ROWS] = self.tensors.finite(self.stored[block.tensor], part)
         return made
-
-    def _fill(self, target: np.ndarray, name: str, where: tuple[range, ...]) -> None:
-        """Reads a slice of a tensor, a few rows after the others."""
-        columns = [slice(own.start, own.stop) for own in where[1:]]
-        for start in range(0, len(target), _ROWS):
-            rows = where[0][start : start + _ROWS]
-            values = self.tensors.finite(name, (slice(rows.start, rows.stop), *columns))
-            target[start : start + _ROWS] = values
 
 
 def _stored_shape(block: Block, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:

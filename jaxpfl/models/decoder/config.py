@@ -131,9 +131,6 @@ class DecoderConfig:
         None for all earlier tokens.
       full_layers: how many of the first layers have no window ("qwen2" only).
       initializer_range: standard deviation of random weights.
-
-    Raises:
-      InputError: a size is not a positive whole number, or sizes do not fit together.
     """
 
     model_type: str

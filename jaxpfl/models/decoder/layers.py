@@ -54,10 +54,9 @@ class Linear(nnx.Module):
             normal = jax.random.normal(key, (inputs, outputs), jnp.float32)
             self.kernel = nnx.Param(normal * jnp.float32(deviation))
         self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if bias else None
-        self.a = self.b = None
-        if lora is not None:
-            self.a = nnx.Param(jnp.zeros((inputs, lora.rank), jnp.float32))
-            self.b = nnx.Param(jnp.zeros((lora.rank, outputs), jnp.float32))
+        rank = 0 if lora is None else lora.rank
+        self.a = nnx.Param(jnp.zeros((inputs, rank), jnp.float32)) if rank else None
+        self.b = nnx.Param(jnp.zeros((rank, outputs), jnp.float32)) if rank else None
 
     def __call__(self, x: Array) -> Array:
         """[..., inputs] to [..., outputs], in the dtype of `x`."""

@@ -78,8 +78,9 @@ class Layer(nnx.Module):
     def project(self, x: Array, angles: Array | None) -> tuple[Array, Array, Array]:
         """Queries [B, L, heads, D], keys and values [B, L, kv_heads, D] of x [B, L, H]."""
         n = self.attention_norm(x)
-        shape = (*x.shape[:2], -1, self.head_size)
-        q, k, v = (linear(n).reshape(shape) for linear in (self.q, self.k, self.v))
+        size = self.head_size
+        parts = [linear(n) for linear in (self.q, self.k, self.v)]
+        q, k, v = (y.reshape(*y.shape[:2], y.shape[2] // size, size) for y in parts)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         return q, k, v

@@ -89,10 +89,6 @@ class EncoderConfig:
       groups: into how many groups the layers are divided, all layers of a group having the same
         parameters ("albert" only); 0 means one group per layer.
       pad: id of the padding token; only the positions of RoBERTa and MPNet depend on it.
-
-    Raises:
-      InputError: a size is not a positive whole number, sizes do not fit together, or the
-        activation is unknown.
     """
 
     model_type: str = "bert"

@@ -60,13 +60,11 @@ class Embeddings(nnx.Module):
         """Float32 [B * L, embedding_size]."""
         batch, length = tokens_BxL.shape
         position = self.position[...]
+        places_BxLxE = position[None, :length]
         if self.first:
             # These positions count real tokens only, wherever the padding is.
-            order_BxL = jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32)
-            order_BxL = jnp.where(mask_BxL, order_BxL, 0)
+            order_BxL = jnp.where(mask_BxL, jnp.cumsum(mask_BxL, axis=1, dtype=jnp.int32), 0)
             places_BxLxE = position[order_BxL + (self.first - 1)]
-        else:
-            places_BxLxE = position[None, :length]
         if self.segment is not None:
             places_BxLxE = places_BxLxE + self.segment[...][None, :1]
         # At PAD, -1, the table would give its last row.
@@ -89,34 +87,21 @@ class Layer(nnx.Module):
         self.down = _linear(inner, hidden, config, keys[3])
         self.output_norm = _norm(hidden, config)
 
-    def __call__(
-        self, x_NxH: Array, mask_BxL: Array, causal: bool, bias_KxLxL: Array | None
-    ) -> Array:
-        qkv_Nx3H = self.qkv(x_NxH)
-        attended_NxH = attend(qkv_Nx3H, mask_BxL, self.heads, causal=causal, bias_KxLxL=bias_KxLxL)
+    def __call__(self, x_NxH: Array, barrier_BxKxLxL: Array) -> Array:
+        attended_NxH = attend(self.qkv(x_NxH), barrier_BxKxLxL, self.heads)
         x_NxH = self.attention_norm(x_NxH + self.attention(attended_NxH))
         inner_NxI = ACTIVATIONS[self.activation](self.up(x_NxH))
         return self.output_norm(x_NxH + self.down(inner_NxI))
 
 
-def attend(
-    qkv_Nx3H: Array,
-    mask_BxL: Array,
-    heads: int,
-    *,
-    causal: bool = False,
-    bias_KxLxL: Array | None = None,
-) -> Array:
-    """Attention to the real tokens of the same row, float32 [N, H]; see the head of this file.
+def attend(qkv_Nx3H: Array, barrier_BxKxLxL: Array, heads: int) -> Array:
+    """Attention to the tokens of the same row, float32 [N, H]; see the head of this file.
 
     Args:
       qkv_Nx3H: queries, keys and values of N = B L tokens, row after row.
-      mask_BxL: True for a real token. The result of a token that sees no real one is finite and
-        arbitrary.
-      causal: whether a token sees only those up to itself.
-      bias_KxLxL: is added to the scores of each head before the softmax; None adds nothing.
+      barrier_BxKxLxL: is added to the scores before the softmax; axes may be 1.
     """
-    batch, length = mask_BxL.shape
+    batch, length = barrier_BxKxLxL.shape[0], barrier_BxKxLxL.shape[-1]
     features = qkv_Nx3H.shape[1] // (3 * heads)
     # With heads before positions, both are plain matrix products, which run fastest on CPUs.
     qkv_3xBxKxLxD = jnp.transpose(
@@ -124,15 +109,7 @@ def attend(
     )
     q, k, v = (qkv_3xBxKxLxD[i] for i in range(3))
     scores_BxKxLxL = jnp.matmul(q * (1 / math.sqrt(features)), jnp.swapaxes(k, 2, 3))
-    if bias_KxLxL is not None:
-        scores_BxKxLxL = scores_BxKxLxL + bias_KxLxL[None]
-    seen_BxMxL = mask_BxL[:, None, :]
-    if causal:
-        place_L = jnp.arange(length, dtype=jnp.int32)
-        seen_BxMxL = jnp.logical_and(seen_BxMxL, (place_L[:, None] >= place_L[None, :])[None])
-    # A finite barrier, because a row that is all padding must not give NaN.
-    barrier_BxMxL = jnp.where(seen_BxMxL, 0.0, jnp.finfo(jnp.float32).min / 2)
-    weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxMxL[:, None], axis=-1)
+    weights_BxKxLxL = jax.nn.softmax(scores_BxKxLxL + barrier_BxKxLxL, axis=-1)
     attended_BxKxLxD = jnp.matmul(weights_BxKxLxL, v)
     return jnp.swapaxes(attended_BxKxLxD, 1, 2).reshape(batch * length, -1)
 
@@ -197,16 +174,24 @@ class Network(nnx.Module):
         albert, sizes = config.model_type == "albert", (config.embedding_size, config.hidden_size)
         self.widen = _linear(*sizes, config, keys[-3]) if albert else None
         self.head = Head(config, keys[-2]) if model.head else None
-        relative = config.model_type == "mpnet"
-        self.relative = RelativePositions(config, keys[-1]) if relative else None
+        mpnet = config.model_type == "mpnet"
+        self.relative = RelativePositions(config, keys[-1]) if mpnet else None
 
     def __call__(self, tokens_BxL: Array, mask_BxL: Array) -> Array:
         x_NxH = self.embeddings(tokens_BxL, mask_BxL)
         if self.widen is not None:
             x_NxH = self.widen(x_NxH)
-        bias_KxLxL = None if self.relative is None else self.relative(tokens_BxL.shape[1])
+        length = tokens_BxL.shape[1]
+        seen_BxMxL = mask_BxL[:, None, :]
+        if self.causal:
+            seen_BxMxL = seen_BxMxL & jnp.tril(jnp.ones((length, length), bool))[None]
+        # Finite, because a row that is all padding must not give NaN.
+        lowest = jnp.finfo(jnp.float32).min / 2
+        barrier_BxKxLxL = jnp.where(seen_BxMxL, 0.0, lowest)[:, None]
+        if self.relative is not None:
+            barrier_BxKxLxL = barrier_BxKxLxL + self.relative(length)[None]
         for group in self.turns:
-            x_NxH = getattr(self, f"layer_{group}")(x_NxH, mask_BxL, self.causal, bias_KxLxL)
+            x_NxH = getattr(self, f"layer_{group}")(x_NxH, barrier_BxKxLxL)
         return x_NxH.reshape(*tokens_BxL.shape, -1)
 
     def output_layer(self, x_NxH: Array) -> tuple[Array, Array, Array]:

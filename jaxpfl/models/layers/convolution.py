@@ -2,8 +2,7 @@
 
 On a CPU, XLA runs an ordinary convolution inside `scan`, or vmapped with per-client kernels, 20 to
 40 times slower than the same sum written as patches times a matrix, and patches of 3 x 3 are faster
-still by `winograd`. Accelerators run the convolution faster. All take the same kernels and give the
-same results up to rounding.
+still by `winograd`. Accelerators run the convolution faster. Results are equal up to rounding.
 """
 
 from typing import Literal
@@ -71,23 +70,15 @@ def convolve(
     if (rows, columns, stride) == (3, 3, 1) and min(channels, outputs) >= _CHANNELS_OF_TILES:
         return convolve_3x3(image_BxHxWxC, kernel_IxJxCxO, pool=pool)
     batch, height, width, _ = image_BxHxWxC.shape
-    out_height = (height - rows) // stride + 1
-    out_width = (width - columns) // stride + 1
-    patches_BxHxWxP = jnp.concatenate(
-        [
-            image_BxHxWxC[
-                :,
-                i : i + stride * (out_height - 1) + 1 : stride,
-                j : j + stride * (out_width - 1) + 1 : stride,
-            ]
-            for i in range(rows)
-            for j in range(columns)
-        ],
-        axis=-1,
-    )
-    patches_MxP = patches_BxHxWxP.reshape(batch * out_height * out_width, -1)
+    height, width = (height - rows) // stride + 1, (width - columns) // stride + 1
+    parts = []
+    for i in range(rows):
+        down = slice(i, i + stride * (height - 1) + 1, stride)
+        for j in range(columns):
+            parts.append(image_BxHxWxC[:, down, j : j + stride * (width - 1) + 1 : stride])
+    patches_MxP = jnp.concatenate(parts, axis=-1).reshape(batch * height * width, -1)
     out_MxO = patches_MxP @ kernel_IxJxCxO.reshape(-1, outputs)
-    out_BxHxWxO = out_MxO.reshape(batch, out_height, out_width, outputs)
+    out_BxHxWxO = out_MxO.reshape(batch, height, width, outputs)
     return max_pool(out_BxHxWxO) if pool else out_BxHxWxO
 
 
@@ -95,9 +86,9 @@ def upsample_convolve(image_BxHxWxC: Array, kernel_4x4xCxO: Array, *, form: Form
     """Transposed convolution with stride 2, "SAME", no bias: [B, H, W, C] -> [B, 2 H, 2 W, O].
 
     The values are those of `lax.conv_transpose` (kernel not flipped): zeros are put between the
-    pixels, and output pixel (2p, 2q) sees the 4 x 4 window that begins two pixels before it. Only
-    2 x 2 of the window's 16 values are pixels, so the patches form is an ordinary 2 x 2 convolution
-    to four sub-pixels, which are then interleaved.
+    pixels, and output pixel (2p, 2q) sees the 4 x 4 window that begins two pixels before it. Only 2
+    x 2 of its values are pixels, so the patches form is a 2 x 2 convolution to four sub-pixels,
+    which are then interleaved.
     """
     if resolve(form) == "convolution":
         return lax.conv_transpose(

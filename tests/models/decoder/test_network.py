@@ -15,6 +15,7 @@ from jax.sharding import AxisType
 from jaxpfl.errors import InputError
 from jaxpfl.models import PAD
 from jaxpfl.models.decoder.config import DecoderConfig, RopeScaling
+from jaxpfl.models.decoder.layers import wide_matmul
 from jaxpfl.models.decoder.network import Decoder
 
 GPT2 = DecoderConfig("gpt2", vocab_size=23, hidden_size=12, layers=3, heads=3, positions=40)
@@ -214,16 +215,17 @@ def test_bfloat16_keeps_norms_softmax_and_losses_in_float32(config):
     """Near to float32, but not equal; weights stored in bfloat16 too."""
     model, half = Decoder(config), Decoder(config, compute="bfloat16")
     params = drawn(model, 0.1)
-    whole = np.asarray(model.logits(params, model.hidden(params, TOKENS[:1])))
-    hidden = half.hidden(params, TOKENS[:1])
-    assert hidden.dtype == jnp.bfloat16
-    logits = half.logits(params, hidden)
-    assert logits.dtype == jnp.float32
-    error = np.abs(np.asarray(logits) - whole).max() / np.abs(whole).max()
-    assert 1e-5 < error < 0.03
+
+    def logits(model, params):
+        return model.logits(params, model.hidden(params, TOKENS[:1]))
+
+    assert jax.eval_shape(half.hidden, params, TOKENS[:1]).dtype == jnp.bfloat16
+    exact, found = (np.asarray(jax.jit(logits, static_argnums=0)(m, params)) for m in (model, half))
+    assert found.dtype == jnp.float32
+    assert 1e-5 < np.abs(found - exact).max() / np.abs(exact).max() < 0.03
     stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    assert half.logits(stored, half.hidden(stored, TOKENS[:1])).dtype == jnp.float32
-    loss, _ = half.loss(stored, {"tokens": TOKENS}, np.ones(3, bool))
+    assert jax.eval_shape(lambda p: logits(half, p), stored).dtype == jnp.float32
+    loss, _ = jax.eval_shape(half.loss, stored, {"tokens": TOKENS}, np.ones(3, bool))
     assert loss.dtype == jnp.float32
     text = str(jax.make_jaxpr(lambda p: half.hidden(p, TOKENS[:1]))(stored))
     exponentials = [line for line in text.splitlines() if " = exp " in line]
@@ -287,12 +289,12 @@ def test_config_survives_its_file_form(config):
 
 def test_a_token_sees_a_window_of_tokens_in_each_layer_that_has_one():
     model = Decoder(dataclasses.replace(QWEN2, layers=1, full_layers=0))
-    params = drawn(model)
-    before = np.asarray(model.hidden(params, TOKENS[:1]))[0]
+    params, hidden = drawn(model), jax.jit(model.hidden)
+    before = np.asarray(hidden(params, TOKENS[:1]))[0]
     for changed, reaches in ((1, 4), (2, 5)):
         other = TOKENS[:1].copy()
         other[0, changed] = 17
-        differs = np.any(before != np.asarray(model.hidden(params, other))[0], axis=-1)
+        differs = np.any(before != np.asarray(hidden(params, other))[0], axis=-1)
         assert differs.tolist() == [changed <= place < reaches for place in range(8)]
 
 
@@ -374,3 +376,26 @@ def test_bad_calls():
     model = Decoder(GPT2)
     with pytest.raises(InputError, match="a sequence must have at most 40 tokens, found 41"):
         model.hidden(model.init(jax.random.key(0)), jnp.zeros((1, 41), jnp.int32))
+
+
+@pytest.mark.parametrize("outer", [(), (2, 3)])
+def test_a_wide_product_has_the_gradients_of_a_plain_one(outer):
+    keys = jax.random.split(jax.random.key(0), 3)
+    left = jax.random.normal(keys[0], (*outer, 5, 4))
+    right = jax.random.normal(keys[1], (*outer, 4, 6))
+    weight = jax.random.normal(keys[2], (*outer, 5, 6))
+
+    def gradients(product, left, right):
+        def loss(left, right):
+            return jnp.sum(product(left, right).astype(jnp.float32) * weight)
+
+        return jax.jit(jax.grad(loss, (0, 1)))(left, right)
+
+    wanted = gradients(jnp.matmul, left, right)
+    for found, plain in zip(gradients(wide_matmul, left, right), wanted, strict=True):
+        np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-5)
+    narrow = (left.astype(jnp.bfloat16), right.astype(jnp.bfloat16))
+    assert wide_matmul(*narrow).dtype == jnp.float32
+    for found, plain in zip(gradients(wide_matmul, *narrow), wanted, strict=True):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(found.astype(jnp.float32), plain, rtol=0.05, atol=0.1)

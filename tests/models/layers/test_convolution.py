@@ -61,11 +61,6 @@ def test_forms_agree_with_per_client_kernels():
     np.testing.assert_allclose(both[0], both[1], rtol=1e-5, atol=1e-5)
 
 
-def test_auto_follows_the_backend():
-    assert resolve("auto") == ("patches" if jax.default_backend() == "cpu" else "convolution")
-    assert resolve("convolution") == "convolution"
-
-
 def test_max_pool_drops_an_odd_edge():
     x = jnp.arange(5 * 4, dtype=jnp.float32).reshape(1, 5, 4, 1)
     assert max_pool(x)[0, :, :, 0].tolist() == [[5.0, 7.0], [13.0, 15.0]]
