@@ -67,7 +67,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def at_hand(name: str) -> Path | None:
-    """The folder of a published model, unchecked, if its small files need no download; else None."""
+    """The folder of a published model, unchecked, or None if small files need a download."""
     folder = _local(name)
     if folder is not None:
         return folder
