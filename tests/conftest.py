@@ -84,7 +84,7 @@ _LONGEST = (
     "models/decoder/test_lora.py",
     "text/character/test_top_words.py",
     "models/encoder/test_network.py",
-    "models/test_cifg_lstm.py",
+    "models/test_all_models.py",
 )
 
 
