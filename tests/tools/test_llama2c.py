@@ -142,6 +142,7 @@ def test_logits_equal_the_transcription(tmp_path, tied):
     np.testing.assert_allclose(found, expected, atol=5e-5)
 
 
+@pytest.mark.long
 def test_stories260k_continues_greedily_as_published(data_folder, tmp_path):
     folder = data_folder / "weights_stories260k"
     llama2c.main(folder / "stories260K.bin", folder / "tok512.bin", tmp_path)
