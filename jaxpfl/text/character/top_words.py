@@ -24,7 +24,6 @@ import numpy as np
 from jax import Array, lax
 
 from jaxpfl.checks import positive_int
-from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.text.character.words import CHARACTER_IDS, END, MAX_BYTES, START, complete_word, show
 from jaxpfl.text.generation.sentences import Recurrent, request_keys, sample_tokens
@@ -125,10 +124,6 @@ def log_probabilities(model: Recurrent, params: Params, tokens_NxT: np.ndarray) 
     tokens_NxT = np.asarray(tokens_NxT, np.int32)
     number = len(tokens_NxT)
     real_NxT = tokens_NxT != PAD
-    if not np.all((0 <= tokens_NxT[real_NxT]) & (tokens_NxT[real_NxT] < model.vocab_size)):
-        raise InputError(
-            f"tokens must lie in 0 .. {model.vocab_size - 1}, the model's ids, found one outside"
-        )
     banned_V = jnp.asarray(CHARACTER_IDS.banned(model.vocab_size))
     log_N = np.zeros(number, np.float64)
     for start in range(0, number, _BATCH):

@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from jaxpfl.checks import positive, positive_int
-from jaxpfl.errors import InputError
 from jaxpfl.models.base import PAD, Params
 from jaxpfl.progress import track
 from jaxpfl.text.generation import continuous_batching as slots
@@ -49,11 +48,6 @@ class SpecialIds:
 
     def banned(self, vocab_size: int) -> np.ndarray:
         """Which ids are never drawn: bool [vocab_size]."""
-        for name, token in (("start", self.start), ("end", self.end)):
-            if not 0 <= token < vocab_size:
-                raise InputError(
-                    f"{name} must be an id of the model, 0 .. {vocab_size - 1}, found {token}"
-                )
         return np.isin(np.arange(vocab_size), (self.start, *self.never))
 
 

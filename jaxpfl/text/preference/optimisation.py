@@ -181,7 +181,7 @@ def tune(
         hardware.
       reference: float32 [N, 2], `log_probabilities` by the model without adapters; None computes
         them.
-      carried: the optimiser of an earlier tuning, which goes on; it is not changed.
+      carried: the optimiser of an earlier tuning, which is continued; it is not changed.
       mesh: the devices along its axis "data" share each microbatch. Parameters on the mesh keep
         their sharding; others are copied to all of its devices.
 

@@ -30,8 +30,8 @@ class Pairs:
     All are int32. The end-of-text of a response is one of its tokens. See `pairs_of`.
 
     Raises:
-      InputError: there are no pairs, the numbers of rows differ, a row is empty or has padding
-        before a token, or an id is below -1.
+      InputError: there are no pairs, the numbers of rows differ, or a row has no tokens or has
+        padding before one.
     """
 
     prompt_NxP: np.ndarray
@@ -39,28 +39,20 @@ class Pairs:
     rejected_NxT: np.ndarray
 
     def __post_init__(self) -> None:
-        for name in _COLUMNS:
-            array = np.asarray(getattr(self, name))
-            if array.ndim != 2 or array.dtype != np.int32:
-                raise InputError(
-                    f"{name} must be int32 with two axes, found {array.dtype} {array.shape}"
-                )
-            object.__setattr__(self, name, array)
-        if len({len(getattr(self, name)) for name in _COLUMNS}) != 1:
-            shapes = ", ".join(f"{name} {getattr(self, name).shape}" for name in _COLUMNS)
-            raise InputError(f"there must be as many responses as prompts, found {shapes}")
         if not len(self):
             raise InputError("there must be at least one preference pair, found none")
         for name in _COLUMNS:
             array = getattr(self, name)
-            real = array != PAD
-            for bad_N, problem in (
-                (np.any(array < PAD, axis=1), f"holds an id below {PAD}, the id of padding"),
-                (np.any(real[:, 1:] & ~real[:, :-1], axis=1), "has padding before a token"),
-                (~np.any(real, axis=1), "has no tokens"),
-            ):
-                if np.any(bad_N):
-                    raise InputError(f"{name}: row {int(np.argmax(bad_N))} {problem}")
+            if array.ndim != 2 or array.dtype != np.int32 or len(array) != len(self):
+                raise InputError(
+                    f"{name} must be int32 [{len(self)} pairs, tokens], found {array.dtype} "
+                    f"{list(array.shape)}"
+                )
+            real = array >= 0
+            bad_N = ~real[:, :1].any(axis=1) | np.any(real[:, 1:] & ~real[:, :-1], axis=1)
+            if np.any(bad_N):
+                row = int(np.argmax(bad_N))
+                raise InputError(f"{name}: row {row} must be one token or more, then padding")
 
     def __len__(self) -> int:
         return len(self.prompt_NxP)

@@ -102,6 +102,6 @@ def _with_ends(
 
 def _ending(format: FewShot) -> str:
     """What follows a text in a prompt, up to the end of the stop string."""
-    following = format.after + format.heading.format(number=format.shots + 2)
-    before, found, _ = following.partition(format.stop)
+    after = format.after + format.heading.format(number=format.shots + 2)
+    before, found, _ = after.partition(format.stop)
     return before + found if found else format.stop

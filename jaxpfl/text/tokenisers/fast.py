@@ -52,11 +52,11 @@ class FastTokeniser(Tokeniser):
         own = () if end_of_text is None else (end_of_text,)
         self.ends = tuple(dict.fromkeys((*own, *ends)))
         self.start = start
-        held = set(ids.values())
+        known = set(ids.values())
         for what, token in (("start", start), *(("end-of-text", end) for end in self.ends)):
-            if token is not None and token not in held:
+            if token is not None and token not in known:
                 raise InputError(
-                    f"the tokeniser {name} has {len(held)} ids up to {self.vocab_size - 1}, and "
+                    f"the tokeniser {name} has {len(known)} ids up to {self.vocab_size - 1}, and "
                     f"{token}, found for its {what} token, is none of them"
                 )
         self._ids = ids

@@ -164,11 +164,11 @@ class Vocabulary:
         Raises:
           InputError: there is no such column, or the ids on the disk are of another vocabulary.
         """
-        held = population.columns.get("tokens")
-        if isinstance(held, Sequences):
-            self._check_encoded(population.name, held)
+        tokens = population.columns.get("tokens")
+        if isinstance(tokens, Sequences):
+            self._check_encoded(population.name, tokens)
             positive_int("sequence_length", sequence_length)
-            return population.with_columns({"tokens": Padded(held, sequence_length + 1)})
+            return population.with_columns({"tokens": Padded(tokens, sequence_length + 1)})
         rows = word_lists(population, self.split)
         tokens = self._encode(rows, population.num_examples, sequence_length)
         return population.with_columns({"tokens": tokens})
@@ -183,8 +183,8 @@ class Vocabulary:
             "splitting": self.splitting,
         }
 
-    def _check_encoded(self, name: str, held: Sequences) -> None:
-        found = held.encoding
+    def _check_encoded(self, name: str, tokens: Sequences) -> None:
+        found = tokens.encoding
         if found.get("vocabulary_sha256") != self.sha256:
             raise InputError(
                 f"{name} was tokenised with the {found.get('vocabulary_size')} words of "
