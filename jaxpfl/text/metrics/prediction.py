@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import InputError
 from jaxpfl.models.base import Metrics, Model, Params, summarise
-from jaxpfl.progress import track
 from jaxpfl.text.microbatches import dealt, filled, placed
 
 
@@ -25,7 +24,6 @@ def evaluate(
     *,
     batch_size: int = 16,
     mesh: Mesh | None = None,
-    progress: bool = False,
 ) -> dict[str, float]:
     """Next-token accuracy and perplexity of a decoder, over the real targets of all rows.
 
@@ -50,7 +48,7 @@ def evaluate(
         raise InputError("tokens: there are no texts to evaluate on")
     params = placed(params, mesh)
     totals: dict[str, float] = {}
-    for start in track(range(0, len(tokens_NxL), batch_size), "evaluating", progress=progress):
+    for start in range(0, len(tokens_NxL), batch_size):
         chosen = np.arange(start, min(start + batch_size, len(tokens_NxL)))
         rows, real_B = filled(chosen, batch_size, mesh)
         tokens_BxL, real_B = dealt((tokens_NxL[rows], real_B), mesh)
