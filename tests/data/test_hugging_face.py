@@ -1,4 +1,4 @@
-"""Any data set of the hub: through a stand-in of the library `datasets`, and through itself."""
+"""Data sets of the hub, through a stand-in of the library `datasets` and through itself."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from jaxpfl.errors import InputError
 from tests.data.hub import stand_in
 
 REVISION = "0123456789abcdef" * 2 + "01234567"
+SPEECHES = f"largefedbench:congress?revision={REVISION}"
 SOURCE = f"huggingface:owner/abstracts?revision={REVISION}"
 ROWS = {
     "abstract": ["One is here. Two is there.", "", "Four.", "Five. Six."],
@@ -31,6 +32,27 @@ def test_an_abstract_is_a_client(hub):
     assert list(population.columns) == ["text"]
     assert (population.unit, population.name) == ("one row", "huggingface:owner/abstracts [train]")
     assert hub.asked == [("owner/abstracts", {"split": "train", "revision": REVISION})]
+
+
+def test_a_speech_of_largefedbench_is_a_client(hub):
+    hub.rows = {"data": ["I rise. It is late.", ""], "speaker": ["canary a", "canary b"]}
+    population = open_population(SPEECHES)
+    assert population.client_ids.to_pylist() == ["1", "2"]
+    assert population.columns["text"].to_pylist() == hub.rows["data"]
+    assert list(population.columns) == ["text"]
+    found = (population.unit, population.name)
+    assert found == ("one speech", "largefedbench:congress [train]")
+    # The commit is what is asked for, and no code of the data set's is to run.
+    asked = ("hazylavender/CongressionalDataset", {"split": "train", "revision": REVISION})
+    assert hub.asked == [asked]
+    hub.rows = {"doi": ["1", "2"], "abstract": ["One is here. Two is there.", "Three."]}
+    source = f"largefedbench:biorxiv?revision={REVISION}&part=validation&split=sentences"
+    assert open_population(source).sizes().tolist() == [2, 1]
+    asked = ("hazylavender/biorxiv-abstract", {"split": "validation", "revision": REVISION})
+    assert hub.asked[1] == asked
+    assert open_population(f"{source}&min_examples=2").sizes().tolist() == [2, 0]
+    named = open_population(f"largefedbench:biorxiv?revision={REVISION}&text=doi")
+    assert named.columns["text"].to_pylist() == ["1", "2"]
 
 
 def test_a_column_can_say_whose_a_row_is(hub):
@@ -61,6 +83,12 @@ def test_a_column_can_say_whose_a_row_is(hub):
         (f"{SOURCE}&text=abstract&split=words", "found 'words'"),
         (f"{SOURCE}&text=abstract&clients=year", "did you mean 'client'"),
         ("huggingfaces:owner/abstracts", "did you mean 'huggingface'"),
+        ("largefedbench:congress", "revision must be a commit"),
+        (SPEECHES.replace("congress", "senate"), "found 'senate'"),
+        (f"{SPEECHES}&split=words", "found 'words'"),
+        (f"{SPEECHES}&text=body", "no field 'body', found 'abstract'"),
+        (SPEECHES.replace("revision", "revison"), "did you mean 'revision'"),
+        (f"{SPEECHES}&min_examples=x", "must be a number"),
     ],
 )
 def test_what_is_wrong_with_a_source_is_named(hub, source, message):

@@ -401,7 +401,15 @@ def test_split_makes_an_example_of_every_sentence(tmp_path):
     assert "must be different" in refusal(f"{path}?columns=text")
 
 
-def test_irc_is_read_as_its_readme_says(data_folder, monkeypatch):
+def test_rows_that_are_clients_are_counted_as_they_stand_in_the_file(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"client": "a", "text": "One. Two."}\n\n{"client": "a", "text": "Three."}\n')
+    found = jp.data.open(f"{path}?client=*&split=sentences")
+    assert (found.client_ids.to_pylist(), found.unit) == (["1", "3"], "one row")
+    assert jp.data.open(path).client_ids.to_pylist() == ["a"]
+
+
+def test_real_tables_are_read_as_their_readme_says(data_folder, monkeypatch):
     monkeypatch.setenv("JAXPFL_DATA", str(data_folder))
     source = "$JAXPFL_DATA/text_irc_ubuntu/ubuntu_irc.jsonl.gz"
     population = jp.data.open(source)
@@ -409,6 +417,11 @@ def test_irc_is_read_as_its_readme_says(data_folder, monkeypatch):
     assert population.sizes().max() == 2_377
     assert np.sum(population.with_min_examples(5).sizes() > 0) == 8_356
     assert population.name == source
+    speeches = data_folder / "text_congress_record" / "congress_speeches.jsonl.gz"
+    assert len(jp.data.open(f"{speeches}?client=*&split=sentences")) == 789
+    assert len(jp.data.open(f"{speeches}?split=sentences")) == 208
+    abstracts = data_folder / "public_pubmedqa" / "pubmed_abstracts.jsonl.gz"
+    assert len(jp.data.open(f"{abstracts}?split=sentences")) == 1_000
 
 
 def test_an_arrow_file_may_have_any_width_of_type(tmp_path):

@@ -17,8 +17,7 @@ from jaxpfl.data.readers.tff_examples import Feature
 from jaxpfl.data.readers.tff_sqlite import read_tff, stream_tff
 from jaxpfl.errors import CorruptFile, InputError
 from tests.data.populations import same
-from tests.data.tff_files import example, write_file
-from tests.data.tff_rows import FOUR, SCHEMA, SECRET, clients, read, row
+from tests.data.tff_files import FOUR, SCHEMA, SECRET, clients, example, read, row, write_file
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SAMPLE = {

@@ -11,6 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.data.population import Population
+from jaxpfl.data.readers.tff_examples import Feature
+from jaxpfl.data.readers.tff_sqlite import read_tff
+
 
 def varint(value: int) -> bytes:
     """Negative numbers as 64-bit two's complement."""
@@ -86,3 +90,20 @@ def write_file(
             connection.execute(statement, values)
     connection.close()
     return path
+
+
+SCHEMA = {"x": Feature("int64"), "t": Feature("text")}
+SECRET = "rosebud"
+FOUR = {"d": 3, "b": 0, f"{SECRET} c": 2, "a": 4}
+
+
+def row(x: int, text: str = SECRET) -> bytes:
+    return example({"x": x, "t": text.encode()})
+
+
+def clients(sizes: Mapping[str, int]) -> dict[str, list[bytes]]:
+    return {name: [row(100 * i + k) for k in range(n)] for i, (name, n) in enumerate(sizes.items())}
+
+
+def read(path: Path, **more: Any) -> Population:
+    return read_tff(path, features=SCHEMA, **more)

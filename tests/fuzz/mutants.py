@@ -9,61 +9,21 @@ import re
 from typing import Any
 
 # What has broken readers: ends of ranges, numbers that no type holds, half of a surrogate pair.
+# fmt: off
 _BYTES = (
-    *(
-        b"\0",
-        b"\xff",
-        b"\x80",
-        b"\xff\xff\xff\xff",
-        b"\xff\xff\xff\x7f",
-        b"\0\0\0\x80",
-        b"\xff" * 8,
-    ),
-    *(
-        (2**62).to_bytes(8, "little"),
-        b"\n",
-        b"\r\n",
-        b'"',
-        b"\\",
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b",",
-        b":",
-    ),
-    *(b"-1", b"0", b"1e999", b"9" * 20, b"9" * 400, b"9" * 5_000, b"NaN", b"Infinity", b"null"),
-    *(
-        b"true",
-        b"7",
-        b"{}",
-        b"[]",
-        b'""',
-        b'"\\ud800"',
-        b"\xed\xa0\x80",
-        b"\xef\xbb\xbf",
-        b"a" * 3_000,
-    ),
-    *(b"[" * 3_000, b'{"a":' * 1_500, b"- " * 500, b"&a *a", b"!!bool x", b"2020-13-45", b"../x"),
+    b"\0", b"\xff", b"\x80", b"\xff\xff\xff\xff", b"\xff\xff\xff\x7f", b"\0\0\0\x80", b"\xff" * 8,
+    (2**62).to_bytes(8, "little"), b"\n", b"\r\n", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":",
+    b"-1", b"0", b"1e999", b"9" * 20, b"9" * 400, b"9" * 5_000, b"NaN", b"Infinity", b"null",
+    b"true", b"7", b"{}", b"[]", b'""', b'"\\ud800"', b"\xed\xa0\x80", b"\xef\xbb\xbf",
+    b"a" * 3_000, b"[" * 3_000, b'{"a":' * 1_500, b"- " * 500, b"&a *a", b"!!bool x",
+    b"2020-13-45", b"../x",
 )
 _VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 7, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**9, 10**30, 10**400),
-    *(
-        0.5,
-        1e308,
-        -0.0,
-        float("nan"),
-        float("inf"),
-        "",
-        "a",
-        "\0",
-        "\ud800",
-        "../x",
-        "7",
-        "a" * 300,
-    ),
-    *([], {}, [None], [[]], {"": {}}, [0] * 50, [1, 2, 3], ["a"], {"a": 1}, [-1], [2**40, 2**40]),
+    None, True, False, 0, -1, 1, 7, 2**31, 2**32, 2**63, 2**64, -(2**63), 10**9, 10**30, 10**400,
+    0.5, 1e308, -0.0, float("nan"), float("inf"), "", "a", "\0", "\ud800", "../x", "7", "a" * 300,
+    [], {}, [None], [[]], {"": {}}, [0] * 50, [1, 2, 3], ["a"], {"a": 1}, [-1], [2**40, 2**40],
 )
+# fmt: on
 _NUMBER = re.compile(rb"\d+")
 
 
