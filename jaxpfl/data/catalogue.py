@@ -15,12 +15,10 @@ from jaxpfl.errors import InputError
 
 @dataclass(frozen=True)
 class Download:
-    """A file at a public address.
+    """A file at a public address; one that ends in ".lzma" is unpacked.
 
     Attributes:
-      url: an address that ends in ".lzma" gives a file that is unpacked.
-      size: bytes, None where they are not known.
-      sha256: of these bytes, in hexadecimal; None where it is not known.
+      size, sha256: of what is fetched; None where they are not known.
       unpacked: bytes of the unpacked file, where they are known.
     """
 

@@ -30,18 +30,16 @@ def check(folder: str | Path, *, progress: bool = True) -> Population:
     folder = Path(folder)
     population = Population.load(folder)
     stored = storage.read(folder).columns
-    parts = {name: _parts(column) for name, column in stored.items()}
-    total = sum(part.nbytes for held in parts.values() for part in held)
+    parts = [part for column in stored.values() for part in _parts(column)]
     with Progress("checking", progress=progress, step="MB") as bar:
-        bar.begin(0, total >> 20)
+        bar.begin(0, sum(part.nbytes for part in parts) >> 20)
         done = 0
-        for held in parts.values():
-            for part in held:
-                for start in range(0, part.nbytes, _PIECE):
-                    end = min(start + _PIECE, part.nbytes)
-                    part.blocks.verify(start, end)
-                    done += end - start
-                    bar.update(done >> 20)
+        for part in parts:
+            for start in range(0, part.nbytes, _PIECE):
+                end = min(start + _PIECE, part.nbytes)
+                part.blocks.verify(start, end)
+                done += end - start
+                bar.update(done >> 20)
     for name, column in stored.items():
         fault = _fault(column)
         if fault:

@@ -202,8 +202,8 @@ def pack(
         found = ", ".join(f"{k}: {describe(v)}" for k, v in population.columns.items())
         raise InputError(f"a cohort needs a numeric column, found {found}: encode the text first")
     layout = _Layout(capacity // shards, shards, wanted)
-    clients = _Clients(chosen, client_keys(population, chosen, seed), (seed, round))
-    return _buckets(population.offsets, columns, clients, spec, layout)
+    keys = client_keys(population, chosen, seed)
+    return _buckets(population.offsets, columns, (chosen, keys), spec, layout, (seed, round))
 
 
 def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> np.ndarray:
@@ -216,14 +216,6 @@ def client_keys(population: Population, clients_idx: np.ndarray, seed: int) -> n
     ids = population.client_ids.take(pa.array(clients_idx)).to_pylist()
     words = [blake2b(each.encode(), digest_size=8, key=secret).digest() for each in ids]
     return np.frombuffer(b"".join(words), np.uint32).reshape(-1, 2)
-
-
-class _Clients(NamedTuple):
-    """A cohort: indices, keys, and what their shuffles follow from, (seed, round)."""
-
-    chosen: np.ndarray
-    keys: np.ndarray
-    address: tuple[int, int]
 
 
 class _Layout(NamedTuple):
@@ -253,11 +245,13 @@ class _Layout(NamedTuple):
 def _buckets(
     offsets: np.ndarray,
     columns: dict[str, Column],
-    clients: _Clients,
+    clients: tuple[np.ndarray, np.ndarray],
     spec: CohortSpec,
     layout: _Layout,
+    address: tuple[int, int],
 ) -> Iterator[Bucket]:
-    chosen, keys, address = clients
+    """Packs clients of these indices and keys; their shuffles follow from keys and address."""
+    chosen, keys = clients
     used = np.minimum(offsets[chosen + 1] - offsets[chosen], spec.max_examples)
     steps = spec.epochs * -(-used // spec.batch_size)
     # Ties by index: the order in which the cohort was given changes nothing.

@@ -240,12 +240,8 @@ def partition(examples: Population | Mapping[str, Any], scheme: Scheme) -> Popul
             "scheme must be one of jaxpfl.data.Iid, Dirichlet, Pathological, Sizes and ByColumn, "
             f"found {scheme!r}"
         )
-    if not isinstance(examples, Population | Mapping):
-        raise InputError(
-            "examples must be a Population or a mapping of columns, found "
-            f"{type(examples).__name__}"
-        )
     if not isinstance(examples, Population):
+        checks.instance("examples", examples, Mapping, "a Population or columns by name")
         length = len(next(iter(examples.values()), ()))
         ids = [f"example {index}" for index in range(length)]
         examples = from_rows(np.arange(length), ids, examples, name="in memory", unit="example")

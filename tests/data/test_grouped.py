@@ -97,7 +97,6 @@ def test_the_result_does_not_depend_on_how_much_fits(folder, monkeypatch, limit)
     source = f"{folder}?client=url|domain&columns=n,x"
     expected = jaxpfl.data.open(source)
     monkeypatch.setattr(grouping, "LIMIT_BYTES", limit)
-    monkeypatch.setattr(grouping, "_DEALT_BYTES", 1_000)
     found = jaxpfl.data.open(source)
     assert found.fingerprint == expected.fingerprint
 

@@ -43,13 +43,10 @@ def read_hugging_face(
       name: OWNER/NAME.
       revision: the commit to read, 40 hexadecimal digits. A branch is refused, because its data,
         and with it the population's fingerprint and ledger, could change.
-      part: which part of the data set, such as "train", "validation" or "test".
+      part: such as "train", "validation" or "test".
       config: which configuration of the data set, where it has several.
-      text: the column of texts.
-      client: the column of client ids, non-empty strings or whole numbers; None makes each row a
-        client, named by its number from 1.
-      split: "sentences", "paragraphs" or "lines" makes each of them an example; None makes each
-        text one example.
+      text, split: as in `Layout`.
+      client: the column of client ids; None makes each row a client, named by its number from 1.
 
     Returns:
       Clients in order of first appearance, with the column "text".
