@@ -42,6 +42,7 @@ _KINDS = {
     "value": (str, bool, int, float, list),
 }
 _CALLED = {str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+_AS_LONG = "a list of numbers as long as the first row's"
 _WIDE = "a number of at most 64 bits"
 
 
@@ -102,7 +103,7 @@ class Fields:
                 continue
             columns[name] = _numbers(found[name], self.types.get(name))
             if columns[name].null_count:
-                index = int(np.argmax(columns[name].is_null().to_numpy(zero_copy_only=False)))
+                index = _first(columns[name].is_null())
                 text = found[name][index].as_py().strip()
                 self.types.setdefault(name, columns[name].type)
                 what = "another string" if text else "an empty string"
@@ -144,7 +145,7 @@ class Fields:
         if use != "value" or known is None:
             return _EXPECTED[use]
         if pa.types.is_fixed_size_list(known):
-            return "a list of numbers as long as the first row's"
+            return _AS_LONG
         return _CALLED[_kind_of(known)]
 
     def _checked(
@@ -152,55 +153,53 @@ class Fields:
     ) -> pa.Array:
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
-        conformed, fault = self._conformed(name, column)
-        if fault is not None:
-            index, expected, what = fault
-            raise _error(source, numbers[index], name, expected, what)
-        return conformed
+        try:
+            return self._conformed(name, column)
+        except _FaultError as fault:
+            raise _error(source, numbers[fault.index], name, fault.expected, fault.found) from None
 
-    def _merge(self, name: str, type_: pa.DataType) -> bool:
-        """Takes a type of the field's values, if it fits those before."""
-        both = _wider(self.types.get(name, type_), type_)
-        if both is not None:
-            self.types[name] = both
-        return both is not None
-
-    def _conformed(
-        self, name: str, column: pa.Array
-    ) -> tuple[pa.Array, tuple[int, str, str] | None]:
-        """The column in the type of `Rows`, or the first row that does not fit."""
+    def _conformed(self, name: str, column: pa.Array) -> pa.Array:
+        """The column in the type of `Rows`."""
         uses, expected = self._uses[name], self._expected(name)
         if column.null_count:
-            first = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            return column, (first, expected, "no value")
+            raise _FaultError(_first(column.is_null()), expected, "no value")
         plain = _plain(column)
+        found = name_of_type(column.type)
         if plain is None:
-            return column, (0, expected, name_of_type(column.type))
-        if isinstance(plain, int):
-            return column, (
-                plain,
-                "a list of numbers as long as the first row's",
-                "a longer or shorter list",
-            )
+            raise _FaultError(0, expected, found)
         kind = _kind_of(plain.type)
         if not all(kind in _KINDS[use] for use in uses):
-            return column, (0, expected, name_of_type(column.type))
+            raise _FaultError(0, expected, found)
         if "client" in uses and kind is str:
-            is_empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
-            empty = is_empty.to_numpy(zero_copy_only=False)
-            if empty.any():
-                return plain, (int(np.argmax(empty)), _EXPECTED["client"], "an empty string")
+            empty = pc.call_function("equal", [plain, pa.scalar("", plain.type)])
+            if (first := _first(empty)) >= 0:
+                raise _FaultError(first, _EXPECTED["client"], "an empty string")
         if set(uses) == {"client"}:
-            return plain.cast(pa.large_string()), None
-        if "label" in uses and kind is int and len(plain):
+            return plain.cast(pa.large_string())
+        if "label" in uses and kind is int:
             values = plain.to_numpy()
-            bad = (values < 0) | (values >= 2**31)
-            if bad.any():
-                return plain, (int(np.argmax(bad)), expected, "another number")
-        if not self._merge(name, plain.type):
-            return column, (0, expected, name_of_type(column.type))
+            if (first := _first((values < 0) | (values >= 2**31))) >= 0:
+                raise _FaultError(first, expected, "another number")
+        both = _wider(self.types.get(name, plain.type), plain.type)
+        if both is None:
+            raise _FaultError(0, expected, found)
         # What came first may have been whole numbers.
-        return plain.cast(self.types[name]), None
+        self.types[name] = both
+        return plain.cast(both)
+
+
+class _FaultError(Exception):
+    """The first row of a column that does not fit: its index, what was expected and found."""
+
+    def __init__(self, index: int, expected: str, found: str) -> None:
+        self.index, self.expected, self.found = index, expected, found
+
+
+def _first(flags: pa.Array | np.ndarray) -> int:
+    """The index of the first true flag; -1 if there is none."""
+    if isinstance(flags, pa.Array):
+        flags = flags.to_numpy(zero_copy_only=False)
+    return int(np.argmax(flags)) if flags.any() else -1
 
 
 def _numbers(column: pa.Array, known: pa.DataType | None) -> pa.Array:
@@ -254,9 +253,8 @@ def _kind_of(type_: pa.DataType) -> type:
     return next(kind for kind, known in _SCALARS.items() if known == type_)
 
 
-def _plain(column: pa.Array) -> pa.Array | int | None:
-    """The column in a type of `Rows`; the first row of another length; or None if it has no such
-    type."""
+def _plain(column: pa.Array) -> pa.Array | None:
+    """The column in a type of `Rows`; None if it has no such type."""
     if isinstance(column, pa.ExtensionArray):
         return _plain(column.storage)
     type_ = column.type
@@ -278,15 +276,15 @@ def _plain(column: pa.Array) -> pa.Array | int | None:
     return _plain_list(column) if _is_list(type_) else None
 
 
-def _plain_list(column: pa.Array) -> pa.Array | int | None:
+def _plain_list(column: pa.Array) -> pa.Array | None:
     lengths = pc.call_function("list_value_length", [column]).to_numpy(zero_copy_only=False)
     if not len(lengths):
         return None
-    if (lengths != lengths[0]).any() or not lengths[0]:
-        return int(np.argmax(lengths != lengths[0]))
+    if (other := _first(lengths != lengths[0])) >= 0 or not lengths[0]:
+        raise _FaultError(max(other, 0), _AS_LONG, "a longer or shorter list")
     values = column.flatten()
     inner = None if values.null_count else _plain(values)
-    if inner is None or isinstance(inner, int) or _kind_of(inner.type) in (str, bool):
+    if inner is None or _kind_of(inner.type) in (str, bool):
         return None
     return pa.FixedSizeListArray.from_arrays(inner, int(lengths[0]))
 
