@@ -1,6 +1,6 @@
 """Populations larger than memory: read batch by batch, written batch by batch.
 
-What is written is first staged, see `data.staging`, so that an interrupted `write` is gone on with.
+What is written is first staged, see `data.staging`, so that an interrupted `write` is continued.
 This takes room for twice the population on the disk, and memory for one batch, whatever the
 population's size.
 """
@@ -66,8 +66,7 @@ class Source:
     """What can be read as a stream, from any example on.
 
     Attributes:
-      identity: says which data it is, in JSON's types: what was begun with one source is not gone
-        on with another.
+      identity: says which data it is, in JSON's types: another source does not continue it.
       stream: opens the stream of the examples from this number on; temporary files go to a folder.
     """
 

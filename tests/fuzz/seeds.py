@@ -31,10 +31,10 @@ from jaxpfl.models import TagPrediction
 from jaxpfl.models.checkpoints import own_models, pretrained
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
-from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 from tests.data.populations import small
 from tests.data.tff_files import example, write_file
+from tests.federated.cohorts import plan
 from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
 
 
@@ -83,30 +83,9 @@ def sign_examples(folder: Path) -> None:
     sign_manifest(folder)
 
 
-def _plan() -> Plan:
-    return Plan.from_dict(
-        {
-            "population": 100,
-            "clients_per_round": 10,
-            "sampling": "poisson",
-            "rounds": 2,
-            "clip_norm": 1.0,
-            "clipping": "flat",
-            "adaptive_clip": None,
-            "private": True,
-            "noise_multiplier": 1.0,
-            "noise": "independent",
-            "delta": 1e-3,
-            "unit": "client",
-            "accountant": None,
-            "allow_large_delta": None,
-        }
-    )
-
-
 def run(folder: Path) -> None:
     record = {"run": "a 1", "private": True, "stamp": "", "note": "", "statement": "", "config": {}}
-    record |= {"plan": _plan().to_dict(), "ledger_head": "0" * 64, "evaluation": None}
+    record |= {"plan": plan(rounds=2).to_dict(), "ledger_head": "0" * 64, "evaluation": None}
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "result.json").write_text(json.dumps({"rounds": 2, "epsilons": {}}))
     (folder / "metrics.jsonl").write_text('{"round": 0}\n{"round": 1, "loss": 0.5}\n')
@@ -118,7 +97,7 @@ def secret(path: Path) -> None:
 
 def ledger(folder: Path) -> None:
     with Ledger(folder / "ledger.jsonl", small()) as ledger:
-        event = _plan().event(1)
+        event = plan(rounds=2).event(1)
         ledger.charge(event, "a", run="r", round=1, identity="i")
         ledger.record("i", "hash")
         ledger.charge(event, "a", run="r", round=2, identity="j")
