@@ -67,18 +67,18 @@ def test_nobody_at_0_and_everybody_at_1_and_more_as_it_rises():
     assert abs(np.mean(other == at[0.5]) - 0.5) < 0.06, "another seed strikes others"
 
 
-def test_coins_of_clients_do_not_move_when_others_come_or_go():
+def test_draws_of_clients_do_not_move_when_others_come_or_go():
     population = writers(200)
     part = population.select(np.arange(200)[::-3])
     expected = inverted_clients(population, 0.5, seed=1)[::-3]
     np.testing.assert_array_equal(inverted_clients(part, 0.5, seed=1), expected)
     words = speakers(50)
     part = words.select([40, 7])
-    coins = concatenated_examples(words, 0.5, seed=1).reshape(50, 5)
+    draws = concatenated_examples(words, 0.5, seed=1).reshape(50, 5)
     found = concatenated_examples(part, 0.5, seed=1).reshape(2, 5)
-    np.testing.assert_array_equal(found, coins[[40, 7]])
+    np.testing.assert_array_equal(found, draws[[40, 7]])
     longer = concatenated_examples(speakers(50, 6), 0.5, seed=1).reshape(50, 6)
-    np.testing.assert_array_equal(longer[:, :5], coins)
+    np.testing.assert_array_equal(longer[:, :5], draws)
 
 
 def test_the_first_two_words_of_a_share_of_the_sentences_become_one():
