@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import math
 import mmap
-import operator
 import os
 import shutil
 import time
@@ -176,13 +175,12 @@ class StagedColumn:
     def __init__(self, path: Path, type_: dict[str, Any], what: str) -> None:
         self.type, self.what = type_, what
         self.examples = self._size = 0
-        self._path = path
-        self._values = path.open("ab")
-        self._offsets: BinaryIO | None = None
-        if type_["dtype"] == "text" or type_["shape"] == [None]:
-            self._offsets = path.with_name(f"{path.name}.offsets").open("ab")
-            if not self._offsets.tell():
-                self._offsets.write(bytes(8))
+        self._divided = type_["dtype"] == "text" or type_["shape"] == [None]
+        # In the order of a fingerprint and of Arrow's buffers.
+        names = [f"{path.name}.offsets", path.name] if self._divided else [path.name]
+        self._files: list[BinaryIO] = [path.with_name(name).open("ab") for name in names]
+        if self._divided and not self._files[0].tell():
+            self._files[0].write(bytes(8))
 
     @classmethod
     def restored(cls, path: Path, staged: Any, where: str) -> "StagedColumn":
@@ -191,15 +189,17 @@ class StagedColumn:
         storage.check_type(staged["type"], where)
         column = cls(path, staged["type"], staged["what"])
         column.examples, column._size = staged["examples"], staged["size"]
-        held, sizes = [file.tell() for file in column._files()], column._expected()
+        sizes = column._expected()
         countable = min(column.examples, column._size) >= 0 and staged["bytes"] == sizes
-        if not countable or any(map(operator.lt, held, sizes)):
+        if not countable or any(
+            file.tell() < size for file, size in zip(column._files, sizes, strict=True)
+        ):
             column.close()
             raise CorruptFile(f"{where}: what was staged is shorter or of another size")
-        for file, size in zip(column._files(), sizes, strict=True):
+        for file, size in zip(column._files, sizes, strict=True):
             file.truncate(size)
             file.seek(size)
-        if column._offsets is not None and not _in_order(Path(column._offsets.name), column._size):
+        if column._divided and not _in_order(column._paths()[0], column._size):
             column.close()
             raise CorruptFile(f"{where}: what was staged does not end where its offsets say")
         return column
@@ -208,24 +208,24 @@ class StagedColumn:
         """The bytes of the files."""
         shape = self.type["shape"]
         item = 1 if self.type["dtype"] == "text" else np.dtype(self.type["dtype"]).itemsize
-        if self._offsets is None:
+        if not self._divided:
             return [self.examples * math.prod(shape) * item]
         return [8 * (self.examples + 1), self._size * item]
 
     def synced(self) -> dict[str, Any]:
         """Makes all that was appended durable, and returns what `restored` needs."""
-        for file in self._files():
+        for file in self._files:
             files.sync(file)
         return {
             "type": self.type,
             "what": self.what,
             "examples": self.examples,
             "size": self._size,
-            "bytes": [file.tell() for file in self._files()],
+            "bytes": [file.tell() for file in self._files],
         }
 
     def close(self) -> None:
-        for file in self._files():
+        for file in self._files:
             file.close()
 
     def append(self, column: Column) -> None:
@@ -234,41 +234,37 @@ class StagedColumn:
         self.examples += len(column)
         if not len(column):
             return
-        if self._offsets is None:
-            self._values.write(np.ascontiguousarray(column).data.cast("B"))
+        if not self._divided:
+            self._files[0].write(np.ascontiguousarray(column).data.cast("B"))
             return
         if isinstance(column, Sequences):
             held = column.compact()
             offsets, content = np.asarray(held.edges), np.asarray(held.values).data
         else:
             offsets, content = text_buffers(column)
-        self._offsets.write((offsets[1:] + (self._size - offsets[0])).data)
-        self._values.write(content)
+        self._files[0].write((offsets[1:] + (self._size - offsets[0])).data)
+        self._files[1].write(content)
         self._size += len(content)
 
-    def paths(self) -> list[Path]:
-        """The files in the order of a fingerprint and of Arrow's buffers."""
-        return [Path(file.name) for file in self._files()]
+    def _paths(self) -> list[Path]:
+        return [Path(file.name) for file in self._files]
 
     def roots(self) -> Roots:
         """The roots of its buffers, which are its files."""
-        found = [root(_pieces(path)) for path in self.paths()] if self.examples else []
+        found = [root(_pieces(path)) for path in self._paths()] if self.examples else []
         return Roots(self.what, self.examples, found)
 
     def to_arrow(self, maps: list[mmap.mmap]) -> pa.Array:
         """The files as an Arrow array, mapped into memory; the maps are added to `maps`."""
-        buffers = [_map(path, maps) for path in self.paths()]
+        buffers = [_map(path, maps) for path in self._paths()]
         if self.type["dtype"] == "text":
             return pa.LargeStringArray.from_buffers(self.examples, *buffers)
         dtype = np.dtype(self.type["dtype"])
-        if self._offsets is not None:
+        if self._divided:
             edges = np.frombuffer(buffers[0], np.int64)
             return storage.to_arrow(Sequences(np.frombuffer(buffers[1], dtype), edges, {}))
         shape = (self.examples, *self.type["shape"])
         return storage.to_arrow(np.frombuffer(buffers[0], dtype).reshape(shape))
-
-    def _files(self) -> list[BinaryIO]:
-        return [*([self._offsets] if self._offsets else []), self._values]
 
 
 def _in_order(path: Path, size: int) -> bool:
