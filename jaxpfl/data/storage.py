@@ -17,13 +17,12 @@ The folder is written under a temporary name and then renamed, so that it is com
 All of it is private: it is made with mode 0700.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,17 +85,7 @@ def is_stored(folder: Path) -> bool:
 
 
 def write(folder: Path, stored: Stored) -> None:
-    """Writes a new folder; see `new_folder`."""
-    with new_folder(folder) as temporary:
-        arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
-        _write_table(temporary / EXAMPLES, pa.table(arrays))
-        types = {name: type_of(column) for name, column in stored.columns.items()}
-        finish(temporary, stored._replace(columns=types))
-
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder under a temporary name, which is renamed at the end, or removed after an error."""
+    """Writes a new folder; it is complete or absent."""
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +93,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700)
     try:
-        yield temporary
+        arrays = {name: to_arrow(column) for name, column in stored.columns.items()}
+        _write_table(temporary / EXAMPLES, pa.table(arrays))
+        types = {name: type_of(column) for name, column in stored.columns.items()}
+        finish(temporary, stored._replace(columns=types))
         os.rename(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -113,7 +105,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def finish(temporary: Path, stored: Stored) -> None:
-    """Writes the clients and the manifest to a folder from `new_folder` that has the examples.
+    """Writes the clients and the manifest to a folder that has the examples.
 
     Args:
       stored: with `type_of` each column in the column's place.
