@@ -117,7 +117,7 @@ class ExampleDecoder:
         """What is wrong with the features of a message; no name that the message itself gives."""
         keys = [entry.key for entry in entries]
         for name in self._features:
-            if (number := keys.count(name.encode())) != 1:
+            if (number := keys.count(name.encode())) != 1 and set(keys) <= self._kinds.keys():
                 return f'it has feature "{name}" twice' if number else f'it has no feature "{name}"'
         declared = ", ".join(self._features)
         return f"it has a feature that is not declared; declared are {declared}"

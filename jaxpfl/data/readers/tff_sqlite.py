@@ -32,7 +32,7 @@ from jaxpfl.data.stream import Batch, Stream
 from jaxpfl.errors import CorruptFile, InputError
 
 ENDINGS = (".sqlite", ".sqlite.lzma")
-_BATCH_BYTES = 2**22
+_BATCH_BYTES = 2**21
 _TABLES = {
     "examples": {"split_name", "client_id", "serialized_example_proto"},
     "client_metadata": {"split_name", "client_id", "num_examples"},
