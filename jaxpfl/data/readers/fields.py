@@ -195,8 +195,8 @@ class _FaultError(Exception):
         self.index, self.expected, self.found = index, expected, found
 
 
-def _first(flags: pa.Array | np.ndarray) -> int:
-    """The index of the first true flag; -1 if there is none."""
+def _first(flags: Any) -> int:
+    """The index of the first true flag, of Arrow or numpy; -1 if there is none."""
     if isinstance(flags, pa.Array):
         flags = flags.to_numpy(zero_copy_only=False)
     return int(np.argmax(flags)) if flags.any() else -1
