@@ -60,23 +60,36 @@ EXPERIMENTS: dict[str, set[str]] = {
     "dry_run": SHARED | {"systems", "registry", "sweep"},
 }
 REGISTRY = "experiments/registry.py"
+# What each folder of federated may import besides itself, and the modules beside the folders.
+FEDERATED: dict[str, set[str]] = {
+    "clients": set(),
+    "flow": set(),
+    "release": {"clients", "flow"},
+    "hosts": {"clients", "flow", "release"},
+    "audits": {"clients", "flow", "release"},
+}
+BESIDE = {"mesh", "double_word"}
+# Circles of folders that are still there; remove each as soon as it is untied.
+KNOWN_CIRCLES = {
+    frozenset({"jaxpfl.experiments.central", "jaxpfl.experiments.engine"}),
+    frozenset({"jaxpfl.experiments.engine", "jaxpfl.experiments.report"}),
+}
 
-SCORES, REHEARSAL = "federated/clients/scores.py", "federated/audits/rehearsal.py"
 RELEASE, DOOR = "federated/release/releaser.py", "federated/release/door.py"
-ASKED, FOLLOWING = "federated/release/prepared_query.py", "federated/hosts/shared_rounds.py"
+PREPARED, SHARED_ROUNDS = "federated/release/prepared_query.py", "federated/hosts/shared_rounds.py"
 FLOW = "federated/release/information_flow.py"
 # Another release, whose noise the clients add: on everyone, on the host, without a door.
 SECURE = "federated/release/secure_release.py"
 # What only the release does, and what it is made of: a pattern of what is called, and where.
 CALLS: dict[str, tuple[str, set[str]]] = {
-    "charges a ledger": (r"\.charge$", {RELEASE, SECURE}),
+    "charges a ledger": (r"\.charge$", {RELEASE}),
     "records a release": (r"\.record$", {RELEASE}),
-    "samples a cohort": (r"plan\.sample$", {ASKED}),
-    "packs a cohort": (r"(^|\.)Cohort$", {ASKED, SECURE}),
-    "sums clients": (r"(asked|prepared_query|_others|shared)\.sum$", {RELEASE, FOLLOWING}),
-    "shares rounds among processes": (r"(^|\.)Others$", {"experiments/engine/shared_run.py"}),
-    "opens the door": (r"(^|\.)Door$", {ASKED}),
-    "makes noise that rounds share": (r"(^|\.)NoiseStream$", {ASKED}),
+    "samples a cohort": (r"plan\.sample$", {PREPARED}),
+    "packs a cohort": (r"(^|\.)Cohort$", {PREPARED, SECURE}),
+    "sums clients": (r"(prepared|_others|shared)\.sum$", {RELEASE, SHARED_ROUNDS}),
+    "shares rounds among processes": (r"(^|\.)SharedRounds$", {"experiments/engine/shared_run.py"}),
+    "opens the door": (r"(^|\.)Door$", {PREPARED}),
+    "makes noise that rounds share": (r"(^|\.)NoiseStream$", {PREPARED}),
     "draws noise": (
         r"(^|mechanisms\.)(gaussian_noise_like|standard_normal)$",
         # In scores: what is added to a release for comparisons, a function of the release.
@@ -89,15 +102,15 @@ CALLS: dict[str, tuple[str, set[str]]] = {
     ),
 }
 IMPORTS: dict[str, set[str]] = {
-    "federated.release.door": {ASKED, FLOW},
+    "federated.release.door": {PREPARED, FLOW},
     "federated.release.prepared_query": {
         RELEASE,
         SECURE,
-        FOLLOWING,
+        SHARED_ROUNDS,
         "federated/audits/rehearsal.py",
     },
     "federated.release.summing": {DOOR},
-    "federated.release.checksum": {DOOR, "federated/flow/following.py"},
+    "federated.release.checksum": {DOOR, FLOW},
 }
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
@@ -160,7 +173,7 @@ def layers(modules: Sequence[Module]) -> list[Fault]:
             if name.startswith("."):
                 faults.append(Fault(module.path, line, f"the import of {name} is relative"))
             elif part and name.split(".")[0] == PACKAGE:
-                fault = _against_order(module.name, name)
+                fault = _against_order(module.name, name) or _against_federated(module.name, name)
                 faults += [Fault(module.path, line, fault)] if fault else []
     return faults
 
@@ -176,6 +189,41 @@ def circles(modules: Sequence[Module]) -> list[Fault]:
         line = graph[first][turned[1 % len(turned)]]
         chain = " -> ".join([*turned, first])
         faults.append(Fault(path, line, f"these modules import each other in a circle: {chain}"))
+    return faults
+
+
+def folder_circles(modules: Sequence[Module]) -> list[Fault]:
+    """No folder imports itself through others, at any depth; what is in one folder is one node."""
+    graph, faults = _graph(modules), []
+    folders = {module.name: module.name.split(".")[1:] for module in modules}
+    paths = {module.name: module.path for module in modules}
+    deepest = max(len(pieces) for pieces in folders.values())
+    for depth in range(1, deepest):
+        # By parent: the imports between what lies directly in it.
+        between: dict[str, dict[str, set[str]]] = {}
+        lines: dict[tuple[str, str], tuple[str, int]] = {}
+        for name, targets in graph.items():
+            for target, line in targets.items():
+                ours, others = folders[name], folders[target]
+                if min(len(ours), len(others)) < depth or ours[: depth - 1] != others[: depth - 1]:
+                    continue
+                here, there = ours[depth - 1], others[depth - 1]
+                parent = ".".join([PACKAGE, *ours[: depth - 1]])
+                if here != there:
+                    nodes = between.setdefault(parent, {})
+                    nodes.setdefault(here, set()).add(there)
+                    nodes.setdefault(there, set())
+                    lines.setdefault((f"{parent}.{here}", there), (name, line))
+        for parent, nodes in between.items():
+            for circle in _circles(nodes):
+                first = min(circle)
+                turned = circle[circle.index(first) :] + circle[: circle.index(first)]
+                if frozenset(f"{parent}.{each}" for each in turned) in KNOWN_CIRCLES:
+                    continue
+                name, line = lines[f"{parent}.{first}", turned[1]]
+                chain = " -> ".join([*turned, first])
+                sentence = f"these parts of {parent} import each other in a circle: {chain}"
+                faults.append(Fault(paths[name], line, sentence))
     return faults
 
 
@@ -281,6 +329,7 @@ def unsafe_loading(modules: Sequence[Module]) -> list[Fault]:
 RULES: tuple[Callable[[Sequence[Module]], list[Fault]], ...] = (
     layers,
     circles,
+    folder_circles,
     long_files,
     long_signatures,
     known_systems,
@@ -324,6 +373,17 @@ def _against_order(importer: str, name: str) -> str | None:
     # A system and its own folder; a stranger's is the fault of `known_systems`.
     if target not in EXPERIMENTS[inner] | {inner, SYSTEM}:
         return f"{inner} imports experiments.{target}, which goes against the layers"
+    return None
+
+
+def _against_federated(importer: str, name: str) -> str | None:
+    """What is wrong with an import between the folders of federated, if anything is."""
+    if not all(each.startswith(f"{PACKAGE}.federated.") for each in (importer, name)):
+        return None
+    inner, target = importer.split(".")[2], name.split(".")[2]
+    allowed = {*FEDERATED.get(inner, set()), *BESIDE, inner}
+    if inner in FEDERATED | dict.fromkeys(BESIDE) and target not in allowed:
+        return f"federated.{inner} imports federated.{target}, which goes against the layers"
     return None
 
 

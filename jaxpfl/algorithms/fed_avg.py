@@ -29,8 +29,8 @@ from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.local_training import LocalTraining
 from jaxpfl.federated.mesh import shardings
 from jaxpfl.federated.release.query import Execution, Query
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Model
-from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.plan import Plan
 
 
@@ -84,7 +84,7 @@ def fed_avg(
       start: PUBLIC parameters to start from, such as prefinetuned ones; None draws them by
         `model.init`.
       frozen: PUBLIC base of a model with LoRA adapters, which is not trained. `start` then holds
-        the adapters (`lora.split`), and clients send changes of these alone.
+        the adapters (`adapter_trees.split`), and clients send changes of these alone.
 
     Raises:
       InputError: an argument is of another kind, `start` is not a tree of the model's parameters,
@@ -114,7 +114,7 @@ def fed_avg(
         frozen = jax.device_put(frozen, shardings(model, execution.devices.local_mesh, frozen))
 
     def whole(params):
-        return params if frozen is None else lora.join(params, frozen)
+        return params if frozen is None else adapter_trees.join(params, frozen)
 
     def init(key):
         params = first_params(key)

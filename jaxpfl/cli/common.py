@@ -78,7 +78,8 @@ def join(how: str | None) -> bool:
     """Joins the processes of --distributed, if it was given; whether this one keeps the files."""
     if how is None:
         return True
+    from jaxpfl.federated import mesh
     from jaxpfl.federated.hosts import processes
 
     processes.join(how)
-    return processes.leads()
+    return mesh.leads()

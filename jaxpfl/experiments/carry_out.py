@@ -42,7 +42,7 @@ from jaxpfl.experiments.systems.base import (
     Workspace,
 )
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import Others
+from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
@@ -252,7 +252,7 @@ def _ledgers(section: Any) -> list[Path]:
     return found if named is None else [*found, Path(named)]
 
 
-def _others(group: Group | None, prepared: Prepared) -> Others | None:
+def _others(group: Group | None, prepared: Prepared) -> SharedRounds | None:
     """The other processes that share the run, once they agree on it; None where there are none.
 
     Raises:
@@ -282,7 +282,7 @@ def _carried_out(
     directory: Path,
     progress: bool,
     memory: dict[Any, Any] | None,
-    others: Others | None,
+    others: SharedRounds | None,
 ) -> Outcome:
     began = time.monotonic()
     system, shared = system_of(config.system), {} if memory is None else memory

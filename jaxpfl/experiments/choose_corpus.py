@@ -24,7 +24,7 @@ from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine.cost import both_statements
 from jaxpfl.experiments.engine.run_directory import run_id
 from jaxpfl.experiments.report.ranking_plots import bars
-from jaxpfl.federated.hosts import processes
+from jaxpfl.federated import mesh
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.text.embed import embed, embedder
@@ -62,7 +62,7 @@ def choose_corpus(
         no plan is given.
       BudgetExhausted: the release does not fit the ledger's budget; nothing was released.
     """
-    processes.require_one_process("a comparison of corpora needs")
+    mesh.require_one_process("a comparison of corpora needs")
     sources = named(candidates)
     plans = [each for each in (plan, without_privacy) if each is not None]
     if len({(each.clip_norm, each.unit, each.max_examples) for each in plans}) != 1:

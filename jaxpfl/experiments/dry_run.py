@@ -18,7 +18,7 @@ from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, PlannedRel
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.systems.base import Outliner
-from jaxpfl.federated.audits.rehearsal import Asked, Rehearsed
+from jaxpfl.federated.audits.rehearsal import QuerySize, Rehearsed
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
@@ -100,7 +100,7 @@ def _too_large(outline: Outline) -> Iterator[str]:
     sizes = [(f"model {name}", model.size or 0) for name, model in outline.models.items()]
     for name, rounds in outline.rounds.items():
         sizes.append((f"{name}, server", rounds.state))
-        sizes += [(f"{name}, {asked.label}, bucket", asked.bucket) for asked in rounds.asked]
+        sizes += [(f"{name}, {query.label}, bucket", query.bucket) for query in rounds.queries]
     for what, size in sizes:
         if size > memory:
             yield (
@@ -121,7 +121,7 @@ def _model(model: OutlinedModel) -> dict[str, Any]:
 
 
 def _rounds(found: Rehearsed) -> dict[str, Any]:
-    return {"server": found.state, "queries": [dataclasses.asdict(each) for each in found.asked]}
+    return {"server": found.state, "queries": [dataclasses.asdict(each) for each in found.queries]}
 
 
 _known: dict[str, dict[str, Any]] = {}
@@ -181,16 +181,18 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
     for name, each in record["rounds"].items():
         if each["server"]:
             lines.append(f"memory    {name}: server {_bytes(each['server'])}")
-        lines += [f"memory    {name}, {_query_line(Asked(**query))}" for query in each["queries"]]
+        lines += [
+            f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]
+        ]
     return lines
 
 
-def _query_line(asked: Asked) -> str:
-    number = asked.side_by_side
+def _query_line(query: QuerySize) -> str:
+    number = query.side_by_side
     return (
-        f"{asked.label}: a client receives {_bytes(asked.down)} and sends {_bytes(asked.up)}; "
-        f"bucket {_bytes(asked.bucket)}, sums {_bytes(asked.sums)}, {number} "
-        f"client{'s' if number > 1 else ''} at a time: {_bytes(number * asked.up)} of changes, as "
+        f"{query.label}: a client receives {_bytes(query.down)} and sends {_bytes(query.up)}; "
+        f"bucket {_bytes(query.bucket)}, sums {_bytes(query.sums)}, {number} "
+        f"client{'s' if number > 1 else ''} at a time: {_bytes(number * query.up)} of changes, as "
         "much of gradients, and their activations"
     )
 

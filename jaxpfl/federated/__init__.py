@@ -1,19 +1,13 @@
 """What happens in one round: local training, and the release, the only way from clients to server.
 
-release          charges, samples, sums, adds noise and records
-query            what clients are asked, and what it may cost
-one_release      `jaxpfl.release`: one noisy sum, without an algorithm
-secure_release   `jaxpfl.secure_release`: clients add the noise, as under secure aggregation
-door             clips, sums and adds noise; private to `release`
-mesh             the devices, and where arrays are on them
-identity         everything that a release depends on
-information_flow proves that a release tells nothing but its noisy sum
-canaries         made-up clients through the release, for audits
-accumulators     how contributions are added up
-client           what one client computes
-local_training   a client function: some steps of SGD
-clipped_gradients  a client function: the sum of its examples' clipped gradients
-evaluation       evaluates a public model on a device's own examples
+Each folder may import those before it in this list, and none after it. Beside them are `mesh`, the
+devices and where arrays are on them, and `double_word`, sums that are kept as two numbers.
+
+clients     what one client computes
+flow        the flow of information through a traced program
+release     charges, samples, sums, adds noise and records: what must be trusted
+hosts       several processes that compute one run
+audits      releases on made-up clients
 """
 
 from typing import TYPE_CHECKING
@@ -31,11 +25,10 @@ if TYPE_CHECKING:
     from jaxpfl.federated.clients.evaluation import correct_examples as correct_examples
     from jaxpfl.federated.clients.local_training import LocalTraining as LocalTraining
     from jaxpfl.federated.clients.optimizers import optimizer as optimizer
+    from jaxpfl.federated.flow.check import InformationFlow as InformationFlow
     from jaxpfl.federated.mesh import client_mesh as client_mesh
     from jaxpfl.federated.release.accumulators import Compensated as Compensated
     from jaxpfl.federated.release.accumulators import FixedPoint as FixedPoint
-    from jaxpfl.federated.release.adaptive_clipping import next_clip_norm as next_clip_norm
-    from jaxpfl.federated.release.information_flow import InformationFlow as InformationFlow
     from jaxpfl.federated.release.one_release import OneRelease as OneRelease
     from jaxpfl.federated.release.query import Execution as Execution
     from jaxpfl.federated.release.query import Query as Query

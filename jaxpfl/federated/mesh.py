@@ -5,21 +5,34 @@ each of which is one replica: its devices share the parameters, compute one clie
 each has a part of the replica's sums. The compiler splits the client function among them as the
 places of the parameters ask, and adds the exchanges between devices that this needs.
 
+The devices may belong to several processes, which `jax.distributed` joined. Each process puts the
+shards of its own devices in place, and has memory and files of its own.
+
 Where the model is split, all replicas run the same loops equally often, because some exchanges wait
 for all devices, and not for those of one replica alone.
 """
 
+import itertools
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+# JAX has no public access to its key-value store.
+from jax._src import distributed  # isort: skip
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import processes
 
 PyTree = Any
 CLIENTS, MODEL = "clients", "model"
+
+WAIT_MS = 7 * 24 * 3600 * 1000
+"""Every wait is as long as a run may be; a thread ends a process whose others are gone."""
+# Each process meets the others in the same order, so that the numbers agree.
+_MEETINGS = itertools.count()
 
 
 @runtime_checkable
@@ -70,7 +83,7 @@ def checked(mesh: Mesh) -> Mesh:
             "a mesh of clients must have the axis 'clients', or the axes 'clients' and 'model', "
             f"found {', '.join(map(repr, mesh.axis_names))}"
         )
-    if splits_model(mesh) and processes.several():
+    if splits_model(mesh) and several():
         raise InputError(
             "a copy of the model can be split over the devices of one process only, found "
             f"{jax.process_count()} processes of jax.distributed: leave out the axis 'model'"
@@ -123,3 +136,104 @@ def _longest(mesh: Mesh, shape: tuple[int, ...]) -> PartitionSpec:
         return PartitionSpec()
     _, chosen = max(fitting)
     return PartitionSpec(*[MODEL if axis == chosen else None for axis in range(len(shape))])
+
+
+def several() -> bool:
+    """Whether this process is one of several that `jax.distributed` joined."""
+    # PreparedQuery first, because the second question takes hold of the accelerators.
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def leads() -> bool:
+    """Whether this process holds the secret, the ledger and the files: it is the only one or 0."""
+    return not several() or jax.process_index() == 0
+
+
+def require_one_process(what: str) -> None:
+    """Refuses to go on as one of several processes, before anything is written or charged.
+
+    Args:
+      what: cannot be shared among processes, as the beginning of a sentence.
+
+    Raises:
+      InputError: there are several.
+    """
+    if several():
+        raise InputError(
+            f"{what} one process, found {jax.process_count()} processes of jax.distributed: each "
+            "would draw a secret and keep a ledger of its own; nothing was charged"
+        )
+
+
+def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
+    """`jax.device_put`, of arrays that every process has whole; each makes its devices' shards."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def global_array(leaf):
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(global_array, tree)
+
+
+def shares(mesh: Mesh) -> tuple[int, ...]:
+    """The places of this process's devices on the mesh's first axis, that of clients."""
+    own, rows = jax.process_index(), mesh.devices.reshape(mesh.devices.shape[0], -1)
+    return tuple(i for i, row in enumerate(rows) if row[0].process_index == own)
+
+
+def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
+    """Splits the first axis of arrays evenly along the mesh's first axis, that of clients.
+
+    Args:
+      tree: of the arrays, a process has the shares of its own devices alone, in their order.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    places = {device: place for place, device in enumerate(shares(mesh))}
+
+    def global_array(leaf):
+        width = leaf.shape[0] // len(places)
+        shape = (width * mesh.size, *leaf.shape[1:])
+
+        def share(index):
+            first = places[index[0].indices(shape[0])[0] // width] * width
+            return leaf[first : first + width]
+
+        return jax.make_array_from_callback(shape, sharding, share)
+
+    return jax.tree.map(global_array, tree)
+
+
+def here(tree: PyTree) -> PyTree:
+    """Arrays that all devices hold whole, on this process's devices alone."""
+
+    def local(array: jax.Array) -> jax.Array:
+        if array.is_fully_addressable:
+            return array
+        spread: Any = array.sharding
+        sharding = NamedSharding(spread.mesh.local_mesh, spread.spec)
+        shards = [shard.data for shard in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+
+    return jax.tree.map(local, tree)
+
+
+def meet(tree: PyTree) -> None:
+    """Where arrays are spread over processes: waits until all processes have computed them."""
+    leaves = jax.tree.leaves(tree)
+    if not several() or all(
+        isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves
+    ):
+        return
+    jax.block_until_ready(tree)
+    store().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", WAIT_MS)
+
+
+def store() -> Any:
+    """The key-value store of the processes that `jax.distributed` joined."""
+    client = distributed.global_state.client
+    assert client is not None
+    return client

@@ -8,6 +8,7 @@ import pytest
 
 from jaxpfl.federated import Released, check_information_flow
 from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.query import read_columns
 from tests.algorithms.systems import SYSTEMS
 
 # Their models take seconds to trace.
@@ -41,7 +42,7 @@ def test_every_query_of_a_system_tells_nothing_but_its_noisy_sum(system, chunk):
     def release(query, broadcast=(), *, clip_norm=None):
         found = check_information_flow(with_chunk(query, chunk), clients, broadcast)
         prepared = clients if query.prepare is None else query.prepare(clients)
-        columns = identity.read_columns(query, prepared)
+        columns = read_columns(query, prepared)
         shapes = identity.traced(query, broadcast, columns).out_info
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
         # No more and no less than the sum.

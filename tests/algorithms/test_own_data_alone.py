@@ -12,8 +12,8 @@ from jaxpfl.data import Population
 from jaxpfl.data.cohort import pack
 from jaxpfl.federated import ClientSteps, Execution, Query, Released, client_mesh
 from jaxpfl.federated.release.door import Door
-from jaxpfl.federated.release.identity import read_columns, traced
-from jaxpfl.federated.release.preparing import prepared
+from jaxpfl.federated.release.identity import traced
+from jaxpfl.federated.release.query import prepared, read_columns
 from tests.algorithms.systems import SYSTEMS
 from tests.federated.cohorts import keys, no_noise
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.federated import Compensated, FixedPoint
-from jaxpfl.federated.pairs import Pair
+from jaxpfl.federated.double_word import DoubleWord
 
 DIM = 64
 BLOCK = 4_096
@@ -136,7 +136,7 @@ def test_the_devices_sums_may_cancel(devices):
     high = np.concatenate([half, -half])
     low = (rng.normal(size=high.shape) * 2.0**-20).astype(np.float32)
     order = rng.permutation(devices)
-    total = in_float64(compensated.join_devices(Pair(jnp.array(high[order]), jnp.array(low))))
+    total = in_float64(compensated.join_devices(DoubleWord(jnp.array(high[order]), jnp.array(low))))
     largest = float(np.max(np.abs(high)))
     for column in range(6):
         terms = [*high[:, column].tolist(), *low[:, column].tolist()]
@@ -174,7 +174,7 @@ def test_equal_sums_have_equal_bits(accumulator):
 
 
 def test_a_negative_zero_and_a_positive_one_have_equal_bits():
-    plus, minus = (Pair(*[jnp.full((2, 1), zero, jnp.float32)] * 2) for zero in (0.0, -0.0))
+    plus, minus = (DoubleWord(*[jnp.full((2, 1), zero, jnp.float32)] * 2) for zero in (0.0, -0.0))
     for zero in (plus, minus):
         for leaf in compensated.join_devices(zero):
             assert np.asarray(leaf).tobytes() == bytes(4)
@@ -182,7 +182,7 @@ def test_a_negative_zero_and_a_positive_one_have_equal_bits():
 
 def test_noise_is_added_before_anything_is_rounded():
     """Noise that cancels the high part leaves what a single float32 would have lost."""
-    total = {"a": Pair(jnp.full(2, 2.0**27), jnp.asarray([3.25, -3.5]))}
+    total = {"a": DoubleWord(jnp.full(2, 2.0**27), jnp.asarray([3.25, -3.5]))}
     noise = {"a": jnp.asarray([8 - 2.0**27, 40.0])}
     released = compensated.add_noise(total, noise, ONE)["a"]
     np.testing.assert_array_equal(released, np.float32([11.25, 2.0**27 + 32]))
@@ -195,7 +195,7 @@ def test_noise_is_added_to_fixed_point_sums_before_anything_is_rounded():
     fixed, clip_norm = FixedPoint(max_clients=100_000), jnp.float32(0.25)
     unit = 0.25 / 2**fixed.bits
     whole = np.array([2**44 + 12_345, -(2**44) - 54_321, 2**30 - 1, 0])
-    total = Pair(jnp.asarray(whole >> 16, jnp.int32), jnp.asarray(whole & 0xFFFF, jnp.int32))
+    total = DoubleWord(jnp.asarray(whole >> 16, jnp.int32), jnp.asarray(whole & 0xFFFF, jnp.int32))
     noise = np.array([-(2.0**44), 2.0**44, 3.0, 5.0]) * unit
     released = fixed.add_noise(total, jnp.asarray(noise, jnp.float32), clip_norm)
     np.testing.assert_array_equal(released, np.float32([12_345, -54_321, 2**30 + 2, 5]) * unit)

@@ -7,7 +7,8 @@ import pytest
 
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh, next_clip_norm
+from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
+from jaxpfl.federated.release.door import next_clip_norm
 from jaxpfl.privacy import AdaptiveClip, Clip, Ledger, Plan, Poisson
 from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM, clip_factors
 from tests.federated.cohorts import (

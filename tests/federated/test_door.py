@@ -7,7 +7,6 @@ import pytest
 
 from jaxpfl.errors import InputError
 from jaxpfl.federated import Compensated, FixedPoint, client_mesh
-from jaxpfl.federated.release import memory
 from tests.federated.cohorts import (
     DIM,
     SHAPE,
@@ -210,7 +209,9 @@ def test_memory_that_the_compiler_freed_is_given_back_once_before_clients_are_su
         if event.endswith("backend_compile_duration") and "accumulate" in which:
             happened.append("compiled")
 
-    monkeypatch.setattr(memory, "give_back", lambda: happened.append("given back"))
+    monkeypatch.setattr(
+        "jaxpfl.federated.release.door.give_back_memory", lambda: happened.append("given back")
+    )
     jax.monitoring.register_event_duration_secs_listener(counted)
     try:
         opened = door(lambda *given: held_vector(*given), no_noise(), SHAPE)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxpfl as jp
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts.shared_rounds import Others
+from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.prepared_query import Work
 from jaxpfl.federated.release.query import Query, client_mesh
@@ -49,7 +49,7 @@ class Line:
     def answers(self) -> list[str]:
         if not self._said["answers"]:
             self.tell(**OVER)
-            assert self._other.follow() == OVER
+            assert self._other.serve() == OVER
         return [self._said["answers"].pop(0)]
 
 
@@ -70,11 +70,11 @@ def query_of(mesh=None, plan=PLAN) -> Query:
     )
 
 
-def others(query: Query, broadcast, among=None, clients=CLIENTS) -> Others:
+def others(query: Query, broadcast, among=None, clients=CLIENTS) -> SharedRounds:
     def step(state, release, round):
         return release(query, broadcast(state)), {}
 
-    return Others(among or group(), lambda key: jnp.zeros(2), step, (query,), clients)
+    return SharedRounds(among or group(), lambda key: jnp.zeros(2), step, (query,), clients)
 
 
 def test_a_broadcast_that_was_changed_in_place_is_sent_again():
@@ -109,11 +109,11 @@ def test_a_process_that_draws_another_cohort_does_not_sum_it(monkeypatch):
     # Without the secret of the release, nobody can test what the cohort is: here everyone.
     assert said["told"][0]["cohort"] != said["told"][1]["cohort"]
     said["told"].append(OVER)
-    assert other.follow() == OVER
+    assert other.serve() == OVER
     first.sum(query, np.ones(2, np.float32), work_of(7))
     monkeypatch.setattr(jp.Poisson, "sample", lambda *_: np.arange(5))
     with pytest.raises(InputError, match="drew another cohort than process 0"):
-        other.follow()
+        other.serve()
 
 
 def test_processes_that_are_not_alike_are_refused_before_a_charge(monkeypatch):
@@ -147,7 +147,7 @@ def test_a_query_that_the_first_round_does_not_ask_is_refused_before_a_charge():
         return release(asked, state), {}
 
     with pytest.raises(InputError, match="'sums' is not asked in the first round"):
-        Others(group(), lambda key: jnp.zeros(2), step, (asked, later), CLIENTS)
+        SharedRounds(group(), lambda key: jnp.zeros(2), step, (asked, later), CLIENTS)
 
 
 def test_a_key_in_the_broadcast_is_refused_before_a_charge():

@@ -238,17 +238,17 @@ if index == "1":
 """,
     "out of memory": """
 if index == "1":
-    from jaxpfl.federated.release.prepared_query import Asked
+    from jaxpfl.federated.release.prepared_query import PreparedQuery
     def without_memory(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
-    Asked.sum = without_memory
+    PreparedQuery.sum = without_memory
 """,
     "a failure that quotes data": """
 if index == "0":
-    from jaxpfl.federated.release.prepared_query import Asked
+    from jaxpfl.federated.release.prepared_query import PreparedQuery
     def quoting(*_):
         raise KeyError("what client 3 wrote")
-    Asked.sum = quoting
+    PreparedQuery.sum = quoting
 """,
 }
 

@@ -23,10 +23,11 @@ from jaxpfl.federated import (
     check_information_flow,
     client_mesh,
 )
-from jaxpfl.federated.pairs import Pair
+from jaxpfl.federated.double_word import DoubleWord
+from jaxpfl.federated.flow.check import Labelled, check_program
 from jaxpfl.federated.release.accumulators import rounded_sum, scaled
 from jaxpfl.federated.release.checksum import bound_to_bits
-from jaxpfl.federated.release.information_flow import Labelled, check_program, release_keys
+from jaxpfl.federated.release.information_flow import STEPS, secrets
 from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan, Poisson
 from jaxpfl.privacy.clipping import clip_factors
 from jaxpfl.privacy.mechanisms import standard_normal
@@ -39,7 +40,7 @@ GIVEN = Labelled(
     jax.ShapeDtypeStruct((DIM,), np.float32),
     jax.ShapeDtypeStruct((), np.float32),
     jax.ShapeDtypeStruct((CLIENTS, DIM), np.float32),
-    release_keys(),
+    *secrets(),
 )
 
 
@@ -374,12 +375,12 @@ def total_of(given, bound=None):
 
 
 def noise_of(given, *sums, width=DIM, std=None):
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, sums, MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], sums, MESH)
     return standard_normal(key, (width,)) * (given.clip_norm if std is None else std)
 
 
 def noisy(total, noise):
-    return rounded_sum(Pair(total, jnp.zeros_like(total)), noise)
+    return rounded_sum(DoubleWord(total, jnp.zeros_like(total)), noise)
 
 
 def honest(given):
@@ -465,7 +466,7 @@ def same_noise_in_two_sums(given):
 
 def key_and_one_made_of_it(given):
     total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, (total, other), MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], (total, other), MESH)
     first, second = (standard_normal(each, (DIM,)) for each in (key, jax.random.split(key, 1)[0]))
     return noisy(total, first), noisy(other, second)
 
@@ -496,13 +497,13 @@ def factors_of_rows_elsewhere(given):
 
 def same_key_drawn_twice(given):
     total, other = total_of(given), total_of(given._replace(clients=given.clients[:4]))
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, (total, other), MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], (total, other), MESH)
     return noisy(total, standard_normal(key, (DIM,))), noisy(other, standard_normal(key, (DIM,)))
 
 
 def noise_not_bound(given):
     total = total_of(given)
-    return noisy(total, standard_normal(given.keys.noise, (DIM,)))
+    return noisy(total, standard_normal(given.noise_key, (DIM,)))
 
 
 def noise_bound_to_another_sum(given):
@@ -517,13 +518,13 @@ def noise_of_a_public_key(given):
 
 def noise_keyed_by_the_data(given):
     total = total_of(given)
-    key = jax.random.fold_in(given.keys.noise, jnp.int32(given.clients[0, 0]))
+    key = jax.random.fold_in(given.noise_key, jnp.int32(given.clients[0, 0]))
     return noisy(total, standard_normal(key, (DIM,)))
 
 
 def key_beside_it(given):
     total = total_of(given)
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], total, MESH)
     return noisy(total, standard_normal(key, (DIM,))), jax.random.key_data(key)
 
 
@@ -534,7 +535,7 @@ def noise_beside_it(given):
 
 
 def checksum_key_beside_it(given):
-    return honest(given), given.keys.checksum
+    return honest(given), given.secrets[1]
 
 
 def branch_by_the_data(given):
@@ -566,7 +567,7 @@ def hidden_in_calls(given):
 
 def noise_in_a_loop(given):
     total = total_of(given)
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], total, MESH)
 
     def draw(_, row):
         return None, standard_normal(key, (1,))
@@ -588,7 +589,7 @@ def noise_of_many_sums(given):
 
 def noise_on_each_device(given):
     total = jnp.concatenate([total_of(given)] * 2)
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], total, MESH)
     spec = jax.sharding.PartitionSpec
     drawn = jax.shard_map(
         lambda key: standard_normal(key, (DIM,)),
@@ -621,7 +622,7 @@ def same_noise_reversed(given):
 
 def one_key_as_two(given):
     total = total_of(given)
-    key = bound_to_bits(given.keys.noise, given.keys.checksum, total, MESH)
+    key = bound_to_bits(given.noise_key, given.secrets[1], total, MESH)
     first, second = jnp.broadcast_to(key, (2,))
     zero = jnp.zeros_like(total)
     return tuple(
@@ -682,7 +683,7 @@ WITHOUT_LINE = {
 
 @pytest.mark.parametrize("program", [honest, row_by_row])
 def test_an_honest_program_passes(program):
-    found = check_program(program, GIVEN)
+    found = check_program(program, GIVEN, STEPS)
     assert found.noisy == ("the result",)
     assert found.constants == ()
 
@@ -690,7 +691,7 @@ def test_an_honest_program_passes(program):
 @pytest.mark.parametrize("program", LEAKS, ids=lambda program: program.__name__)
 def test_a_planted_leak_is_named_with_its_equation(program):
     with pytest.raises(InformationLeak, match=LEAKS[program]) as caught:
-        check_program(program, GIVEN)
+        check_program(program, GIVEN, STEPS)
     named = re.findall(r"test_information_flow\.py:(\d+)", str(caught.value))
     if program.__name__ not in WITHOUT_LINE:
         assert named
@@ -705,7 +706,7 @@ def test_a_function_of_the_same_name_is_not_taken_for_a_step():
 
     def program(given):
         total = total_of(given)
-        return rounded_sum(Pair(total, total), noise_of(given, total))
+        return rounded_sum(DoubleWord(total, total), noise_of(given, total))
 
     with pytest.raises(InformationLeak, match="depends on the clients' data otherwise"):
-        check_program(program, GIVEN)
+        check_program(program, GIVEN, STEPS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.federated.release import memory
+from jaxpfl.federated.release import door
 
 BLOCK, BLOCKS = 4096, 16_000  # 64 MB in blocks that the C library keeps when they are freed
 
@@ -29,7 +29,7 @@ def test_blocks_that_were_freed_are_given_back():
     for block in blocks[:-10]:
         library.free(block)
     kept = _resident()
-    memory.give_back()
+    door.give_back_memory()
     given_back = kept - _resident()
     for block in blocks[-10:]:
         library.free(block)
@@ -38,8 +38,8 @@ def test_blocks_that_were_freed_are_given_back():
 
 def test_without_glibc_nothing_happens(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    memory.malloc_trim.cache_clear()
+    door.malloc_trim.cache_clear()
     try:
-        memory.give_back()
+        door.give_back_memory()
     finally:
-        memory.malloc_trim.cache_clear()
+        door.malloc_trim.cache_clear()

@@ -9,8 +9,7 @@ from jaxpfl.algorithms.candidate_scores import _with_embeddings, _with_means
 from jaxpfl.data import from_clients
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
-from jaxpfl.federated.release.preparing import prepared
-from jaxpfl.federated.release.query import Query
+from jaxpfl.federated.release.query import Query, prepared
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.gaussian import Noise
 from jaxpfl.privacy.participation import Poisson

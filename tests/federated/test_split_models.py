@@ -181,7 +181,7 @@ def test_what_cannot_be_split_is_refused(monkeypatch):
     other = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     with pytest.raises(InputError, match="must have the axis 'clients'.*found 'data'"):
         Execution(mesh=other)
-    monkeypatch.setattr("jaxpfl.federated.hosts.processes.several", lambda: True)
+    monkeypatch.setattr("jaxpfl.federated.mesh.several", lambda: True)
     with pytest.raises(InputError, match="of one process only"):
         client_mesh(2, model=2)
 

@@ -35,8 +35,7 @@ from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.engine.trackers import TrackedRun, Trackers, current
 from jaxpfl.experiments.records.cautions import of_rounds
 from jaxpfl.experiments.records.checkpoint import Checkpoints
-from jaxpfl.federated.hosts.shared_rounds import Others
-from jaxpfl.federated.release.releaser import Releaser
+from jaxpfl.federated.release.releaser import Others, Releaser
 from jaxpfl.privacy.keys import INITIAL_STATE, training_root
 from jaxpfl.privacy.ledger import Budget, Ledger
 from jaxpfl.progress import Progress

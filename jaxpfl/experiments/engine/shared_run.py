@@ -21,33 +21,34 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.setting import Result
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
-from jaxpfl.federated.hosts import processes
-from jaxpfl.federated.hosts.shared_rounds import Others
+from jaxpfl.federated import mesh
+from jaxpfl.federated.hosts.processes import Group
+from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 
 # What a result says in JSON's types.
 _FIELDS = ("privacy", "metrics", "rounds", "evaluated_on", "epsilons", "cautions", "table")
 
 
 @contextmanager
-def group() -> Iterator[processes.Group | None]:
+def group() -> Iterator[Group | None]:
     """The processes that share the run; None where this one is alone."""
-    if not processes.several():
+    if not mesh.several():
         yield None
         return
-    with processes.Group() as found:
+    with Group() as found:
         yield found
 
 
 def others_of(
-    found: processes.Group | None, algorithm: Algorithm, clients: Population
-) -> Others | None:
+    found: Group | None, algorithm: Algorithm, clients: Population
+) -> SharedRounds | None:
     """The other processes, once all have agreed on the run; None where there are none."""
     if found is None:
         return None
-    return Others(found, algorithm.init, algorithm.step, algorithm.queries, clients)
+    return SharedRounds(found, algorithm.init, algorithm.step, algorithm.queries, clients)
 
 
-def share_rounds(others: Others) -> dict[str, Any]:
+def share_rounds(others: SharedRounds) -> dict[str, Any]:
     """Sums this process's share of each round, and returns what process 0 broadcasts at the end.
 
     Raises:
@@ -56,7 +57,7 @@ def share_rounds(others: Others) -> dict[str, Any]:
     """
     # A signal that comes to all processes stops process 0 after its round, which needs this one.
     with caught_signals():
-        message = others.follow()
+        message = others.serve()
     if "failed" in message:
         _raise(message)
     return message
@@ -72,13 +73,13 @@ def _raise(message: dict[str, Any]) -> NoReturn:
     raise RuntimeError(f"process 0 of this run failed: {sentence}")
 
 
-def broadcast_outcome(found: processes.Group | None, record: Any, lines: list[str]) -> None:
+def broadcast_outcome(found: Group | None, record: Any, lines: list[str]) -> None:
     """Process 0 broadcasts the outcome of a config; without other processes nothing happens."""
     if found is not None:
         found.tell(record=files.jsonable(record), lines=lines)
 
 
-def broadcast_result(found: processes.Group, result: Result) -> None:
+def broadcast_result(found: Group, result: Result) -> None:
     """Process 0 broadcasts the result of a run."""
     fields = {name: getattr(result, name) for name in _FIELDS}
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(result.state)]
@@ -88,7 +89,7 @@ def broadcast_result(found: processes.Group, result: Result) -> None:
 
 
 def received_result(
-    found: processes.Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
+    found: Group, outcome: dict[str, Any], algorithm: Algorithm, seed: int, out: Path
 ) -> Result:
     """The result that process 0 broadcasts, in another process, whose `out` has no file of it.
 

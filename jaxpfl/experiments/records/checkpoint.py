@@ -49,7 +49,7 @@ from jaxpfl.experiments.records.artifacts import (
     schema,
     verified,
 )
-from jaxpfl.federated.hosts import processes
+from jaxpfl.federated import mesh
 
 _PREFIX = "round_"
 _KEPT = 2
@@ -111,7 +111,7 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.directory)
         # Of several processes, only the one that holds the run's files writes checkpoints.
-        self._alone = not processes.several()
+        self._alone = not mesh.several()
         options = ocp.options.MultiprocessingOptions()
         if not self._alone:
             options = ocp.options.MultiprocessingOptions(

@@ -20,7 +20,7 @@ from jaxpfl.experiments.sweep.collect import SweepOutcome, collect
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.summary import value_of
 from jaxpfl.experiments.systems.base import CONFIG
-from jaxpfl.federated.hosts import processes
+from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
 
 Ended = Literal["finished", "failed", "busy"]
@@ -37,7 +37,7 @@ def run_sweep(sweep: Sweep, out: str | Path, *, progress: bool = True) -> SweepO
       NoDataFolder: the environment does not name the folder of a point's data.
       Interrupted: SIGINT or SIGTERM was received; the same call continues the sweep.
     """
-    processes.require_one_process("a sweep needs")
+    mesh.require_one_process("a sweep needs")
     directory = Path(out)
     folders.begin(sweep, directory)
     known = folders.failures(sweep, directory)

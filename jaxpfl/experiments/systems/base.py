@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxpfl.data.population import Population
     from jaxpfl.experiments.engine.outline import Outline
     from jaxpfl.experiments.records.artifacts import Artifacts
-    from jaxpfl.federated.hosts.shared_rounds import Others
+    from jaxpfl.federated.release.releaser import Others
     from jaxpfl.privacy.ledger import Ledger
     from jaxpfl.privacy.plan import Plan
 

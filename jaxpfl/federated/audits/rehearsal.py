@@ -13,17 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data.population import Population
-from jaxpfl.federated.release import identity, preparing
 from jaxpfl.federated.release.information_flow import InformationFlow, check_release
 from jaxpfl.federated.release.prepared_query import opened, traced
-from jaxpfl.federated.release.query import Query, arrays
+from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns
 from jaxpfl.federated.release.releaser import Released
 
 PyTree = Any
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuerySize:
     """What a query would send and occupy; sizes in bytes.
 
     Attributes:
@@ -50,7 +49,7 @@ class Rehearsed:
     """
 
     state: int
-    asked: tuple[Asked, ...]
+    queries: tuple[QuerySize, ...]
 
 
 def column(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -63,7 +62,9 @@ def size_of(tree: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[Asked, PyTree]:
+def ask(
+    query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]
+) -> tuple[QuerySize, PyTree]:
     """Traces what clients would compute in a query, and its sum over a bucket.
 
     Args:
@@ -74,14 +75,14 @@ def ask(query: Query, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> t
       The sizes, and the shapes of a contribution.
 
     Raises:
-      InputError, TypeError, ValueError: as `asked.traced`.
+      InputError, TypeError, ValueError: as `prepared_query.traced`.
     """
     held = {name: columns[name] for name in query.columns or columns}
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), broadcast)
     contribution, bucket, chunk = traced(query, shapes, held)
     replicas, up = query.execution.replicas, size_of(contribution)
     # An accumulator holds pairs of numbers.
-    found = Asked(query.label, size_of(shapes), up, bucket, chunk * replicas, 2 * up * replicas)
+    found = QuerySize(query.label, size_of(shapes), up, bucket, chunk * replicas, 2 * up * replicas)
     return found, contribution
 
 
@@ -97,7 +98,7 @@ def check_information_flow(
       InputError: the query does not fit the data, or this process is one of several.
       InformationLeak: as `information_flow.check_release`.
     """
-    columns = identity.read_columns(query, preparing.prepared(query, clients))
+    columns = read_columns(query, prepared(query, clients))
     broadcast = arrays(query, broadcast)
     door, client = opened(query, broadcast, columns)
     return check_release(query, door, client, broadcast, columns)
@@ -116,14 +117,14 @@ def rehearse(
     Raises:
       InputError, TypeError, ValueError: as `ask`.
     """
-    asked: list[Asked] = []
+    queries: list[QuerySize] = []
 
     def release(query: Query, broadcast: PyTree = (), clip_norm: Any = None) -> Released:
         found, contribution = ask(query, broadcast, columns)
-        asked.append(found)
-        following = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
+        queries.append(found)
+        next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), contribution)
-        return Released(zeros, following)
+        return Released(zeros, next_norm)
 
     def first_round(key: jax.Array, *given: PyTree) -> Any:
         algorithm = algorithm_of(*given)
@@ -133,4 +134,4 @@ def rehearse(
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(first_round, key, *shapes)
-    return Rehearsed(size_of(state), tuple(asked))
+    return Rehearsed(size_of(state), tuple(queries))

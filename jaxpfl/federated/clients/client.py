@@ -163,7 +163,29 @@ def _finish(client_fn: Any, broadcast: PyTree, state: PyTree) -> PyTree:
 
 
 COMPUTING = (_whole, _init, _step, _finish)
-"""All that clients compute, as `federated.release.information_flow` recognises it."""
+"""All that clients compute, as the check of the flow of information recognises it."""
+
+
+@jax.custom_batching.custom_vmap
+def of_one_client(number: jax.Array) -> jax.Array:
+    """The number; of clients that run side by side, one that is larger than any batch.
+
+    If they shared the widest one's width, a client would change how the others' updates are
+    rounded, and so move the sum by more than its own clipped contribution.
+    """
+    return number
+
+
+@of_one_client.def_vmap
+def _of_several_clients(
+    axis_size: int, in_batched: list[bool], numbers: jax.Array
+) -> tuple[jax.Array, bool]:
+    del axis_size, in_batched
+    return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False
+
+
+RULES = (_of_several_clients,)
+"""Our only rules for clients side by side; they mix none. The check of the flow follows them."""
 
 
 def traced(client_fn: ClientFn, label: str, broadcast: PyTree, examples: Examples) -> Any:

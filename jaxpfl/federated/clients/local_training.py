@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from jaxpfl.federated.clients.client import Batch
+from jaxpfl.federated.clients.client import Batch, of_one_client
 from jaxpfl.federated.mesh import shardings
+from jaxpfl.models import adapter_trees
 from jaxpfl.models.base import Augmenting, Checking, Model, traced_platform
-from jaxpfl.models.decoder import lora
 
 PyTree = Any
 
@@ -33,7 +33,7 @@ class LocalTraining:
         `Augmenting` has its examples drawn anew in every step.
       optimizer: any optax optimiser.
       adapters: whether the broadcast is a pair, LoRA adapters and the base that they belong to
-        (`lora.split`); only the adapters are trained.
+        (`adapter_trees.split`); only the adapters are trained.
     """
 
     model: Model
@@ -62,7 +62,7 @@ class LocalTraining:
         local, optimizer_state = state
 
         def loss(local, batch, mask):
-            whole = lora.join(local, params[1]) if self.adapters else local
+            whole = adapter_trees.join(local, params[1]) if self.adapters else local
             return self.model.loss(whole, batch, mask)[0]
 
         if isinstance(self.model, Augmenting):
@@ -99,28 +99,6 @@ def _of_leading_rows(
 
         return of
 
-    used = _of_one_client(jnp.max(jnp.where(mask, jnp.arange(1, size + 1), 0)))
+    used = of_one_client(jnp.max(jnp.where(mask, jnp.arange(1, size + 1), 0)))
     width = jnp.sum(used > jnp.array(widths), dtype=jnp.int32)
     return jax.lax.switch(width, [leading(rows) for rows in (*widths, size)], local, batch, mask)
-
-
-@jax.custom_batching.custom_vmap
-def _of_one_client(number: jax.Array) -> jax.Array:
-    """The number; of clients that run side by side, one that is larger than any batch.
-
-    If they shared the widest one's width, a client would change how the others' updates are
-    rounded, and so move the sum by more than its own clipped contribution.
-    """
-    return number
-
-
-@_of_one_client.def_vmap
-def _of_several_clients(
-    axis_size: int, in_batched: list[bool], numbers: jax.Array
-) -> tuple[jax.Array, bool]:
-    del axis_size, in_batched
-    return jnp.full((), jnp.iinfo(numbers.dtype).max, numbers.dtype), False
-
-
-RULES = (_of_several_clients,)
-"""Our only rules for clients side by side; they mix none. The flow check follows them."""

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.federated.clients.client import Batch
-from jaxpfl.federated.pairs import Pair, plus
+from jaxpfl.federated.double_word import DoubleWord, plus
 
 Moment = Literal["count", "sum", "second"]
 
@@ -77,7 +77,7 @@ class ClientMoment:
         dimension = centre_D.shape[0]
         shape = {"count": (), "sum": (dimension,), "second": (dimension, dimension)}[self.moment]
         zeros = jnp.zeros(shape, jnp.float32)
-        return _Total(Pair(zeros, zeros), jnp.float32(0), jnp.float32(0))
+        return _Total(DoubleWord(zeros, zeros), jnp.float32(0), jnp.float32(0))
 
     def step(
         self, centre_D: jax.Array, total: "_Total", batch: Batch, mask_B: jax.Array, key: jax.Array
@@ -112,7 +112,7 @@ class ClientMoment:
 class _Total(NamedTuple):
     """A client's sums so far: the moment in units, the number of examples, and the unit."""
 
-    moment: Pair
+    moment: DoubleWord
     count: jax.Array
     unit: jax.Array
 
@@ -144,7 +144,9 @@ class _Grid(NamedTuple):
         return coarse_BxD, whole_BxD - coarse_BxD * shift
 
 
-def _with_sum(total: Pair, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid) -> Pair:
+def _with_sum(
+    total: DoubleWord, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid
+) -> DoubleWord:
     """Adds the rows, in units of the grid's step."""
     shift = jnp.float32(2.0 ** (grid.bits + 1))
     for part_D in (jnp.sum(coarse_BxD, axis=0) * shift, jnp.sum(fine_BxD, axis=0)):
@@ -152,7 +154,9 @@ def _with_sum(total: Pair, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Gr
     return total
 
 
-def _with_products(total: Pair, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid) -> Pair:
+def _with_products(
+    total: DoubleWord, coarse_BxD: jax.Array, fine_BxD: jax.Array, grid: _Grid
+) -> DoubleWord:
     """Adds the rows' products, each row with itself, in units of the grid's step squared."""
     multiply = partial(jnp.matmul, precision="highest")
     shift = jnp.float32(2.0 ** (grid.bits + 1))

@@ -25,15 +25,9 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-# JAX has no public access to its key-value store.
-from jax._src import distributed  # isort: skip
 
 from jaxpfl.errors import InputError
-
-PyTree = Any
+from jaxpfl.federated import mesh
 
 LOST_AFTER = 30.0
 """Seconds without a sign of life after which a process counts as gone."""
@@ -44,8 +38,6 @@ JOINED_WITHIN = 300.0
 _SIGN_EVERY = 2.0
 # Who waits for a message hears of a failure there, and can clean up; who computes never does.
 _GRACE = 5.0
-# Every wait is as long as a run may be; the thread ends the process if another one is gone.
-_WAIT_MS = 7 * 24 * 3600 * 1000
 # Each process makes the same groups, and meets in the same order, so that the numbers agree.
 _GROUPS, _MEETINGS = itertools.count(), itertools.count()
 _UNDER_WAY = threading.Lock()
@@ -81,100 +73,6 @@ def join(how: str) -> None:
         hint = "; name the address: --distributed HOST:PORT,INDEX/COUNT" if how == "auto" else ""
         reason = str(error).splitlines()[0]
         raise InputError(f"--distributed {how}: no connection: {reason}{hint}") from error
-
-
-def several() -> bool:
-    """Whether this process is one of several that `jax.distributed` joined."""
-    # Asked first, because the second question takes hold of the accelerators.
-    return jax.distributed.is_initialized() and jax.process_count() > 1
-
-
-def leads() -> bool:
-    """Whether this process holds the secret, the ledger and the files: it is the only one or 0."""
-    return not several() or jax.process_index() == 0
-
-
-def require_one_process(what: str) -> None:
-    """Refuses to go on as one of several processes, before anything is written or charged.
-
-    Args:
-      what: cannot be shared among processes, as the beginning of a sentence.
-
-    Raises:
-      InputError: there are several.
-    """
-    if several():
-        raise InputError(
-            f"{what} one process, found {jax.process_count()} processes of jax.distributed: each "
-            "would draw a secret and keep a ledger of its own; nothing was charged"
-        )
-
-
-def put(tree: PyTree, sharding: NamedSharding) -> PyTree:
-    """`jax.device_put`, of arrays that every process has whole; each makes its devices' shards."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(tree, sharding)
-
-    def global_array(leaf):
-        whole = np.asarray(leaf)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-    return jax.tree.map(global_array, tree)
-
-
-def shares(mesh: Mesh) -> tuple[int, ...]:
-    """The places of this process's devices on the mesh's first axis, that of clients."""
-    own, rows = jax.process_index(), mesh.devices.reshape(mesh.devices.shape[0], -1)
-    return tuple(i for i, row in enumerate(rows) if row[0].process_index == own)
-
-
-def put_shares(tree: PyTree, mesh: Mesh) -> PyTree:
-    """Splits the first axis of arrays evenly along the mesh's first axis, that of clients.
-
-    Args:
-      tree: of the arrays, a process has the shares of its own devices alone, in their order.
-    """
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
-    if sharding.is_fully_addressable:
-        return jax.device_put(tree, sharding)
-    places = {device: place for place, device in enumerate(shares(mesh))}
-
-    def global_array(leaf):
-        width = leaf.shape[0] // len(places)
-        shape = (width * mesh.size, *leaf.shape[1:])
-
-        def share(index):
-            first = places[index[0].indices(shape[0])[0] // width] * width
-            return leaf[first : first + width]
-
-        return jax.make_array_from_callback(shape, sharding, share)
-
-    return jax.tree.map(global_array, tree)
-
-
-def here(tree: PyTree) -> PyTree:
-    """Arrays that all devices hold whole, on this process's devices alone."""
-
-    def local(array: jax.Array) -> jax.Array:
-        if array.is_fully_addressable:
-            return array
-        spread: Any = array.sharding
-        sharding = NamedSharding(spread.mesh.local_mesh, spread.spec)
-        shards = [shard.data for shard in array.addressable_shards]
-        return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
-
-    return jax.tree.map(local, tree)
-
-
-def meet(tree: PyTree) -> None:
-    """Where arrays are spread over processes: waits until all processes have computed them."""
-    leaves = jax.tree.leaves(tree)
-    if not several() or all(
-        isinstance(leaf, Tracer) or leaf.is_fully_addressable for leaf in leaves
-    ):
-        return
-    jax.block_until_ready(tree)
-    _client().wait_at_barrier(f"jaxpfl/meeting/{next(_MEETINGS)}", _WAIT_MS)
 
 
 class Group:
@@ -240,7 +138,7 @@ class Group:
             if not self.index:
                 number, kind = getattr(error, "number", None), type(error).__name__
                 self.tell(failed=kind, sentence=self._said(error), number=number)
-            _client().key_value_set(self._key("gone", self.index), self._said(error))
+            mesh.store().key_value_set(self._key("gone", self.index), self._said(error))
 
     def _said(self, error: BaseException) -> str:
         """What the other processes may print of an error in this one."""
@@ -250,7 +148,7 @@ class Group:
 
     def tell(self, **message: Any) -> None:
         """Process 0 tells the others something public, in JSON's types."""
-        _client().key_value_set(self._key("told", self._told), json.dumps(message))
+        mesh.store().key_value_set(self._key("told", self._told), json.dumps(message))
         self._told += 1
 
     def hear(self) -> dict[str, Any]:
@@ -262,7 +160,7 @@ class Group:
 
     def answer(self, text: str) -> None:
         """Another process answers process 0."""
-        _client().key_value_set(self._key(f"answer/{self._asked}", self.index), text)
+        mesh.store().key_value_set(self._key(f"answer/{self._asked}", self.index), text)
         self._asked += 1
 
     def answers(self) -> list[str]:
@@ -283,7 +181,7 @@ class Group:
 
         # Words, because many small numbers take many instructions.
         words = np.frombuffer(content.tobytes() + bytes(-content.size % 4), np.uint32)
-        _client().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", _WAIT_MS)
+        mesh.store().wait_at_barrier(f"{self._name}/bytes/{next(_MEETINGS)}", mesh.WAIT_MS)
         found = multihost_utils.broadcast_one_to_all(words)
         return np.asarray(found).tobytes()[: content.size]
 
@@ -291,7 +189,7 @@ class Group:
         return f"{self._name}/{kind}/{number}"
 
     def _get(self, key: str) -> str:
-        return _client().blocking_key_value_get(key, _WAIT_MS)
+        return mesh.store().blocking_key_value_get(key, mesh.WAIT_MS)
 
     def _look(self) -> None:
         """Gives signs of life, looks for those of others, and ends the process if one is gone."""
@@ -300,7 +198,7 @@ class Group:
             if self._over.wait(_SIGN_EVERY):
                 return
             try:
-                client = _client()
+                client = mesh.store()
                 client.key_value_set(self._key("sign", self.index), str(sign), True)
                 signs = dict(client.key_value_dir_get(f"{self._name}/sign/"))
                 gone = client.key_value_dir_get(f"{self._name}/gone/")
@@ -322,12 +220,6 @@ class Group:
                     seen[index] = (found, now)
                 elif now - when > limit and not self._over.is_set():
                     _end(f"process {index} of this run {silent} {limit:g} s")
-
-
-def _client() -> Any:
-    client = distributed.global_state.client
-    assert client is not None
-    return client
 
 
 def _end(sentence: str, *, orderly: bool = False) -> NoReturn:

@@ -24,10 +24,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import processes
-from jaxpfl.federated.release import identity, preparing
-from jaxpfl.federated.release.prepared_query import Asked, Facts, Summed, Work
-from jaxpfl.federated.release.query import Query, arrays, require_room
+from jaxpfl.federated.hosts.processes import Group
+from jaxpfl.federated.mesh import here, put
+from jaxpfl.federated.release import identity
+from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
+from jaxpfl.federated.release.query import Query, arrays, prepared, read_columns, require_room
 from jaxpfl.privacy.secret import RunSecret
 
 PyTree = Any
@@ -38,8 +39,8 @@ _WORDS = 2 + 4 + 4 * len(_KEYS)
 _EQUAL = ("versions", "options")
 
 
-class Others:
-    """The rounds of one run, in process 0 and in the others, which `follow`.
+class SharedRounds:
+    """The rounds of one run, in process 0 and in the others, which `serve`.
 
     Args:
       group: the processes.
@@ -56,7 +57,7 @@ class Others:
 
     def __init__(
         self,
-        group: processes.Group,
+        group: Group,
         init: Callable,
         step: Callable,
         queries: Sequence[Query],
@@ -64,7 +65,7 @@ class Others:
     ) -> None:
         self._group = group
         self._rounds = [
-            _Round(Asked.of(query, broadcast, population), broadcast)
+            _Round(PreparedQuery.of(query, broadcast, population), broadcast)
             for query, broadcast in _broadcasts(init, step, queries, population)
         ]
         self.environment: Any = None
@@ -75,20 +76,20 @@ class Others:
 
     def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
         """The sum of a release, on the devices of process 0, which alone calls this."""
-        number = next(i for i, each in enumerate(self._rounds) if each.asked.query is query)
+        number = next(i for i, each in enumerate(self._rounds) if each.prepared.query is query)
         shared = self._rounds[number]
         changed = shared.changed(broadcast)
         leaves = jax.tree.leaves(broadcast)
         sent = [np.asarray(leaf) for leaf, new in zip(leaves, changed, strict=True) if new]
         work = work._replace(clip_norm=np.asarray(work.clip_norm))
-        chosen = shared.asked.drawn(work)
+        chosen = shared.prepared.drawn(work)
         content = b"".join([_packed(work), *(leaf.tobytes() for leaf in sent)])
         # Told last, because the others wait for the bytes from then on.
         self._group.tell(query=number, changed=changed, cohort=_name(chosen, work))
         self._group.send(content)
         return shared.sum(changed, sent, work, chosen)
 
-    def follow(self) -> dict[str, Any]:
+    def serve(self) -> dict[str, Any]:
         """The other processes: sums with process 0, until it tells something else."""
         message = self._group.hear()
         if "compare" in message:
@@ -105,7 +106,7 @@ class Others:
                 for shape, size, end in zip(shapes, sizes[1:], edges[1:], strict=True)
             ]
             work = _unpacked(content[: sizes[0]])
-            chosen = shared.asked.drawn(work)
+            chosen = shared.prepared.drawn(work)
             if _name(chosen, work) != message["cohort"]:
                 raise InputError(
                     "this process drew another cohort than process 0, with the same versions: "
@@ -138,15 +139,15 @@ class Others:
 
     def _program(self, key: bytes) -> str:
         """A digest of clients and queries; without the key, no guess of them can be tested."""
-        program = "\n".join(each.asked.described(None) for each in self._rounds)
+        program = "\n".join(each.prepared.described(None) for each in self._rounds)
         return RunSecret(key).digest("program", program)
 
 
 class _Round:
     """A query's broadcast, of which a process keeps what does not change between rounds."""
 
-    def __init__(self, asked: Asked, broadcast: PyTree) -> None:
-        self.asked = asked
+    def __init__(self, prepared: PreparedQuery, broadcast: PyTree) -> None:
+        self.prepared = prepared
         self.shapes, self._structure = jax.tree.flatten(broadcast)
         self._last: list[Any] = [None] * len(self.shapes)
         self._placed: list[Any] = [None] * len(self.shapes)
@@ -157,7 +158,7 @@ class _Round:
         found = [(leaf.shape, leaf.dtype) for leaf in leaves]
         if structure != self._structure or found != [(s.shape, s.dtype) for s in self.shapes]:
             raise InputError(
-                f"the broadcast of query {self.asked.query.label!r} must have the shapes of the "
+                f"the broadcast of query {self.prepared.query.label!r} must have the shapes of the "
                 "first round, which several processes share"
             )
         # The values of an array of numpy can be replaced.
@@ -171,13 +172,13 @@ class _Round:
     def sum(
         self, changed: list[bool], sent: list[np.ndarray], work: Work, chosen: np.ndarray
     ) -> tuple[Summed, Facts]:
-        everywhere = NamedSharding(self.asked.door.mesh, PartitionSpec())
+        everywhere = NamedSharding(self.prepared.door.mesh, PartitionSpec())
         new = iter(sent)
         for place in np.flatnonzero(changed):
-            self._placed[place] = processes.put(next(new), everywhere)
+            self._placed[place] = put(next(new), everywhere)
         broadcast = jax.tree.unflatten(self._structure, self._placed)
-        summed, facts = self.asked.sum(broadcast, work, chosen)
-        return processes.here(summed), facts
+        summed, facts = self.prepared.sum(broadcast, work, chosen)
+        return here(summed), facts
 
 
 def _broadcasts(
@@ -192,12 +193,12 @@ def _broadcasts(
         )
         _check_shareable(query, shapes)
         found.append((query, shapes))
-        columns = identity.read_columns(query, preparing.prepared(query, population))
+        columns = read_columns(query, prepared(query, population))
         require_room(query, columns)
         contribution = identity.traced(query, shapes, columns).out_info
         value = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), contribution)
-        following = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
-        return _Answer(value, following)
+        next_norm = jnp.float32(query.plan.clip_norm) if clip_norm is None else clip_norm
+        return _Answer(value, next_norm)
 
     def first_round(key: jax.Array) -> None:
         step(init(key), release, 1)
@@ -221,11 +222,11 @@ def _broadcasts(
 def _require_equal(index: int, own: dict[str, Any], environment: dict[str, Any]) -> None:
     """Refuses process `index` if it could draw other clients than process 0, or sum otherwise."""
     for kind in _EQUAL:
-        for name, here in own[kind].items():
+        for name, ours in own[kind].items():
             there = environment[kind].get(name)
-            if here != there:
+            if ours != there:
                 raise InputError(
-                    f"process {index} has {name} {there}, process 0 has {here}: all must have the "
+                    f"process {index} has {name} {there}, process 0 has {ours}: all must have the "
                     "same, or they could draw different clients; nothing was charged"
                 )
 

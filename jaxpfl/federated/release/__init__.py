@@ -1,0 +1,19 @@
+"""The way from clients to server: charges, samples, sums, adds noise and records.
+
+It may be imported by `hosts`, `audits` and everyone above. To trust a release, read in this order
+(what nobody trusts is not needed: another process, an audit, a report):
+
+    releaser           who may ask; charges first, records last
+    query              what clients are asked, and what it may cost
+    prepared_query     one query at work: cohort, keys, door
+    door               clips, sums, adds noise whose key follows from the sum
+    summing            clients' contributions, clipped and summed on each device
+    accumulators       how they are added up; with `federated.double_word`
+    vector             all sums as one vector, of which each device has a share
+    checksum           the sum's bits, folded into the noise's key
+    identity           everything that a release depends on
+    information_flow   proves that a release tells nothing but its noisy sum; with `federated.flow`
+
+and of `privacy`: `plan`, `clipping`, `mechanisms`, `keys`, `ledger`. `one_release` and
+`secure_release` are ways to ask once, without an algorithm.
+"""

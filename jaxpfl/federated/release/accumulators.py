@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.federated.pairs import Pair, plus, two_sum
+from jaxpfl.federated.double_word import DoubleWord, plus, two_sum
 
 PyTree = Any
 
@@ -31,10 +31,10 @@ _FEW_ROWS = 4  # devices whose sums are added up without a loop
 
 def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
     """Maps over the pairs of the first tree and the leaves or pairs of the others."""
-    return jax.tree.map(function, pairs, *rest, is_leaf=lambda node: isinstance(node, Pair))
+    return jax.tree.map(function, pairs, *rest, is_leaf=lambda node: isinstance(node, DoubleWord))
 
 
-def _joined(parts: list[jax.Array]) -> Pair:
+def _joined(parts: list[jax.Array]) -> DoubleWord:
     """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
 
     Each pass keeps the exact sum, and makes every part but the last a rounding error of those after
@@ -53,7 +53,7 @@ def _joined(parts: list[jax.Array]) -> Pair:
     return _without_negative_zero(two_sum(parts[-1], rest))
 
 
-def _few(rows: Pair) -> list[jax.Array]:
+def _few(rows: DoubleWord) -> list[jax.Array]:
     """Float32 arrays [...] with the sum of all rows [rows, ...] of a pair, as good as `_joined`'s.
 
     Few rows are left as they are. Many go one after the other through three sums, each of the
@@ -76,8 +76,8 @@ def _few(rows: Pair) -> list[jax.Array]:
     return list(reversed(sums))
 
 
-def _without_negative_zero(pair: Pair) -> Pair:
-    return Pair(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
+def _without_negative_zero(pair: DoubleWord) -> DoubleWord:
+    return DoubleWord(*(jnp.where(leaf == 0, jnp.float32(0), leaf) for leaf in pair))
 
 
 # A step that `release.information_flow` recognises, hence compiled by itself, as the addition
@@ -125,7 +125,7 @@ class Compensated:
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         def zero(leaf):
             array = jnp.zeros((devices, *leaf.shape), jnp.float32)
-            return Pair(array, array)
+            return DoubleWord(array, array)
 
         return jax.tree.map(zero, like)
 
@@ -172,7 +172,7 @@ class Compensated:
 
 
 @jax.jit
-def rounded_sum(pair: Pair, noise: jax.Array) -> jax.Array:
+def rounded_sum(pair: DoubleWord, noise: jax.Array) -> jax.Array:
     """The sum of a float32 pair and the noise, rounded once."""
     noisy = two_sum(pair.high, noise)
     return noisy.high + (noisy.low + pair.low)
@@ -214,7 +214,7 @@ class FixedPoint:
     def zeros(self, like: PyTree, devices: int) -> PyTree:
         def zero(leaf):
             array = jnp.zeros((devices, *leaf.shape), jnp.int32)
-            return Pair(array, array)
+            return DoubleWord(array, array)
 
         return jax.tree.map(zero, like)
 
@@ -236,7 +236,7 @@ class FixedPoint:
             low = pair.low + jnp.sum(whole_C & 0xFFFF, axis=0, dtype=jnp.int32)
             high = pair.high + jnp.sum(whole_C >> 16, axis=0, dtype=jnp.int32)
             # Carried after each chunk, so that only the chunk's size limits the low half.
-            return Pair(high + (low >> 16), low & 0xFFFF)
+            return DoubleWord(high + (low >> 16), low & 0xFFFF)
 
         return _map_pairs(add, subtotal, leaves_C, factors_C)
 
@@ -245,7 +245,7 @@ class FixedPoint:
 
         def merge(pair, part):
             low = pair.low + part.low[None]
-            return Pair(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)
+            return DoubleWord(pair.high + part.high[None] + (low >> 16), low & 0xFFFF)
 
         return _map_pairs(merge, sums, subtotal)
 
@@ -255,7 +255,7 @@ class FixedPoint:
         def join(pair):
             low = jnp.sum(pair.low, axis=0, dtype=jnp.int32)
             high = jnp.sum(pair.high, axis=0, dtype=jnp.int32)
-            return Pair(high + (low >> 16), low & 0xFFFF)
+            return DoubleWord(high + (low >> 16), low & 0xFFFF)
 
         return _map_pairs(join, sums)
 

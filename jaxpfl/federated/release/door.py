@@ -19,9 +19,9 @@ difference of two releases always has noise.
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
 
-import math
-from collections.abc import Iterable, Mapping
-from functools import partial
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,25 +32,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.mesh import (
     CLIENTS,
-    MODEL,
     default_chunk,
+    meet,
+    put_shares,
     replicas,
     shardings,
-    splits_model,
+    shares,
 )
-from jaxpfl.federated.pairs import Pair
-from jaxpfl.federated.release import memory, narrow
 from jaxpfl.federated.release.accumulators import Accumulator
-from jaxpfl.federated.release.adaptive_clipping import next_clip_norm
 from jaxpfl.federated.release.checksum import bound_to_bits
 from jaxpfl.federated.release.query import Query
-from jaxpfl.federated.release.summing import Engine, Layout, Shapes, Sums, accumulate, zero_sums
-from jaxpfl.privacy.mechanisms import coordinates, cut, standard_normal
+from jaxpfl.federated.release.summing import Engine, Layout, Sums, accumulate, zero_sums
+from jaxpfl.federated.release.vector import Shapes, dealt, exchanged, gathered
+from jaxpfl.privacy.clipping import LARGEST_CLIP_NORM, SMALLEST_CLIP_NORM
+from jaxpfl.privacy.mechanisms import coordinates, standard_normal
+from jaxpfl.privacy.plan import Plan
 
 PyTree = Any
+
+# Rounded into the range: as float32, 1e-12 would be rounded down, and so out of it.
+_SMALLEST = np.nextafter(np.float32(SMALLEST_CLIP_NORM), np.float32(1))
+_LARGEST = np.nextafter(np.float32(LARGEST_CLIP_NORM), np.float32(1))
 
 
 class Keys(NamedTuple):
@@ -82,12 +87,12 @@ class Summed(NamedTuple):
     name: jax.Array
 
 
-@partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
+@functools.partial(jax.jit, static_argnames=("accumulator", "mesh", "private"))
 def _release(
     accumulator: Accumulator,
     mesh: Mesh,
     private: bool,
-    sums_DxW: Pair,
+    sums_DxW: DoubleWord,
     below_D: jax.Array,
     clip_norm: jax.Array,
     noise_multiplier: jax.Array,
@@ -101,7 +106,7 @@ def _release(
     with vectors of equal length share one compiled program.
 
     Args:
-      sums_DxW: each device's sum, as `_exchange` makes it.
+      sums_DxW: each device's sum, as `exchanged` makes it.
       shared_P: noise of unit scale that several rounds share; None = drawn for this release alone.
     """
     total_W = accumulator.join_devices(sums_DxW)
@@ -115,91 +120,22 @@ def _release(
     if private:
         padded = total_W.high.size
         if shared_P is None:
-            drawn_W = _dealt(mesh, standard_normal(noise_key, (padded,)))
+            drawn_W = dealt(mesh, standard_normal(noise_key, (padded,)))
         else:
             own = standard_normal(noise_key, (padded - shared_P.size,))
             drawn_W = jnp.concatenate([shared_P, own])
         noise_W = drawn_W * value_std
         # Of a coordinate of the padding, which is used for nothing else.
         below = below + drawn_W[-1] * below_std
-    value_W = _dealt(mesh, accumulator.add_noise(total_W, noise_W, clip_norm))
+    value_W = dealt(mesh, accumulator.add_noise(total_W, noise_W, clip_norm))
     # An output of threefry like any other, which is used for nothing else.
     return value_W, below, jax.random.key_data(name_key)
 
 
-@partial(jax.jit, static_argnames=("mesh", "like"))
-def _cut(mesh: Mesh, value_W: jax.Array, like: Shapes) -> PyTree:
-    """The first entries of a vector of which each device has a share, as a tree like `like`.
-
-    Whole on every device: split among them, a server would add it up in another order than a
-    resumed one.
-    """
-    return cut(_gathered(mesh, value_W), like.tree(), partial(narrow.shaped, mesh))
-
-
-# All sums are joined to one vector, which is padded to a multiple of such a number of entries, with
-# at least one zero. The noise depends on its length, so that numbers of devices that divide both
-# multiples (powers of two) release the same bits where the sum has the same bits. A device's share
-# of a long vector is a multiple of 1,024 entries, because a TPU would copy other ones repeatedly.
-_WIDTH, _LONG_WIDTH = 512, 512 * 1024
-_LONG = 2**23
-
-
-def _padded(width: int, devices: int) -> int:
-    """The entries of the vector of sums with `width` coordinates."""
-    wanted = _round_up(width + 1, _WIDTH if width < _LONG else _LONG_WIDTH)
-    return _round_up(wanted, devices)
-
-
-@partial(jax.jit, static_argnames=("mesh",))
-def _exchange(mesh: Mesh, leaves: list[jax.Array]) -> jax.Array:
-    """The replicas' arrays [replicas, ...] side by side, [replicas, W]: each device a share of W.
-
-    A device sends others only their share, so that none holds more than two vectors, however many
-    devices there are. If several devices share a replica, each sends to those in its own place.
-    """
-    width = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
-    padded = _padded(width, mesh.size)
-
-    def exchange(*leaves):
-        rows = [narrow.flattened(mesh, leaf[0]) for leaf in leaves]
-        rows.append(jnp.zeros((padded - width,), leaves[0].dtype))
-        shares_DxS = jnp.concatenate(rows).reshape(mesh.size, -1)
-        if splits_model(mesh):
-            shares_RxMxS = shares_DxS.reshape(*mesh.axis_sizes, -1)
-            place = jax.lax.axis_index(MODEL)
-            shares_DxS = jax.lax.dynamic_index_in_dim(shares_RxMxS, place, 1, keepdims=False)
-        return jax.lax.all_to_all(shares_DxS, CLIENTS, split_axis=0, concat_axis=0)
-
-    dealt, shares = PartitionSpec(CLIENTS), PartitionSpec(None, mesh.axis_names)
-    return jax.shard_map(exchange, mesh=mesh, in_specs=dealt, out_specs=shares)(*leaves)
-
-
 def _halves(contributions: PyTree) -> list[list[jax.Array]]:
     """The low and the high halves of all sums."""
-    pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, Pair))
+    pairs = jax.tree.leaves(contributions, is_leaf=lambda node: isinstance(node, DoubleWord))
     return [[pair.low for pair in pairs], [pair.high for pair in pairs]]
-
-
-def _gathered(mesh: Mesh, array_W: jax.Array) -> jax.Array:
-    """The whole array on every device, from a share on each."""
-    return jax.shard_map(
-        lambda share: jax.lax.all_gather(share, mesh.axis_names, tiled=True),
-        mesh=mesh,
-        in_specs=PartitionSpec(mesh.axis_names),
-        out_specs=PartitionSpec(),
-        check_vma=False,  # of a gathered array it cannot tell that all devices hold the same
-    )(array_W)
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def _dealt(mesh: Mesh, array: jax.Array) -> jax.Array:
-    """Splits the last axis evenly among the devices."""
-    spec = PartitionSpec(*[None] * (array.ndim - 1), mesh.axis_names)
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
 
 
 def _shape(shape: tuple[int, ...] = (), dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
@@ -216,6 +152,46 @@ def _placed(sharding: NamedSharding, tree: PyTree) -> PyTree:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
     )
+
+
+def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> jax.Array:
+    """Returns the next round's clip norm (float32 scalar); unchanged without adaptive clipping.
+
+    Args:
+      plan: gives the target quantile gamma, the learning rate eta and the public denominator n.
+      clip_norm: C, float32 scalar.
+      noisy_below: sum_i (b_i - 1/2) + N(0, sigma_b^2), float32 scalar.
+
+    C <- C exp(-eta (b - gamma)) with b = noisy_below / n + 1/2, kept between SMALLEST_CLIP_NORM
+    and LARGEST_CLIP_NORM, where clipping is exact. Without these bounds, C would fall until squares
+    underflow if most updates are zero.
+    """
+    adaptive = plan.adaptive_clip
+    if adaptive is None:
+        return clip_norm
+    below = jnp.clip(noisy_below / plan.denominator + 0.5, 0.0, 1.0)
+    step = jnp.exp(-adaptive.learning_rate * (below - adaptive.target_quantile))
+    return jnp.clip(clip_norm * step, _SMALLEST, _LARGEST)
+
+
+def give_back_memory() -> None:
+    """Gives freed memory back to the system, where the C library can; elsewhere it does nothing.
+
+    The compiler frees almost all that it took, but glibc keeps these pages for whatever is
+    allocated next, and arrays are too large for them: the process would hold both.
+    """
+    trim = malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def malloc_trim() -> Callable[[int], int] | None:
+    """The function of this name, which glibc alone has."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 class Door:
@@ -248,7 +224,7 @@ class Door:
         """Sums a cohort's contributions to `broadcast`, noisily.
 
         Args:
-          cohort: of each bucket, the slots of this process's devices, see `processes.shares`.
+          cohort: of each bucket, the slots of this process's devices, see `mesh.shares`.
           clip_norm: float32 scalar, S of this round.
           keys: of this release alone.
           shared_noise_P: this round's noise of unit scale, for all coordinates of all leaves in
@@ -259,31 +235,31 @@ class Door:
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
         sums = zero_sums(accumulator, self._layout, self._like)
-        own = len(processes.shares(self.mesh))
+        own = len(shares(self.mesh))
         for bucket in cohort:
             # What is only traced is the whole bucket, not a process's share of it.
             traced, slots = isinstance(bucket.mask, Tracer), bucket.weight.shape[0]
             slots = slots if traced else slots * replicas(self.mesh) // own
             engine = self._engine(self._chunk_of(slots))
-            bucket = bucket if traced else processes.put_shares(bucket, self.mesh)
+            bucket = bucket if traced else put_shares(bucket, self.mesh)
             given = engine, broadcast, sums, bucket, clip_norm, keys.train
             shape = bucket.mask.shape
             if shape not in self._compiled and not traced:
                 # Ahead, so that the compiler's memory is free before the clients' is taken.
                 accumulate.lower(*given).compile()
-                memory.give_back()
+                give_back_memory()
                 self._compiled.add(shape)
             sums = accumulate(*given)
-        processes.meet(sums)
+        meet(sums)
         below, halves = sums.below, _halves(sums.contributions)
         del sums
         # One half after the other, and each is freed when it has been exchanged.
-        low = _exchange(self.mesh, halves.pop(0))
+        low = exchanged(self.mesh, halves.pop(0))
         value_W, noisy_below, name = _release(
             accumulator,
             self.mesh,
             plan.private,
-            Pair(_exchange(self.mesh, halves.pop()), low),
+            DoubleWord(exchanged(self.mesh, halves.pop()), low),
             below,
             clip_norm,
             np.float32(plan.value_noise_std(1.0)),
@@ -291,7 +267,7 @@ class Door:
             keys,
             shared_noise_P,
         )
-        value = _cut(self.mesh, value_W, self._like)
+        value = gathered(self.mesh, value_W, self._like)
         return Summed(value, next_clip_norm(plan, clip_norm, noisy_below), name)
 
     def trace(self, broadcast: PyTree, columns: Mapping[str, np.ndarray]) -> tuple[int, int]:
@@ -308,7 +284,7 @@ class Door:
         """
         bucket = self.bucket(columns)
         chunk = self._chunk_of(self.query.cohort.capacity)
-        add = partial(accumulate, self._engine(chunk))
+        add = functools.partial(accumulate, self._engine(chunk))
         jax.eval_shape(add, broadcast, self._sums(), bucket, _shape(), _key())
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(bucket)), chunk
 
@@ -326,16 +302,23 @@ class Door:
           and noise; "gather": the result, whole on every device.
         """
         plan, accumulator = self.query.plan, self.query.execution.accumulator
-        everywhere = partial(_placed, NamedSharding(self.mesh, PartitionSpec()))
+        everywhere = functools.partial(_placed, NamedSharding(self.mesh, PartitionSpec()))
         sums = self._layout.placed(self._sums())
         scalar, key = everywhere(_shape()), everywhere(_key())
-        exchange = _exchange.trace(self.mesh, _halves(sums.contributions)[0])
+        exchange = exchanged.trace(self.mesh, _halves(sums.contributions)[0])
         by_share = NamedSharding(self.mesh, PartitionSpec(None, self.mesh.axis_names))
         half = _placed(by_share, exchange.out_info)
         keys = Keys(key, key, everywhere(_shape((4,), np.uint32)))
         scalars = (scalar, scalar, scalar)
         release = _release.trace(
-            accumulator, self.mesh, plan.private, Pair(half, half), sums.below, *scalars, keys, None
+            accumulator,
+            self.mesh,
+            plan.private,
+            DoubleWord(half, half),
+            sums.below,
+            *scalars,
+            keys,
+            None,
         )
         by_share = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
         value = _placed(by_share, release.out_info[0])
@@ -343,7 +326,7 @@ class Door:
             "accumulate": self.largest_sum(broadcast, columns),
             "exchange": exchange,
             "release": release,
-            "gather": _cut.trace(self.mesh, value, self._like),
+            "gather": gathered.trace(self.mesh, value, self._like),
         }
 
     def largest_sum(
@@ -355,7 +338,7 @@ class Door:
           InputError: as `__call__`.
         """
         dealt, everywhere = (
-            partial(_placed, NamedSharding(self.mesh, spec))
+            functools.partial(_placed, NamedSharding(self.mesh, spec))
             for spec in (PartitionSpec(CLIENTS), PartitionSpec())
         )
         engine = self._engine(self._chunk_of(self.query.cohort.capacity))
@@ -384,7 +367,7 @@ class Door:
     def _sums(self) -> Sums:
         """The shapes of the running sums."""
         accumulator = self.query.execution.accumulator
-        return jax.eval_shape(partial(zero_sums, accumulator, self._layout, self._like))
+        return jax.eval_shape(functools.partial(zero_sums, accumulator, self._layout, self._like))
 
     @property
     def coordinates(self) -> int:

@@ -16,8 +16,6 @@ import numpy as np
 
 from jaxpfl import cores
 from jaxpfl.data.columns import Column
-from jaxpfl.data.population import Population
-from jaxpfl.errors import InputError
 from jaxpfl.federated.clients import client
 from jaxpfl.federated.clients.client import Examples
 from jaxpfl.federated.release.query import Query
@@ -52,22 +50,6 @@ def environment() -> dict[str, Any]:
 
 def _kind(device: Any) -> str:
     return device.device_kind
-
-
-def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
-    """The columns that a query reads.
-
-    Raises:
-      InputError: a column is missing or not numeric.
-    """
-    held = prepared.numeric()
-    wanted = tuple(held) if query.columns is None else query.columns
-    missing = [repr(name) for name in wanted if name not in held]
-    if missing or (query.columns is None and not held):
-        what = " ".join(["a numeric column", *missing[:1]])
-        found = ", ".join(prepared.columns) or "none"
-        raise InputError(f"query {query.label!r} needs {what}, found {found}")
-    return {name: held[name] for name in wanted}
 
 
 def traced(query: Query, broadcast: PyTree, columns: Mapping[str, Column]) -> Any:

@@ -11,7 +11,7 @@ from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stepping
-from jaxpfl.federated.hosts import processes
+from jaxpfl.federated.mesh import require_one_process
 from jaxpfl.federated.release.query import Execution, Query
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
@@ -69,7 +69,7 @@ def release(
         or the client function does not fit the data.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    processes.require_one_process("jaxpfl.release needs")
+    require_one_process("jaxpfl.release needs")
     if not callable(client_fn) and not isinstance(client_fn, Stepping):
         raise InputError(
             "client_fn must be a function (broadcast, examples, key) -> contribution or "

@@ -1,4 +1,4 @@
-"""What is kept of a query, and its sum: cohort, door. Private to `federated.release.releaser`.
+"""A query at work: what is kept of it, and its sum. Private to `federated.release.releaser`.
 
 `hosts.shared_rounds` computes the same sum in the other processes of a run that has several.
 """
@@ -16,12 +16,11 @@ from jaxpfl.data.columns import take
 from jaxpfl.data.content import origin_hash
 from jaxpfl.data.population import Population
 from jaxpfl.data.prefetch import prefetch
-from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import processes
-from jaxpfl.federated.release import identity, preparing
+from jaxpfl.federated.mesh import put, shares
+from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_client, check_release
-from jaxpfl.federated.release.query import Query, require_room
+from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
 from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
 
@@ -55,25 +54,25 @@ class Facts(NamedTuple):
 
 
 @dataclass
-class Asked:
+class PreparedQuery:
     """What a process keeps of a query.
 
     Attributes:
-      held: the columns that the client function reads. PRIVATE.
+      clients: with the columns that the client function reads. PRIVATE.
       program: the SHA-256 of what trains and sums clients, as JAX lowers it.
-      content: the SHA-256 of `held`. PRIVATE.
+      content: the SHA-256 of `clients`. PRIVATE.
     """
 
     query: Query
     door: Door
-    held: Population
+    clients: Population
     fingerprint: str
     program: str
     content: str
     noise: NoiseStream | None = None
 
     @classmethod
-    def of(cls, query: Query, broadcast: PyTree, population: Population) -> "Asked":
+    def of(cls, query: Query, broadcast: PyTree, population: Population) -> "PreparedQuery":
         """Traces the client function and checks its flow of information; nothing is compiled.
 
         Args:
@@ -83,21 +82,16 @@ class Asked:
           InformationLeak: as `information_flow.check_release`.
           InputError: the query does not fit the data.
         """
-        prepared = preparing.prepared(query, population)
-        if _units(query, prepared) != _units(query, population):
-            raise InputError(
-                f"query {query.label!r}: prepare must keep every {query.plan.unit}, found another "
-                "number"
-            )
-        columns = identity.read_columns(query, prepared)
+        found = prepared(query, population)
+        columns = read_columns(query, found)
         require_room(query, columns)
         door, client = opened(query, broadcast, columns)
         if not query.plan.unchecked:
             check_release(query, door, client, broadcast, columns)
         program = identity.digest(door.largest_sum(broadcast, columns).lower())
-        content = origin_hash(columns, prepared.offsets)
-        held = Population(columns, prepared.offsets, prepared.client_ids)
-        return cls(query, door, held, population.fingerprint, program, content)
+        content = origin_hash(columns, found.offsets)
+        clients = Population(columns, found.offsets, found.client_ids)
+        return cls(query, door, clients, population.fingerprint, program, content)
 
     def described(self, environment: Any) -> str:
         """Everything that the releases depend on, except run and round, as text. PRIVATE."""
@@ -117,13 +111,13 @@ class Asked:
           chosen: what `drawn` returns.
         """
         plan, door = self.query.plan, self.door
-        held = self.held
+        clients = self.clients
         if plan.unit == "example":
             replicas = self.query.execution.replicas
-            held = _in_blocks(held, chosen, self.query.cohort.max_examples, replicas)
-            chosen = np.arange(len(held))
+            clients = _in_blocks(clients, chosen, self.query.cohort.max_examples, replicas)
+            chosen = np.arange(len(clients))
         cohort = Cohort(
-            held,
+            clients,
             chosen,
             self.query.cohort,
             # As secret as the cohort: shuffles depend on clients' indices, so that with a public
@@ -131,13 +125,13 @@ class Asked:
             seed=work.seed,
             round=work.round,
             shards=self.query.execution.replicas,
-            blocks=processes.shares(door.mesh),
+            blocks=shares(door.mesh),
         )
         shared = None
         if plan.private and plan.correlation != "independent":
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
-        clip_norm, noise, train, checksum, shared = processes.put(
+        clip_norm, noise, train, checksum, shared = put(
             (work.clip_norm, work.noise, work.train, work.checksum, shared), everywhere
         )
         keys = Keys(train=_typed(train), noise=_typed(noise), checksum=checksum)
@@ -194,19 +188,14 @@ def _typed(words: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=NOISE_IMPLEMENTATION)
 
 
-def _units(query: Query, population: Population) -> int:
-    """How many units of privacy the query asks."""
-    return len(population) if query.plan.unit == "client" else population.num_examples
-
-
-def _in_blocks(held: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
+def _in_blocks(clients: Population, chosen: np.ndarray, size: int, replicas: int) -> Population:
     """The chosen examples in blocks of at most `size`: a sum over them does not depend on clients.
 
     Blocks are equal but for one example, and each of the `replicas` gets as many, so that none
     waits for another.
     """
-    columns, total = held.numeric(), len(chosen)
-    if total < held.num_examples:
+    columns, total = clients.numeric(), len(chosen)
+    if total < clients.num_examples:
         columns = {name: take(column, chosen) for name, column in columns.items()}
     number = -(-total // (size * replicas)) * replicas
     edges = np.arange(number + 1) * total // max(number, 1)

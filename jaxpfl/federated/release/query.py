@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 
 from jaxpfl import checks
 from jaxpfl.data.cohort import CLIENTS_PER_BUCKET, CohortSpec
+from jaxpfl.data.columns import Column
+from jaxpfl.data.content import content_hash
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Stepping
@@ -20,6 +22,9 @@ from jaxpfl.federated.release.accumulators import Accumulator, Compensated, Fixe
 from jaxpfl.privacy.plan import Plan
 
 Prepare = Callable[[Population], Population]
+
+# Odd, so that no regular groups of clients fall into whole blocks.
+_BLOCK = 97
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +166,68 @@ class Query:
         wanted = min(given or default_chunk(self.execution.devices), -(-2 * planned // replicas))
         share = max(wanted, -(-least // replicas))
         return replicas * (share if given is None else -(-share // given) * given)
+
+
+def prepared(query: Query, population: Population) -> Population:
+    """The clients as the query reads them: what `prepare` makes of each, or as they are.
+
+    Where the unit of privacy is the example, each is handed over as a client of its own.
+
+    Raises:
+      InputError: `prepare` makes another thing of clients with others than of the same clients
+        alone, in any bit, or keeps another number of them. A client that moved the rows of others
+        would move the sum by more than the clip norm.
+    """
+    if query.prepare is None:
+        return population
+    units = population if query.plan.unit == "client" else _each_alone(population)
+    found, count = query.prepare(units), len(units)
+    size = 1 if count <= _BLOCK else _BLOCK
+    # Where each example is a client of its own, it must also stay one.
+    same = len(found) == count
+    same &= query.plan.unit == "client" or found.num_examples == count
+    for start in range(0, count, size):
+        if not same:
+            break
+        clients = range(start, min(start + size, count))
+        part = query.prepare(units.select(clients))
+        same = _content(part, range(len(part))) == _content(found, clients)
+    if not same:
+        unit = query.plan.unit
+        raise InputError(
+            f"query {query.label!r}: prepare must keep every {unit} and compute it from its own "
+            f"data alone, found a result that depends on which others are asked with it"
+        )
+    return found
+
+
+def _content(population: Population, clients: range) -> str:
+    """A hash of all bits of neighbouring clients. PRIVATE."""
+    edges = population.offsets[clients.start : clients.stop + 1]
+    return content_hash(population.rows(slice(int(edges[0]), int(edges[-1]))), edges - edges[0])
+
+
+def _each_alone(population: Population) -> Population:
+    """Each example as a client of its own."""
+    count = population.num_examples
+    ids: Any = [str(example) for example in range(count)]
+    return Population(population.rows(slice(0, count)), np.arange(count + 1), ids)
+
+
+def read_columns(query: Query, prepared: Population) -> dict[str, Column]:
+    """The columns that a query reads.
+
+    Raises:
+      InputError: a column is missing or not numeric.
+    """
+    held = prepared.numeric()
+    wanted = tuple(held) if query.columns is None else query.columns
+    missing = [repr(name) for name in wanted if name not in held]
+    if missing or (query.columns is None and not held):
+        what = " ".join(["a numeric column", *missing[:1]])
+        found = ", ".join(prepared.columns) or "none"
+        raise InputError(f"query {query.label!r} needs {what}, found {found}")
+    return {name: held[name] for name in wanted}
 
 
 def arrays(query: Query, broadcast: Any) -> Any:

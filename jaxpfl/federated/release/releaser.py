@@ -25,19 +25,18 @@ the identity. A run whose identity changed, or a replay with another result, is 
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from dp_accounting import DpEvent
 
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.federated.hosts import processes
-from jaxpfl.federated.hosts.shared_rounds import Others
-from jaxpfl.federated.mesh import shardings
+from jaxpfl.federated.mesh import require_one_process, shardings
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Asked, Work
+from jaxpfl.federated.release.prepared_query import Facts, PreparedQuery, Summed, Work
 from jaxpfl.federated.release.query import Query, arrays
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
@@ -58,6 +57,22 @@ class Released(NamedTuple):
 
     value: PyTree
     clip_norm: jax.Array
+
+
+class Others(Protocol):
+    """The other processes of a run, which sum every release with this one.
+
+    A releaser is handed them (`hosts.shared_rounds`) and knows of no other way to reach them.
+
+    Attributes:
+      environment: of all processes, as identities of releases have it.
+    """
+
+    environment: Any
+
+    def sum(self, query: Query, broadcast: PyTree, work: Work) -> tuple[Summed, Facts]:
+        """The sum of a release that was charged, on the devices of this process."""
+        ...
 
 
 class Release:
@@ -167,11 +182,11 @@ class Releaser:
         self._queries = None if queries is None else tuple(queries)
         self._warn = warn
         self._observe = observe
-        self._asked: dict[Any, Asked] = {}
-        self._following: dict[int, jax.Array] = {}
+        self._prepared: dict[Any, PreparedQuery] = {}
+        self._next_clip_norm: dict[int, jax.Array] = {}
         self._pending: list[_Pending] = []
         if others is None:
-            processes.require_one_process("a Releaser of its own needs")
+            require_one_process("a Releaser of its own needs")
         self._others = others
         self._environment = identity.environment() if others is None else others.environment
         if not ledger.covers(population):
@@ -223,10 +238,10 @@ class Releaser:
         number = plan.charge_number(round)
         cyclic = plan.sampling == "cyclic"
         first_round = (number - 1) * plan.rounds_per_epoch + 1 if cyclic else number
-        asked = self._prepared(query, broadcast)
+        prepared = self._prepare(query, broadcast)
         clip = self._clip_norm(query, clip_norm)
         label = self._label(query)
-        started = f"{asked.described(self._environment)} {self.run} {query.label}"
+        started = f"{prepared.described(self._environment)} {self.run} {query.label}"
         self._require_same_noise(query, started, number, round)
         released = f"{started} {round}"
         record = self._secret.digest("record", released)
@@ -254,9 +269,9 @@ class Releaser:
             shared=self._secret.words_of("shared noise", started),
         )
         if self._others is None:
-            places = shardings(query.client_fn, asked.door.mesh, broadcast)
+            places = shardings(query.client_fn, prepared.door.mesh, broadcast)
             broadcast = jax.device_put(broadcast, places)
-            summed, facts = asked.sum(broadcast, work, asked.drawn(work))
+            summed, facts = prepared.sum(broadcast, work, prepared.drawn(work))
         else:
             summed, facts = self._others.sum(query, broadcast, work)
         self._observe({"round": round, **facts._asdict()})
@@ -265,8 +280,21 @@ class Releaser:
         if plan.private and plan.correlation != "independent":
             # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()
-        self._following[id(query)] = summed.clip_norm
+        self._next_clip_norm[id(query)] = summed.clip_norm
         return Released(summed.value, summed.clip_norm)
+
+    def charge_secure_sum(self, prepared: PreparedQuery, event: DpEvent) -> None:
+        """Charges a sum to which clients add the noise themselves, for `secure_release` alone.
+
+        Raises:
+          InputError: the query's plan is for another population or unit.
+          BudgetExhausted: the sum does not fit the budget.
+        """
+        query = prepared.query
+        self._check(query)
+        described = f"{prepared.described(self._environment)} {self.run} {query.label} {event}"
+        name = self._secret.digest("secure sum", described)
+        self.ledger.charge(event, self._label(query), run=self.run, round=1, identity=name)
 
     def confirm(self, before: int | None = None) -> None:
         """Records releases, and charges replays with another result than was recorded.
@@ -329,7 +357,7 @@ class Releaser:
                 f"{plan.unit}s, the data has another number, for which its epsilon is not valid"
             )
 
-    def _prepared(self, query: Query, broadcast: PyTree) -> Asked:
+    def _prepare(self, query: Query, broadcast: PyTree) -> PreparedQuery:
         """What is kept of the query; traces the client function before anything is charged."""
         if self._queries is not None and not any(query is each for each in self._queries):
             raise InputError(
@@ -339,13 +367,13 @@ class Releaser:
         leaves, structure = jax.tree.flatten(broadcast)
         shapes = [(np.shape(leaf), str(leaf.dtype)) for leaf in leaves]
         key = (id(query), structure, tuple(shapes))
-        asked = self._asked.get(key)
-        if asked is None:
+        prepared = self._prepared.get(key)
+        if prepared is None:
             self._check(query)
-            asked = Asked.of(query, broadcast, self._population)
+            prepared = PreparedQuery.of(query, broadcast, self._population)
             # It keeps the query alive, so that no other object gets its id.
-            self._asked[key] = asked
-        return asked
+            self._prepared[key] = prepared
+        return prepared
 
     def _clip_norm(self, query: Query, clip_norm: jax.Array | None) -> jax.Array:
         if clip_norm is None:
@@ -353,7 +381,7 @@ class Releaser:
         if query.plan.adaptive_clip is None:
             which = "has a constant clip norm: clip_norm is for adaptive clipping only"
             raise InputError(f"query {query.label!r} {which}")
-        if clip_norm is self._following.get(id(query)):
+        if clip_norm is self._next_clip_norm.get(id(query)):
             return clip_norm  # which the device may still compute
         shape, dtype = np.shape(clip_norm), getattr(clip_norm, "dtype", type(clip_norm).__name__)
         found = f"{dtype}{list(shape)}"

@@ -20,11 +20,11 @@ from jaxpfl.data.cohort import Bucket, Cohort, CohortSpec
 from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
-from jaxpfl.federated.hosts import processes
-from jaxpfl.federated.mesh import client_mesh
+from jaxpfl.federated.mesh import client_mesh, require_one_process
 from jaxpfl.federated.release import identity
-from jaxpfl.federated.release.prepared_query import Asked
+from jaxpfl.federated.release.prepared_query import PreparedQuery
 from jaxpfl.federated.release.query import Execution, Query, arrays
+from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.discrete_noise import Words
 from jaxpfl.privacy.gaussian import Noise
@@ -90,7 +90,7 @@ def secure_release(
         then the release is charged, because it was begun, but nothing is released.
       BudgetExhausted: the release does not fit the budget; nothing was released.
     """
-    processes.require_one_process("jaxpfl.secure_release needs")
+    require_one_process("jaxpfl.secure_release needs")
     checks.instance("clients", clients, Population, "a Population, see jaxpfl.data.from_clients")
     checks.instance("secure", secure, SecureSum, "a jaxpfl.SecureSum")
     checks.non_negative_int("dropped", dropped)
@@ -112,17 +112,18 @@ def secure_release(
     alone = dataclasses.replace(cohort, clients_per_bucket=1, ladder=(cohort.max_steps,))
     query = Query(label, client_fn, plan, alone, execution=Execution(client_mesh(1)))
     broadcast = arrays(query, broadcast)
-    asked = Asked.of(query, broadcast, clients)
-    coordinates = asked.door.coordinates
+    prepared = PreparedQuery.of(query, broadcast, clients)
+    coordinates = prepared.door.coordinates
     event = secure.event(coordinates)
     secret = RunSecret()
-    name = secret.digest("identity", f"{asked.described(identity.environment())} {secure}")
+    run = secret.digest("run", label)[:12]
     with Ledger(ledger, clients, budget=budget) as opened:
-        opened.charge(event, label, run=name[:12], round=1, identity=name)
-        total_P = secure.add(_messages(asked, broadcast, secure, secret, dropped))
+        with Releaser(clients, opened, secret, run=run) as releaser:
+            releaser.charge_secure_sum(prepared, event)
+        total_P = secure.add(_messages(prepared, broadcast, secure, secret, dropped))
         total = guarantee_of(opened.charges, delta, plan.unit)
     cost = Guarantee(event, delta, accountant="rdp")
-    like = identity.traced(query, broadcast, asked.held.columns).out_info
+    like = identity.traced(query, broadcast, prepared.clients.columns).out_info
     return SecureRelease(
         cut(secure.value(total_P), like, np.reshape),
         cost.statement(),
@@ -132,16 +133,17 @@ def secure_release(
 
 
 def _messages(
-    asked: Asked, broadcast: PyTree, secure: SecureSum, secret: RunSecret, dropped: int
+    prepared: PreparedQuery, broadcast: PyTree, secure: SecureSum, secret: RunSecret, dropped: int
 ) -> Iterator[np.ndarray]:
     """The message of each client that did not drop out. Only their sum may be released."""
-    count = len(asked.held)
+    count = len(prepared.clients)
     generator = np.random.default_rng(secret.seed("dropped", ""))
     missing = set(generator.permutation(count)[:dropped].tolist())
     key, seed = secret.key("train", ""), secret.seed("cohort", "")
     for client in sorted(set(range(count)) - missing):
-        (bucket,) = Cohort(asked.held, np.array([client]), asked.query.cohort, seed=seed, round=1)
-        update = jax.device_get(_update(asked.query.client_fn, broadcast, bucket, key))
+        chosen, spec = np.array([client]), prepared.query.cohort
+        (bucket,) = Cohort(prepared.clients, chosen, spec, seed=seed, round=1)
+        update = jax.device_get(_update(prepared.query.client_fn, broadcast, bucket, key))
         update_P = np.concatenate(
             [leaf.ravel() for leaf in jax.tree.leaves(update)], dtype=np.float64
         )

@@ -13,29 +13,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpfl.data.cohort import Bucket
 from jaxpfl.federated.clients.client import ClientFn, Examples, contribution
+from jaxpfl.federated.double_word import DoubleWord
 from jaxpfl.federated.mesh import CLIENTS, replicas, shardings, splits_model
-from jaxpfl.federated.pairs import Pair
 from jaxpfl.federated.release.accumulators import Accumulator
+from jaxpfl.federated.release.vector import Shapes
 from jaxpfl.privacy.clipping import Clipping, clip_factors
 
 PyTree = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-    """A hashable pytree of shapes, for a static argument of jit."""
-
-    structure: Any
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, like: PyTree) -> "Shapes":
-        leaves, structure = jax.tree.flatten(like)
-        return cls(structure, tuple(tuple(leaf.shape) for leaf in leaves))
-
-    def tree(self) -> PyTree:
-        leaves = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in self.shapes]
-        return jax.tree.unflatten(self.structure, leaves)
 
 
 class Sums(NamedTuple):
@@ -106,7 +90,7 @@ class Layout:
 
 
 def _is_pair(node: object) -> bool:
-    return isinstance(node, Pair)
+    return isinstance(node, DoubleWord)
 
 
 @dataclasses.dataclass(frozen=True)

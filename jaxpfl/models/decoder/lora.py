@@ -21,11 +21,11 @@ from jax import Array
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.models.adapter_trees import join as join
+from jaxpfl.models.adapter_trees import split as split
 from jaxpfl.models.base import Params, is_traced
 from jaxpfl.models.decoder.config import PROJECTIONS, LoRA
 from jaxpfl.models.decoder.network import Decoder
-
-_LEAVES = ("a", "b")
 
 
 def attach(
@@ -64,25 +64,6 @@ def attach(
             "b": jnp.zeros((depth, lora.rank, outputs), jnp.float32),
         }
     return dataclasses.replace(model, lora=lora), dict(params) | {"layers": adapted}
-
-
-def split(params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Adapters {projection: {"a", "b"}}, and the parameters without them."""
-    layers = params["layers"]
-    adapters = {
-        name: {leaf: part[leaf] for leaf in _LEAVES} for name, part in layers.items() if "a" in part
-    }
-    base = {
-        name: {leaf: value for leaf, value in part.items() if leaf not in _LEAVES}
-        for name, part in layers.items()
-    }
-    return adapters, dict(params) | {"layers": base}
-
-
-def join(adapters: Params, base: Params) -> dict[str, Any]:
-    """The inverse of `split`."""
-    layers = {name: dict(part) | adapters.get(name, {}) for name, part in base["layers"].items()}
-    return dict(base) | {"layers": layers}
 
 
 def detach(model: Decoder, params: Params) -> tuple[Decoder, dict[str, Any]]:

@@ -15,7 +15,7 @@ from jaxpfl.experiments.engine.build import build_fed_avg, build_model, build_pl
 from jaxpfl.experiments.engine.outline import Clients, Outline, OutlinedModel, Published, tracing
 from jaxpfl.experiments.systems.federated_training.build import build_fred_plan
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.federated.audits.rehearsal import Asked, Rehearsed, ask, column, rehearse
+from jaxpfl.federated.audits.rehearsal import QuerySize, Rehearsed, ask, column, rehearse
 from jaxpfl.models.decoder import lora
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
@@ -57,8 +57,8 @@ def fred_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
     algorithm = fred(plan, units=clients, dimension=dimension)
     centre = jax.ShapeDtypeStruct((dimension,), np.float32)
     columns = {"embedding": column((dimension,), np.float32)}
-    asked: list[Asked] = [ask(query, centre, columns)[0] for query in algorithm.queries]
-    return Rehearsed(sum(each.up for each in asked), tuple(asked))
+    queries: list[QuerySize] = [ask(query, centre, columns)[0] for query in algorithm.queries]
+    return Rehearsed(sum(each.up for each in queries), tuple(queries))
 
 
 def _sources(config: Config) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 
-class Pair(NamedTuple):
+class DoubleWord(NamedTuple):
     """Two arrays of the same shape that together hold one sum.
 
     Float32: their sum. Int32: high 2^16 + low, with low in [0, 2^16).
@@ -15,20 +15,20 @@ class Pair(NamedTuple):
     low: jax.Array
 
 
-def two_sum(a: jax.Array, b: jax.Array) -> Pair:
+def two_sum(a: jax.Array, b: jax.Array) -> DoubleWord:
     """a + b as a rounded sum and its exact rounding error (Knuth, TAOCP 4.2.2, Theorem B)."""
     total = a + b
     b_part = total - a
-    return Pair(total, (a - (total - b_part)) + (b - b_part))
+    return DoubleWord(total, (a - (total - b_part)) + (b - b_part))
 
 
-def quick_two_sum(a: jax.Array, b: jax.Array) -> Pair:
+def quick_two_sum(a: jax.Array, b: jax.Array) -> DoubleWord:
     """`two_sum` for |a| >= |b| or a = 0 (Dekker 1971)."""
     total = a + b
-    return Pair(total, b - (total - a))
+    return DoubleWord(total, b - (total - a))
 
 
-def plus(pair: Pair, value: jax.Array) -> Pair:
+def plus(pair: DoubleWord, value: jax.Array) -> DoubleWord:
     """A float32 pair and a float32 array added up: exactly, if the sum has at most 48 bits.
 
     Normalised each time (Joldes, Muller, Popescu 2017, "Tight and rigorous error bounds for basic

@@ -4,8 +4,8 @@ A loop is followed until its carried values keep their labels. What cannot be fo
 name: an unknown primitive, a callback, anything with an effect.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.source_info_util as sources
@@ -13,7 +13,6 @@ import numpy as np
 from jax.extend import core
 
 from jaxpfl.errors import InformationLeak
-from jaxpfl.federated.clients import client, local_training
 from jaxpfl.federated.flow.labels import (
     BOUNDED,
     FACTOR,
@@ -33,10 +32,6 @@ from jaxpfl.federated.flow.labels import (
     joined,
 )
 from jaxpfl.federated.flow.rules import COLLECTIVES, PURE, Rules
-from jaxpfl.federated.release.accumulators import rounded_sum, scaled
-from jaxpfl.federated.release.checksum import bound_to_bits
-from jaxpfl.privacy.clipping import clip_factors
-from jaxpfl.privacy.mechanisms import standard_normal
 
 _CALLS = {
     "call": "call_jaxpr",
@@ -63,7 +58,32 @@ def _definition(function: Any) -> str:
     return f"{code.co_name} at {code.co_filename}"
 
 
-class Following:
+class Steps(NamedTuple):
+    """The only functions by which clients' data may reach what a program returns, in this order.
+
+    Each is compiled by itself, and recognised by where it is defined: a function of the same name
+    is not taken for it. What each does is proven elsewhere.
+
+    Attributes:
+      compute: what one client computes, whose results are private.
+      clip: `(contribution, kind, bound) -> (factors, norm, finite)`.
+      scale: `(rows, factors) -> rows`.
+      bind: `(key, secrets, sum) -> key`.
+      draw: `key -> noise`.
+      add_noise: `(sum, noise) -> released`.
+      rules: of `jax.custom_batching`, for clients side by side, of which they mix none.
+    """
+
+    compute: Sequence[Callable]
+    clip: Callable
+    scale: Callable
+    bind: Callable
+    draw: Callable
+    add_noise: Callable
+    rules: Sequence[Callable] = ()
+
+
+class Analysis:
     """One program's analysis.
 
     Attributes:
@@ -74,21 +94,21 @@ class Following:
       equations: those followed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps) -> None:
         self.rules = Rules()
+        self._allowed_rules = steps.rules
         self.clip_norm: int | None = None
         self.drawn: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self.constants: dict[int, str] = {}
         self.equations: set[int] = set()
         self._repeated = 0
-        # By where they are defined, so that no function of the same name is taken for them.
         self._steps = {
-            **{_definition(each): self._compute for each in client.COMPUTING},
-            _definition(clip_factors): self._clip,
-            _definition(scaled): self._scale,
-            _definition(bound_to_bits): self._bind,
-            _definition(standard_normal): self._draw,
-            _definition(rounded_sum): self._add_noise,
+            **{_definition(each): self._compute for each in steps.compute},
+            _definition(steps.clip): self._clip,
+            _definition(steps.scale): self._scale,
+            _definition(steps.bind): self._bind,
+            _definition(steps.draw): self._draw,
+            _definition(steps.add_noise): self._add_noise,
         }
 
     def closed(
@@ -129,26 +149,26 @@ class Following:
         name = eqn.primitive.name
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
-            step = self._steps.get(_defined(body)) if name in ("jit", "pjit") else None
-            if step is not None:
-                return step(eqn, given, place)
-            # What a shard_map computes once is computed on each device, with equal keys.
-            self._repeated += name == "shard_map"
-            if name == "shard_map":
-                # Whole on each device, one draw could be added to the sums of all.
-                given = [
-                    _without_noise(each) if not any(spec) else each
-                    for each, spec in zip(given, eqn.params["in_specs"], strict=True)
-                ]
+            if name in ("jit", "pjit"):
+                # Where the called function was defined: "NAME at FILE:LINE".
+                defined = (body.jaxpr.debug_info.func_src_info or "").rpartition(":")[0]
+                if defined in self._steps:
+                    return self._steps[defined](eqn, given, place)
+            if name != "shard_map":
+                return self.closed(body, given, place)
+            # What it computes once is computed on each device, with equal keys. Whole on each
+            # device, one draw could be added to the sums of all.
+            given = [
+                each if any(spec) else _without_noise(each)
+                for each, spec in zip(given, eqn.params["in_specs"], strict=True)
+            ]
+            self._repeated += 1
             found = self.closed(body, given, place)
-            self._repeated -= name == "shard_map"
+            self._repeated -= 1
             return found
-        if name == "while":
-            return self._while(eqn, given, place)
-        if name == "scan":
-            return self._scan(eqn, given, place)
-        if name == "cond":
-            return self._branches(eqn, given, place)
+        if name in _LOOPS:
+            follow = {"while": self._while, "scan": self._scan, "cond": self._branches}[name]
+            return follow(eqn, given, place)
         _require_pure(eqn)
         return self.rules.equation(eqn, given, place)
 
@@ -232,7 +252,7 @@ class Following:
 
     def _compute(self, eqn: Any, given: list[Value], place: tuple[Any, ...]) -> list[Value]:
         """What clients compute: whatever it is, it is private."""
-        require_followed(eqn.params["jaxpr"], self.constants)
+        require_followed(eqn.params["jaxpr"], self.constants, self._allowed_rules)
         return [
             self.rules.value((PRIVATE, None), place, index, cause=Cause(eqn, False))
             for index in range(len(eqn.outvars))
@@ -244,12 +264,12 @@ class Following:
         *leaves, bound = given
         if bound.kind is not PUBLIC:
             raise InformationLeak(
-                f"contributions are clipped to a norm that depends on {what(bound)}: {told(eqn)}"
+                f"contributions are clipped to a norm that depends on {what(bound)}: {named(eqn)}"
                 f"{because(bound)}"
             )
         if self.clip_norm is not None and bound.token != self.clip_norm:
             raise InformationLeak(
-                f"contributions are clipped to another norm than the round's: {told(eqn)}"
+                f"contributions are clipped to another norm than the round's: {named(eqn)}"
             )
         labels: list[Any] = [(FACTOR, leaf.token) for leaf in leaves]
         labels += [(PRIVATE, None)] * 2
@@ -271,7 +291,7 @@ class Following:
             found = key if key.kind is not KEY else secrets
             raise InformationLeak(
                 "the noise's key must be bound to the sum by a secret key and secret words, found "
-                f"one that depends on {what(found)}: {told(eqn)}{because(found)}"
+                f"one that depends on {what(found)}: {named(eqn)}{because(found)}"
             )
         bound = Key((*key.detail.path, place), frozenset(leaf.token for leaf in leaves))
         return [self.rules.value((KEY, bound), place)]
@@ -281,23 +301,23 @@ class Following:
         if key.kind is not KEY:
             raise InformationLeak(
                 f"noise is drawn with a key that depends on {what(key)}, and not as a release's "
-                f"keys do: {told(eqn)}{because(key)}"
+                f"keys do: {named(eqn)}{because(key)}"
             )
         path, bound = key.detail
         if bound is None:
             raise InformationLeak(
-                f"noise is drawn with a key that is not bound to the sum: {told(eqn)}"
+                f"noise is drawn with a key that is not bound to the sum: {named(eqn)}"
             )
         if eqn.invars[0].aval.shape:
-            raise InformationLeak(f"noise is drawn with several keys at once: {told(eqn)}")
+            raise InformationLeak(f"noise is drawn with several keys at once: {named(eqn)}")
         if self._repeated:
             raise InformationLeak(
-                f"noise is drawn in a loop or on each device, with one key: {told(eqn)}"
+                f"noise is drawn in a loop or on each device, with one key: {named(eqn)}"
             )
         for other, where in self.drawn.items():
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter] and where != place:
-                raise InformationLeak(f"noise is drawn twice with one key: {told(eqn)}")
+                raise InformationLeak(f"noise is drawn twice with one key: {named(eqn)}")
         self.drawn[path] = place
         size = int(np.prod(eqn.outvars[0].aval.shape))
         return [self.rules.value((NOISE, Noise((Draws(path, 0, size),), bound)), place)]
@@ -308,7 +328,7 @@ class Following:
             if each.kind not in (PUBLIC, BOUNDED):
                 raise InformationLeak(
                     "noise is added to what is no sum of clipped contributions, but depends on "
-                    f"{what(each)}: {told(eqn)}{because(each)}"
+                    f"{what(each)}: {named(eqn)}{because(each)}"
                 )
         if noise.kind is not NOISE:
             found = what(noise)
@@ -316,14 +336,14 @@ class Following:
                 found = "secret keys otherwise, such as noise on some coordinates alone"
             raise InformationLeak(
                 "what is added to the sum must be Gaussian noise of a public size on every "
-                f"coordinate, found something that depends on {found}: {told(eqn)}{because(noise)}"
+                f"coordinate, found something that depends on {found}: {named(eqn)}{because(noise)}"
             )
         if len({each.aval.shape for each in [*eqn.invars, *eqn.outvars]}) > 1:
-            raise InformationLeak(f"one draw of noise is added to several sums: {told(eqn)}")
+            raise InformationLeak(f"one draw of noise is added to several sums: {named(eqn)}")
         label = self.rules.noised(sums, noise, place)
         if label[0] is PRIVATE:
             raise InformationLeak(
-                f"the noise's key is not bound to the sum that it is added to: {told(eqn)}"
+                f"the noise's key is not bound to the sum that it is added to: {named(eqn)}"
             )
         return [self.rules.value(label, place)]
 
@@ -342,7 +362,7 @@ def _without_noise(value: Value) -> Value:
     return value._replace(kind=SECRET, detail=None) if value.kind is NOISE else value
 
 
-def told(eqn: Any) -> str:
+def named(eqn: Any) -> str:
     """An equation and its line, without any value."""
     out = ", ".join(str(each.aval) for each in eqn.outvars)
     operands = " ".join(str(each.aval) for each in eqn.invars)
@@ -351,7 +371,7 @@ def told(eqn: Any) -> str:
 
 
 def because(value: Value) -> str:
-    return "" if value.cause is None else f"; it comes from {told(value.cause.equation)}"
+    return "" if value.cause is None else f"; it comes from {named(value.cause.equation)}"
 
 
 def what(value: Value) -> str:
@@ -365,19 +385,14 @@ def _without_source(value: Value) -> tuple[Any, Any]:
     return (PRIVATE, None) if value.kind is FACTOR else value.label
 
 
-def _defined(jaxpr: Any) -> str:
-    """Where a called function was defined: "NAME at FILE"."""
-    found = jaxpr.jaxpr.debug_info.func_src_info or ""
-    return found.rpartition(":")[0]
-
-
-def require_followed(jaxpr: Any, constants: dict[int, str]) -> None:
+def require_followed(jaxpr: Any, constants: dict[int, str], rules: Sequence[Callable]) -> None:
     """Refuses a client function that does anything but compute from its operands.
 
     Args:
       jaxpr: its program. That of one client, in which a function with a rule of its own for several
         clients is not yet replaced by what the rule says.
       constants: gets shapes and dtypes of the arrays that the program holds.
+      rules: see `Steps`.
 
     Raises:
       InformationLeak: names the equation and its line: a callback, a collective, a rule of its own
@@ -398,9 +413,9 @@ def require_followed(jaxpr: Any, constants: dict[int, str]) -> None:
             if name == "custom_vmap_call":
                 # JAX wraps the rule, in an attribute of that name.
                 rule = eqn.params["rule"].rule
-                known = rule in local_training.RULES or rule.__code__ is _ONE_BY_ONE
+                known = rule in rules or rule.__code__ is _ONE_BY_ONE
             if name in COLLECTIVES or not known:
-                raise InformationLeak(f"{name} cannot be followed: {told(eqn)}")
+                raise InformationLeak(f"{name} cannot be followed: {named(eqn)}")
             left += _jaxprs(list(eqn.params.values()))
 
 
@@ -412,7 +427,7 @@ def described(constant: Any) -> str:
 def _require_pure(eqn: Any) -> None:
     """Refuses an equation whose result may not follow from its operands, or that has an effect."""
     if not _pure(eqn):
-        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {told(eqn)}")
+        raise InformationLeak(f"{eqn.primitive.name} cannot be followed: {named(eqn)}")
     for inner in _jaxprs(list(eqn.params.values())):
         for each in getattr(inner, "jaxpr", inner).eqns:
             _require_pure(each)

@@ -1,0 +1,146 @@
+"""Proves of a program that what it returns depends on clients only through noisy sums.
+
+Its inputs are labelled (`labels`), and the labels followed through every equation (`analysis`,
+`rules`); what remains on the outputs decides.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpfl.errors import InformationLeak
+from jaxpfl.federated.flow.analysis import Analysis, Steps, because, what
+from jaxpfl.federated.flow.labels import (
+    KEY,
+    NOISE,
+    PRIVATE,
+    PUBLIC,
+    RELEASED,
+    SECRET,
+    Draws,
+    Key,
+    Kind,
+    Noise,
+    Value,
+    shared,
+    uses,
+)
+
+PyTree = Any
+
+
+class InformationFlow(NamedTuple):
+    """What was proven of a program; public.
+
+    Attributes:
+      equations: the number of those of the door that were followed.
+      noisy: outputs that depend on clients, each by noisy sums; none of a plan without noise.
+      constants: what counts as public because the program holds it: names and kinds of what the
+        client function captures, and shapes and dtypes of arrays. No values.
+      bounded_by_client: the client function bounds each example itself, and the door does not clip.
+    """
+
+    equations: int
+    noisy: tuple[str, ...]
+    constants: tuple[str, ...]
+    bounded_by_client: bool
+
+
+class Labelled(NamedTuple):
+    """The inputs of a program to check: each a pytree of arrays or shapes.
+
+    Attributes:
+      public: a broadcast, or what else everyone may know.
+      clip_norm: the round's; float32 scalar.
+      clients: the cohort's data.
+      noise_key: typed, from which all noise that is not shared must follow.
+      secrets: what else is secret, and no client's.
+      noise: of unit scale, that several rounds share; None = there is none.
+    """
+
+    public: PyTree
+    clip_norm: Any
+    clients: PyTree
+    noise_key: Any
+    secrets: PyTree
+    noise: Any = None
+
+
+def check_program(
+    program: Any, given: Labelled, steps: Steps, *, clips: bool = True, private: bool = True
+) -> InformationFlow:
+    """Proves of any traceable function of `Labelled` that it tells nothing but noisy sums.
+
+    Args:
+      clips: contributions must be clipped to the round's clip norm; otherwise the client function
+        bounds them, and any bound will do.
+      private: the plan has noise. Without, the outputs are the exact sums, as the plan says.
+
+    Raises:
+      InformationLeak: an output depends on the clients in another way, or an equation cannot be
+        followed; the sentence names the equation and its line.
+    """
+    traced, results = jax.make_jaxpr(program, return_shape=True)(given)
+    analysis = Analysis(steps)
+    labels = _labels(given)
+    values = [
+        analysis.rules.public("input", place)
+        if label[0] is PUBLIC
+        else analysis.rules.value(label, "input", place)
+        for place, label in enumerate(jax.tree.leaves(labels, is_leaf=_is_label))
+    ]
+    if clips:
+        before = len(jax.tree.leaves(given.public))
+        analysis.clip_norm = values[before].token
+    outputs = analysis.closed(traced, values)
+    names = [
+        jax.tree_util.keystr(path) or "the result"
+        for path, _ in jax.tree_util.tree_leaves_with_path(results)
+    ]
+    if private:
+        _check_outputs(analysis, dict(zip(names, outputs, strict=True)))
+    return InformationFlow(
+        len(analysis.equations),
+        tuple(name for name, each in zip(names, outputs, strict=True) if each.kind is RELEASED),
+        tuple(sorted(set(analysis.constants.values()))),
+        not clips,
+    )
+
+
+def _check_outputs(analysis: Analysis, outputs: Mapping[str, Value]) -> None:
+    for name, value in outputs.items():
+        if value.kind is KEY and _harmless(value.detail, analysis.drawn):
+            continue
+        if value.kind not in (PUBLIC, RELEASED):
+            raise InformationLeak(
+                f"{name} depends on {what(value)} otherwise than by a noisy sum{because(value)}"
+            )
+    twice = shared(uses(outputs.values()))
+    if twice is not None:
+        raise InformationLeak(
+            "two sums of the release have the same noise, so that their difference has none: "
+            f"coordinates {twice.start} to {twice.stop} of one draw"
+        )
+
+
+def _harmless(key: Key, drawn: Mapping[tuple[Any, ...], Any]) -> bool:
+    """Whether a key may be published: it is bound to the sum, and no noise is drawn from it."""
+    return key.bound is not None and all(path[: len(key.path)] != key.path for path in drawn)
+
+
+def _labels(given: Labelled) -> PyTree:
+    def all_of(tree: PyTree, label: tuple[Kind, Any]) -> PyTree:
+        return jax.tree.map(lambda leaf: label, tree)
+
+    noise = None
+    if given.noise is not None:
+        draws = Draws(("shared",), 0, given.noise.size)
+        noise = NOISE, Noise((draws,), None)
+    public, clients = all_of(given.public, (PUBLIC, None)), all_of(given.clients, (PRIVATE, None))
+    key, secrets = (KEY, Key(("noise",))), all_of(given.secrets, (SECRET, None))
+    return Labelled(public, (PUBLIC, None), clients, key, secrets, noise)
+
+
+def _is_label(node: Any) -> bool:
+    return isinstance(node, tuple) and bool(node) and isinstance(node[0], Kind)
