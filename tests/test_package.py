@@ -51,6 +51,25 @@ def test_no_config_initialises_a_backend_when_it_is_read():
     assert printed == "read\n"
 
 
+@pytest.mark.parametrize(
+    ("used", "most_modules", "most_lines"),
+    [
+        ("jp.release", 60, 10_500),
+        ("jp.run; jp.algorithms.fed_avg", 130, 20_000),
+    ],
+)
+def test_who_uses_little_loads_little(used: str, most_modules: int, most_lines: int):
+    printed = _run(
+        f"import sys\nimport jaxpfl as jp\n{used}\n"
+        "names = [name for name in sys.modules if name.split('.')[0] == 'jaxpfl']\n"
+        "files = [sys.modules[name].__file__ for name in names]\n"
+        "print(len(files), sum(len(open(each, encoding='utf-8').readlines()) for each in files))"
+    )
+    modules, lines = map(int, printed.split())
+    assert modules <= most_modules, printed
+    assert lines <= most_lines, printed
+
+
 def test_import_prints_nothing_and_every_public_name_exists():
     assert (
         _run("import jaxpfl\nfor name in getattr(jaxpfl, '__all__', []): getattr(jaxpfl, name)")

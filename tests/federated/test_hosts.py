@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.privacy.chain import Chain
 from jaxpfl.privacy.ledger import Ledger
-from tests.federated.pairs import JOINED, ended, free_address, start
+from tests.federated.two_processes import JOINED, ended, free_address, start
 
 REFUSED = """
 import numpy as np

@@ -21,7 +21,7 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig, LoRA
 from jaxpfl.models.decoder.network import Decoder
 from tests.federated.cohorts import bucket_of, door, held_vector, no_noise, plan, through
-from tests.federated.pairs import ended, start
+from tests.federated.two_processes import ended, start
 
 TINY = DecoderConfig("llama", vocab_size=16, hidden_size=8, layers=2, heads=2, inner_size=16)
 MLP = jp.models.MLP(features=6, classes=3, hidden=8)

@@ -26,7 +26,8 @@ from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
 from jaxpfl.federated.flow.captured import captured
-from jaxpfl.federated.release.identity import environment, read_columns
+from jaxpfl.federated.release.identity import environment
+from jaxpfl.federated.release.query import read_columns
 from jaxpfl.models.base import Checking
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret

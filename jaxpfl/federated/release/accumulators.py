@@ -34,6 +34,14 @@ def _map_pairs(function, pairs: PyTree, *rest: PyTree) -> PyTree:
     return jax.tree.map(function, pairs, *rest, is_leaf=lambda node: isinstance(node, DoubleWord))
 
 
+def _zeros(like: PyTree, devices: int, dtype: Any) -> PyTree:
+    def zero(leaf):
+        array = jnp.zeros((devices, *leaf.shape), dtype)
+        return DoubleWord(array, array)
+
+    return jax.tree.map(zero, like)
+
+
 def _joined(parts: list[jax.Array]) -> DoubleWord:
     """The sum of float32 arrays as the pair high = fl(sum), low = fl(sum - high).
 
@@ -100,22 +108,18 @@ class Compensated:
     Within a bucket, which has at most some tens of clients per device, additions are plain float32,
     because a two-sum for each client would triple the memory traffic. Their rounding depends on
     what was added before: another client moves a subtotal of k clients of norm S by up to
-    S (1 + k^2 2^-24) if all errors have the same direction, S (1 + 6e-5) for k = 32; a test finds
-    less than S (1 + 1e-6). Where the unit is the example, S is one example's norm and a client's
-    contribution is itself a sum. Another example moves the subtotal of k clients with b examples
-    each by up to S (1 + k^2 b 2^-24), S (1 + 1e-3) for k = 4 and b = 1,024, plus the rounding of
-    the client function's own float32 sum; a test with numpy's sums finds S (1 + 5e-5).
+    S (1 + k^2 2^-24) if all errors have the same direction, and another example the subtotal of k
+    clients with b examples each by up to S (1 + k^2 b 2^-24); tests find far less.
 
-    These figures are of one bucket. One more client, or example, shifts others to other slots,
-    blocks and buckets, whose subtotals are then rounded otherwise, too. If n of them take part, in
-    k contributions on a device in a bucket, each a float32 sum of b examples, it moves the sum by
-    at most S (1 + 2 n (k + b) 2^-24): each of n / (k b) subtotals is off by at most
-    k b (k + b) S 2^-24, with it and without it. Where the unit is the client, a contribution is
-    clipped after it was computed, so that only k counts: S (1 + 2 n k 2^-24). DP-SGD over 59,392
-    examples in blocks of 32, 64 of which are in a bucket, has 1.68 S on one device, and 1.28 S on
-    eight. Data that were made for it, as in this module's tests, moved such a sum by 1.18 S on one
-    and 1.05 S on eight. FreD's sums over examples are exact within a block (`clients.moments`),
-    and `FixedPoint` sums altogether.
+    One more client, or example, also shifts others to other slots, blocks and buckets, whose
+    subtotals are then rounded otherwise. If n take part, in k contributions on a device in a
+    bucket, each a float32 sum of b examples, it moves the sum by at most S (1 + 2 n (k + b) 2^-24):
+    each of n / (k b) subtotals is off by at most k b (k + b) S 2^-24, with it and without it. Where
+    the unit is the client, a contribution is clipped after it was computed, so that only k counts:
+    S (1 + 2 n k 2^-24). DP-SGD over 59,392 examples in blocks of 32, 64 of which are in a bucket,
+    has 1.68 S on one device, and 1.28 S on eight; data that were made for it, as in this module's
+    tests, moved such a sum by 1.18 S on one and 1.05 S on eight. FreD's sums over examples are
+    exact within a block (`clients.moments`), and `FixedPoint` sums altogether.
 
     The last bits of the result may depend on the layout of devices and chunks.
     """
@@ -123,11 +127,8 @@ class Compensated:
     ordered_norms: ClassVar[bool] = False
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
-        def zero(leaf):
-            array = jnp.zeros((devices, *leaf.shape), jnp.float32)
-            return DoubleWord(array, array)
-
-        return jax.tree.map(zero, like)
+        """Running sums of nothing, [devices, ...] for each leaf."""
+        return _zeros(like, devices, jnp.float32)
 
     def start(self, sums: PyTree) -> PyTree:
         """Returns a bucket's first subtotal, zeros [...], for running sums [1, ...]."""
@@ -146,16 +147,11 @@ class Compensated:
 
     def merge(self, sums: PyTree, subtotal: PyTree) -> PyTree:
         """Adds a bucket's subtotal to the running sums of its device."""
-
         return _map_pairs(lambda pair, leaf: plus(pair, leaf[None]), sums, subtotal)
 
     def join_devices(self, sums: PyTree) -> PyTree:
         """Adds the devices' partial sums [devices, ...] up to float32 pairs of leaves [...]."""
-
-        def join(pair):
-            return _joined(_few(pair))
-
-        return _map_pairs(join, sums)
+        return _map_pairs(lambda pair: _joined(_few(pair)), sums)
 
     def add_noise(self, total: PyTree, noise: PyTree | None, clip_norm: jax.Array) -> PyTree:
         """Returns total + noise as float32 leaves [...], rounded once, after the addition.
@@ -212,11 +208,8 @@ class FixedPoint:
         return min(29, 45 - math.ceil(math.log2(max(self.max_clients, 2))))
 
     def zeros(self, like: PyTree, devices: int) -> PyTree:
-        def zero(leaf):
-            array = jnp.zeros((devices, *leaf.shape), jnp.int32)
-            return DoubleWord(array, array)
-
-        return jax.tree.map(zero, like)
+        """As `Compensated.zeros`."""
+        return _zeros(like, devices, jnp.int32)
 
     def start(self, sums: PyTree) -> PyTree:
         """As `Compensated.start`."""

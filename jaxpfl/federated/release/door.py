@@ -19,9 +19,10 @@ difference of two releases always has noise.
 Reference: DP-FedAvg, McMahan et al. 2018, Algorithm 1; Augenstein et al. 2020, Algorithm 2.
 """
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -175,23 +176,13 @@ def next_clip_norm(plan: Plan, clip_norm: jax.Array, noisy_below: jax.Array) -> 
 
 
 def give_back_memory() -> None:
-    """Gives freed memory back to the system, where the C library can; elsewhere it does nothing.
+    """Gives freed memory back to the system, where the C library is glibc.
 
     The compiler frees almost all that it took, but glibc keeps these pages for whatever is
     allocated next, and arrays are too large for them: the process would hold both.
     """
-    trim = malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def malloc_trim() -> Callable[[int], int] | None:
-    """The function of this name, which glibc alone has."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Door:

@@ -21,7 +21,6 @@ from jaxpfl.federated.release import identity
 from jaxpfl.federated.release.door import Door, Keys, Summed
 from jaxpfl.federated.release.information_flow import check_client, check_release
 from jaxpfl.federated.release.query import Query, prepared, read_columns, require_room
-from jaxpfl.privacy.correlated_noise import NoiseStream
 from jaxpfl.privacy.keys import NOISE_IMPLEMENTATION, key_from_words
 
 PyTree = Any
@@ -69,7 +68,7 @@ class PreparedQuery:
     fingerprint: str
     program: str
     content: str
-    noise: NoiseStream | None = None
+    noise: Any = None  # a `NoiseStream`, once one is drawn
 
     @classmethod
     def of(cls, query: Query, broadcast: PyTree, population: Population) -> "PreparedQuery":
@@ -139,7 +138,10 @@ class PreparedQuery:
             summed = door(broadcast, buckets, clip_norm, keys, shared)
         return summed, Facts(len(chosen), cohort.stats.padding_waste)
 
-    def _stream(self, work: Work) -> NoiseStream:
+    def _stream(self, work: Work) -> Any:
+        # Seldom used, and therefore loaded here.
+        from jaxpfl.privacy.correlated_noise import NoiseStream
+
         if self.noise is None:
             plan, root = self.query.plan, key_from_words(work.shared.tolist())
             self.noise = NoiseStream(
