@@ -1,8 +1,5 @@
 """The release: what is charged, who takes part, and that no two releases share their noise."""
 
-import gc
-import types
-
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -12,76 +9,24 @@ import pytest
 import jaxpfl as jp
 from jaxpfl.data import Population
 from jaxpfl.data.cohort import CohortSpec
-from jaxpfl.errors import BudgetExhausted, InputError
+from jaxpfl.errors import InputError
 from jaxpfl.federated import Execution, Query, Releaser, RunSecret, client_mesh
 from jaxpfl.federated.release import identity
-from jaxpfl.privacy import AdaptiveClip, Budget, Clip, Cyclic, Ledger, Noise, Plan, Poisson
+from jaxpfl.privacy import AdaptiveClip, Clip, Cyclic, Ledger, Noise, Plan
 from jaxpfl.privacy.chain import Chain
+from tests.federated.releases import (
+    CLIENTS,
+    DIM,
+    SIGMA,
+    ask,
+    half_of_it,
+    held_vector,
+    plan,
+    population,
+    query,
+    require_independent_noise,
+)
 from tests.plans import flat_without_privacy
-
-CLIENTS = 24
-# As many coordinates as a standard deviation needs to be known to one per cent.
-DIM = 20_000
-SIGMA = 1.5
-
-
-def population(clients: int = CLIENTS, seed: int = 0, replaced: int | None = None) -> Population:
-    """Each client holds one small vector, and its number."""
-    held = np.random.default_rng(seed).normal(size=(clients, DIM)).astype(np.float32) / DIM
-    if replaced is not None:
-        held[replaced] = np.random.default_rng(99).normal(size=DIM) / np.sqrt(DIM)
-    names = [f"person {k} of {seed}" for k in range(clients)]
-    return Population({"x": held}, np.arange(clients + 1), names, name="vectors")
-
-
-def plan(rounds: int = 6, clients: int = CLIENTS, taken: int | None = None, **changes) -> Plan:
-    settings = dict(
-        rounds=rounds,
-        clip=Clip(1.0),
-        noise=Noise(SIGMA),
-        participation=Poisson(clients, clients if taken is None else taken),
-        delta=1e-6,
-    )
-    return Plan(**{**settings, **changes})
-
-
-def held_vector(broadcast, examples, key):
-    real = examples.mask[..., None]
-    return jnp.sum(jnp.where(real, examples.batches["x"], 0.0), axis=(0, 1)) + broadcast
-
-
-def half_of_it(broadcast, examples, key):
-    return jnp.float32(0.5) * held_vector(broadcast, examples, key)
-
-
-def query(client_fn=held_vector, of: Plan | None = None, **changes) -> Query:
-    settings = dict(label="sum", cohort=CohortSpec(1, 1, clients_per_bucket=8), columns=("x",))
-    return Query(client_fn=client_fn, plan=of or plan(), **{**settings, **changes})
-
-
-@pytest.fixture
-def ledger_path(tmp_path):
-    return tmp_path / "ledger.jsonl"
-
-
-def ask(
-    path, asked=None, *, clients=None, round=1, secret=None, run="run", broadcast=0.0, budget=None
-):
-    """One release on the ledger at `path`: its value and the ledger's charges."""
-    clients = population() if clients is None else clients
-    asked = query() if asked is None else asked
-    secret = RunSecret.reproducible(7) if secret is None else secret
-    with Ledger(path, clients, budget=budget) as ledger:
-        with Releaser(clients, ledger, secret, run=run) as releaser:
-            found = releaser.release(asked, jnp.float32(broadcast), round=round)
-            value = np.asarray(found.value)
-        return value, list(ledger.charges)
-
-
-def require_independent_noise(first: np.ndarray, second: np.ndarray) -> None:
-    """The difference of two releases of sums that hardly differ: twice the noise's variance."""
-    # Its standard error is SIGMA / sqrt(DIM): one per cent is two of them.
-    assert np.std(first - second) == pytest.approx(SIGMA * np.sqrt(2), rel=0.03)
 
 
 def test_the_same_question_is_the_same_release_and_one_charge(ledger_path):
@@ -281,175 +226,6 @@ def test_which_examples_a_client_gives_is_as_secret_as_the_cohort(tmp_path):
         for k, seed in enumerate((1, 1, 2))
     ]
     assert found[0] == found[1] != found[2]
-
-
-def step_that_leaks(state, release, round):
-    """Walks all that a step is given, and keeps what it finds of arrays."""
-    found, seen, todo = [], set(), [release]
-    while todo:
-        each = todo.pop()
-        if id(each) in seen or isinstance(each, type | types.ModuleType | types.FunctionType):
-            continue
-        seen.add(id(each))
-        if isinstance(each, np.ndarray | jax.Array | Population):
-            found.append(each)
-        todo += gc.get_referents(each)
-        todo += [getattr(each, name) for name in getattr(type(each), "__slots__", ())]
-    return found, {}
-
-
-def test_a_step_is_given_nothing_that_holds_clients_data(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
-        found, _ = releaser.step(step_that_leaks, None, 1)
-        assert found == []
-        # The walk finds what is there to be found.
-        assert step_that_leaks(None, releaser, 1)[0]
-
-
-def test_a_step_cannot_ask_after_its_round(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
-        kept, _ = releaser.step(lambda state, release, round: (release, {}), None, 1)
-        with pytest.raises(InputError, match="round is over"):
-            kept(asked, jnp.float32(0))
-        assert not ledger.charges
-
-
-def refused(path, message, *, asked=None, clients=None, round=1, queries=None, clip_norm=None):
-    clients = population() if clients is None else clients
-    asked = query() if asked is None else asked
-    with Ledger(path, clients) as ledger:
-        with pytest.raises(InputError, match=message):
-            Releaser(clients, ledger, RunSecret(), run="run", queries=queries).release(
-                asked, jnp.float32(0), round=round, clip_norm=clip_norm
-            )
-        assert not ledger.charges
-
-
-def test_only_what_was_planned_is_asked(ledger_path):
-    """More rounds, more clients, another query or another population than the plan's."""
-    refused(ledger_path, "round must lie in 1 .. 6", round=7)
-    refused(ledger_path, "round must lie in 1 .. 6", round=0)
-    refused(ledger_path, "is for a population of 10", asked=query(of=plan(clients=10)))
-    refused(ledger_path, "not one of the algorithm's", queries=(query(),))
-    refused(ledger_path, "constant clip norm", clip_norm=jnp.float32(5))
-
-
-@pytest.mark.parametrize(
-    "clip_norm",
-    [
-        jnp.ones(2),
-        jnp.ones((1,)),
-        jnp.int32(1),
-        np.float64(1),
-        1.0,
-        "one",
-        jnp.float32(np.nan),
-        jnp.float32(np.inf),
-        jnp.float32(0),
-    ],
-)
-def test_a_clip_norm_that_cannot_be_one_is_refused_before_it_is_charged(ledger_path, clip_norm):
-    adaptive = query(of=plan(clip=Clip(1.0, adaptive=AdaptiveClip())))
-    refused(ledger_path, "'sum': clip_norm must be", asked=adaptive, clip_norm=clip_norm)
-
-
-def whole_number(broadcast, examples, key):
-    return jnp.sum(examples.mask, dtype=jnp.int32)
-
-
-def nothing(broadcast, examples, key):
-    return ()
-
-
-def broken(broadcast, examples, key):
-    raise RuntimeError("a fault of the user's function")
-
-
-def test_a_query_is_asked_once_until_its_release_is_recorded(ledger_path):
-    """TRUST 33: a second sum of the same cohort, whose charge nobody would wait for."""
-    clients = population()
-    with Ledger(ledger_path, clients) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
-        releaser.release(query(), jnp.float32(0), round=1)
-        with pytest.raises(InputError, match="already asked in round 1"):
-            releaser.release(query(), jnp.float32(1), round=1)
-        assert len(ledger.charges) == 1
-        releaser.confirm()
-        releaser.release(query(), jnp.float32(1), round=1)
-        releaser.confirm()
-        assert len(ledger.charges) == 2
-
-
-def test_a_client_function_is_checked_before_anything_is_charged(ledger_path):
-    refused(ledger_path, "tree of float arrays, found int32", asked=query(whole_number))
-    refused(ledger_path, "found no array", asked=query(nothing))
-    refused(ledger_path, "needs a numeric column 'y'", asked=query(columns=("y",)))
-    clients = population()
-    with Ledger(ledger_path, clients) as ledger:
-        with pytest.raises(RuntimeError, match="user's function"):
-            Releaser(clients, ledger, RunSecret(), run="run").release(query(broken), round=1)
-        assert not ledger.charges
-
-
-def forgetful(clients: Population) -> Population:
-    return clients.select(np.arange(len(clients) - 1))
-
-
-def test_preparing_keeps_every_client(ledger_path):
-    refused(ledger_path, "prepare must keep every client", asked=query(prepare=forgetful))
-
-
-def test_two_queries_of_one_releaser_are_each_answered(ledger_path):
-    """Of equal shapes; what is kept of one is not taken for the other."""
-    public = flat_without_privacy(population=CLIENTS, clients_per_round=CLIENTS, rounds=6)
-    queries = query(of=public), query(half_of_it, of=public, label="half")
-    clients = population()
-    with (
-        Ledger(ledger_path, clients) as ledger,
-        Releaser(clients, ledger, RunSecret(), run="run") as releaser,
-    ):
-        whole, half = (releaser.release(each, jnp.float32(0), round=1).value for each in queries)
-    np.testing.assert_allclose(half, whole / 2, rtol=1e-5, atol=1e-8)
-    assert np.std(whole) > 0
-
-
-def test_a_releaser_charges_the_ledger_of_its_clients_alone(ledger_path):
-    with (
-        Ledger(ledger_path, population(seed=1)) as ledger,
-        pytest.raises(InputError, match="ledger of another population"),
-    ):
-        Releaser(population(), ledger, RunSecret(), run="run")
-
-
-def test_a_releaser_charges_what_the_ledger_protects(ledger_path):
-    clients, asked = population(), query()
-    with Ledger(ledger_path, clients, unit="example") as ledger:
-        with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, RunSecret(), run="run", queries=(asked,))
-        with pytest.raises(InputError, match="must protect the same unit"):
-            Releaser(clients, ledger, RunSecret(), run="run").release(asked, round=1)
-        assert not ledger.charges
-
-
-def test_a_second_release_that_does_not_fit_the_budget_is_never_confirmed(ledger_path):
-    """Its value was computed: until `confirm` returns, nothing of it may leave."""
-    asked = query(of=plan(taken=12))
-    _, charges = ask(ledger_path, asked)
-    with Ledger(ledger_path, population()) as ledger:
-        spent = ledger.spent(1e-6)
-    budget = Budget(spent * 1.001, 1e-6)
-    clients = population()
-    with Ledger(ledger_path, clients, budget=budget) as ledger:
-        releaser = Releaser(clients, ledger, RunSecret.reproducible(7), run="run")
-        releaser.release(asked, jnp.float32(1e-6), round=1)
-        for _ in range(2):
-            with pytest.raises(BudgetExhausted):
-                releaser.confirm()
-        assert ledger.charges == charges
 
 
 def test_an_empty_cohort_is_charged_and_noised(ledger_path):
