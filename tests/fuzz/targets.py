@@ -227,7 +227,7 @@ TARGETS: dict[str, Target] = {
     "tokenizer, word pieces": _tokeniser("tokenizer.json", seeds.word_pieces, 8),
     "tokenizer, sentence pieces": _tokeniser("tokenizer.json", seeds.sentence_pieces, 16),
     "tokenizer settings": _tokeniser("tokenizer_config.json", seeds.chat, 4),
-    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=6),
+    "chat template": Target("tokenizer_config.json", seeds.chat, read_template, share=0.6),
     "decoder config": _config(lambda folder: write_decoder(folder, "qwen2")),
     "encoder config": _config(lambda folder: write_encoder(folder, "roberta")),
     "model config": _weights("config.json", lambda folder: write_decoder(folder, "llama"), 1),
