@@ -203,11 +203,8 @@ class GAN:
 
     @cached_property
     def _graphdefs(self) -> list[nnx.GraphDef]:
-        key = jax.random.key(0)
-        return [
-            nnx.split(nnx.eval_shape(lambda make=make: make(self, key)))[0]
-            for make in (Generator, Critic)
-        ]
+        makers = [partial(make, self, jax.random.key(0)) for make in (Generator, Critic)]
+        return [nnx.split(nnx.eval_shape(make))[0] for make in makers]
 
     def init(self, key: Array) -> Params:
         """{"generator", "critic"}: Glorot-uniform kernels, variances of one, all else zero."""

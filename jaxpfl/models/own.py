@@ -35,11 +35,7 @@ class OwnModel(LossModel):
     columns: tuple[str, ...] | None
 
     def init(self, key: Array) -> Params:
-        """The parameters that `init_fn` draws.
-
-        Raises:
-          InputError: they are no tree of float32 arrays.
-        """
+        """The parameters that `init_fn` draws, which must be a tree of float32 arrays."""
         params = self.init_fn(key)
         leaves = jax.tree_util.tree_leaves_with_path(params)
         found = "no array" if not leaves else ""
@@ -72,12 +68,9 @@ class OwnModel(LossModel):
     def check(self, columns: Mapping[str, Any]) -> None:
         """Traces all functions, and the gradient, on the shapes of data; computes nothing.
 
-        Args:
-          columns: arrays, or anything with `shape` [examples, ...] and `dtype`.
-
         Raises:
-          InputError: says which function does not fit the columns, or returns what is no value for
-            each example.
+          InputError: says which function does not fit the columns, arrays [examples, ...] or their
+            shapes, or returns what is no value for each example.
         """
         batch = {}
         for name in columns_read(self, columns):
@@ -172,9 +165,7 @@ def from_functions(
       name: names the model in messages.
       columns: the fields that a batch needs to hold; None = all numeric columns of the clients.
 
-    Raises:
-      InputError: later, before anything is charged: a field is missing, or a function returns what
-        is no value for each example.
+    What does not fit the data is refused later, before anything is charged.
     """
     held = None if columns is None else tuple(columns)
     return OwnModel(init, loss, metrics, name, held)

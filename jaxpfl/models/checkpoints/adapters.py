@@ -162,8 +162,8 @@ def load(folder: str | Path, model: Decoder, params: Params) -> tuple[Decoder, d
             )
     targets = tuple(name for name in PROJECTIONS if name in adapters)
     joined = lora.join(jax.tree.map(jnp.array, adapters), params)
-    found = dataclasses.replace(settings, targets=targets)
-    return dataclasses.replace(model, lora=found), joined
+    settings = dataclasses.replace(settings, targets=targets)
+    return dataclasses.replace(model, lora=settings), joined
 
 
 def _separate(path: Path, shared: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:

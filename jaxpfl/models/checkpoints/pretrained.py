@@ -129,8 +129,7 @@ def save(
         with an index.
 
     Raises:
-      InputError: the model has adapters or int8 weights; or `params` are not those of the model,
-        or not finite.
+      InputError: the model has adapters or int8 weights, or `params` are not its own or not finite.
     """
     positive_int("shard_bytes", shard_bytes)
     if isinstance(model, Decoder) and model.lora is not None:
@@ -197,12 +196,11 @@ class _Reader:
         params: dict[str, jax.Array] = {}
         for leaf, described in shapes.items():
             whole = self._read(sources[leaf], described.shape, dtype)
-            if mesh is None:
-                params[leaf] = jax.device_put(whole)
-            else:
-                params[leaf] = jax.make_array_from_callback(
-                    whole.shape, shardings[leaf], whole.__getitem__
-                )
+            params[leaf] = (
+                jax.device_put(whole)
+                if mesh is None
+                else jax.make_array_from_callback(whole.shape, shardings[leaf], whole.__getitem__)
+            )
         return _nested(params)
 
     def _check_others(self, used: set[str]) -> None:

@@ -64,11 +64,11 @@ class Linear(nnx.Module):
         outer, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
         if hasattr(self, "kernel_int8"):
             scale = self.kernel_scale[...].astype(x.dtype)
-            y = (x @ self.kernel_int8[...].astype(x.dtype)) * _along_last(scale, x.ndim)
+            y = (x @ self.kernel_int8[...].astype(x.dtype)) * scale[None, :]
         else:
             y = x @ self.kernel[...].astype(x.dtype)
         if self.bias is not None:
-            y = y + _along_last(self.bias[...].astype(x.dtype), x.ndim)
+            y = y + self.bias[...].astype(x.dtype)[None, :]
         if self.a is not None and self.b is not None:
             inner = x @ self.a[...].astype(x.dtype)
             y = y + (inner * self.adapter_scale) @ self.b[...].astype(x.dtype)

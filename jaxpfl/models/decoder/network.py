@@ -18,7 +18,7 @@ padding is never a target, and no real token sees it.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,17 +99,14 @@ def _norm(config: DecoderConfig) -> Norm:
     return Norm(config.hidden_size, config.norm_epsilon, centred=config.model_type == "gpt2")
 
 
-class _Masks(NamedTuple):
-    """What a token sees of all tokens, and of those in the window; None without a window."""
+_Masks = tuple[Array, Array | None]
+"""What a token sees of all tokens, and of those in the window; None without a window."""
 
-    whole: Array
-    window: Array | None
 
-    def of(self, windowed: Array | None) -> Array:
-        """What it sees in a layer, which has the window or not."""
-        if windowed is None or self.window is None:
-            return self.whole
-        return jnp.where(windowed, self.window, self.whole)
+def _seen(masks: _Masks, windowed: Array | None) -> Array:
+    """What a token sees in a layer, which has the window or not."""
+    whole, window = masks
+    return whole if window is None else jnp.where(windowed, window, whole)
 
 
 @dataclass(frozen=True)
@@ -233,11 +230,10 @@ class Decoder(LossModel):
 
     def logits(self, params: Params, hidden: Array) -> Array:
         """Float32 logits [..., V] of the next token, from the output of `hidden`."""
-        if self.config.tied:
-            matrix = params["embed"]["token"].astype(hidden.dtype).T
-        else:
-            matrix = params["head"]["kernel"].astype(hidden.dtype)
-        logits = wide_matmul(hidden.reshape(-1, hidden.shape[-1]), matrix)
+        tied = self.config.tied
+        matrix = params["embed"]["token"].T if tied else params["head"]["kernel"]
+        flat_NxH = hidden.reshape(-1, hidden.shape[-1])
+        logits = wide_matmul(flat_NxH, matrix.astype(hidden.dtype))
         return logits.reshape(*hidden.shape[:-1], -1)
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
@@ -254,7 +250,7 @@ class Decoder(LossModel):
         """A layer, of its parameters and of whether it has the window, and its keys and values."""
         network = nnx.merge(self._layer, slices[0])
         q, k, v = network.project(x, angles)
-        return network.finish(x, attend(q, k, v, masks.of(slices[1]))), (k, v)
+        return network.finish(x, attend(q, k, v, _seen(masks, slices[1]))), (k, v)
 
     def prefill(self, params: Params, tokens_PxL: Array, room: int) -> Cache:
         """The cache of P sequences, int32 padded with -1, with room for `room` more tokens each."""
@@ -274,14 +270,14 @@ class Decoder(LossModel):
         A sequence whose cache is full overwrites its last token.
         """
         window = self.config.window
-        barriers = _Masks(cache.barrier(), None if window is None else cache.barrier(window))
+        barriers = (cache.barrier(), None if window is None else cache.barrier(window))
         x, _, angles = self._start(params, tokens_S[:, None], cache.place_S[:, None])
 
         def layer(x: Array, slices: Any) -> tuple[Array, tuple[Array, Array]]:
             network = nnx.merge(self._layer, slices[0])
             q, k, v = (part[:, 0] for part in network.project(x, angles))
             keys, values = slices[2:]
-            attended_SxE = attend_to_cache(q, k, v, keys, values, barriers.of(slices[1]))
+            attended_SxE = attend_to_cache(q, k, v, keys, values, _seen(barriers, slices[1]))
             # The cache is read here and written once for all layers: a scan that returned it
             # would copy it whole for every token.
             return network.finish(x, attended_SxE[:, None]), (k, v)
@@ -310,10 +306,11 @@ class Decoder(LossModel):
             seen_BxLxL &= own_BxLxL | (branch_BxL == 0)[:, None]
         if positions_BxL is None:
             positions_BxL = jnp.broadcast_to(jnp.arange(length)[None], (batch, length))
-        masks = _Masks(seen_BxLxL, None)
+        near_BxLxL = None
         if self.config.window is not None:
             apart_BxLxL = positions_BxL[:, :, None] - positions_BxL[:, None]
-            masks = _Masks(seen_BxLxL, seen_BxLxL & (apart_BxLxL < self.config.window))
+            near_BxLxL = seen_BxLxL & (apart_BxLxL < self.config.window)
+        masks = (seen_BxLxL, near_BxLxL)
         embed = params["embed"]
         x = look_up(embed["token"], jnp.maximum(tokens_BxL, 0))
         if self.config.model_type == "gpt2":

@@ -245,9 +245,6 @@ class Encoder(NetworkModel):
           tokens_BxL: int32 ids, L at most `config.positions`.
           mask_BxL: True for a real token, by default where the id is not PAD. Other positions do
             not influence the output at real ones; their own output is finite and arbitrary.
-
-        Raises:
-          InputError: the rows are longer than the model's positions.
         """
         if tokens_BxL.shape[1] > self.config.positions:
             raise InputError(
@@ -258,11 +255,7 @@ class Encoder(NetworkModel):
         return self._merged(params)(tokens_BxL, mask_BxL)
 
     def logits(self, params: Params, hidden_BxLxH: Array) -> Array:
-        """Logits [..., V] of the token at every place (causal: of the token after it).
-
-        Raises:
-          InputError: the model has no head.
-        """
+        """Logits [..., V] of the token at every place (causal: of the token after it)."""
         flat_NxH = hidden_BxLxH.reshape(-1, hidden_BxLxH.shape[-1])
         features_NxE, matrix_VxE, bias_V = self._output_layer(params, flat_NxH)
         logits_NxV = features_NxE @ matrix_VxE.T + bias_V[None, :]
@@ -275,11 +268,7 @@ class Encoder(NetworkModel):
         return self.logits(params, self.hidden(params, tokens_BxL, mask_BxL))
 
     def loss(self, params: Params, batch: Batch, mask: Array) -> tuple[Array, Metrics]:
-        """Mean cross-entropy of the next tokens.
-
-        Raises:
-          InputError: the model is not causal, or has no head.
-        """
+        """Mean cross-entropy of the next tokens, of a causal model with a head."""
         if not self.causal:
             raise InputError("only a causal encoder predicts the next token, found causal=False")
         tokens_BxL = jnp.where(mask[:, None], batch["tokens"], PAD)

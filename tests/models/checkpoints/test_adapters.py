@@ -197,23 +197,28 @@ THEIRS = {
 }
 
 
+def _assert_same_logits(model, params, theirs):
+    import torch
+
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (2, 9))
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens)).logits.numpy()
+    found = model.logits(params, model.hidden(params, tokens.astype(np.int32)))
+    np.testing.assert_allclose(found, expected, atol=5e-4, rtol=1e-5)
+
+
 @LIVE
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("kind", THEIRS)
 def test_live_peft_reads_our_adapters(kind, tmp_path):
     import peft
-    import torch
     import transformers
 
     _, (model, params) = _adapted(kind)
     adapter_files.save(tmp_path, model, params, base=str(GOLDEN / kind))
     theirs = getattr(transformers, THEIRS[kind]).from_pretrained(GOLDEN / kind)
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path).eval()
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (2, 9))
-    with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(tokens)).logits.numpy()
-    found = model.logits(params, model.hidden(params, tokens.astype(np.int32)))
-    np.testing.assert_allclose(found, expected, atol=5e-4, rtol=1e-5)
+    _assert_same_logits(model, params, theirs)
 
 
 @LIVE
@@ -233,11 +238,7 @@ def test_live_adapters_that_peft_wrote_are_read(kind, stabilised, tmp_path):
     theirs = peft.get_peft_model(theirs, config).eval()
     theirs.save_pretrained(tmp_path)
     model, params = adapter_files.load(tmp_path, *pretrained.load(GOLDEN / kind))
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (2, 9))
-    with torch.no_grad():
-        expected = theirs(input_ids=torch.tensor(tokens)).logits.numpy()
-    found = model.logits(params, model.hidden(params, tokens.astype(np.int32)))
-    np.testing.assert_allclose(found, expected, atol=5e-4, rtol=1e-5)
+    _assert_same_logits(model, params, theirs)
 
 
 @LIVE

@@ -19,8 +19,6 @@ from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import DecoderConfig
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
-from jaxpfl.models.encoder.config import EncoderConfig
-from jaxpfl.models.encoder.network import Encoder
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy", reason="needs jaxpfl[text]")
 
@@ -347,22 +345,6 @@ def test_what_cannot_be_saved_is_refused_and_the_old_model_stays(gpt2):
     ]
     with pytest.raises(InputError, match="shard_bytes must be at least 1"):
         pretrained.save(gpt2, model, params, shard_bytes=0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "causal"),
-    [("bert", False), ("bert", True), ("roberta", False), ("roberta", True), ("albert", False)],
-)
-def test_an_encoder_keeps_its_head_and_mask(kind, causal, tmp_path):
-    extra = {"embedding_size": 4, "groups": 2} if kind == "albert" else {}
-    config = EncoderConfig(kind, 11, 8, 2, 2, pad=1 if kind == "roberta" else 0, **extra)
-    for head in (False, True):
-        model = Encoder(config, causal=causal, head=head)
-        params = model.init(jax.random.key(0))
-        pretrained.save(tmp_path, model, params)
-        again, found = pretrained.load(tmp_path)
-        assert again == model
-        _equal(found, params)
 
 
 @pytest.mark.parametrize(
