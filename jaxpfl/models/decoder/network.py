@@ -106,7 +106,9 @@ _Masks = tuple[Array, Array | None]
 def _seen(masks: _Masks, windowed: Array | None) -> Array:
     """What a token sees in a layer, which has the window or not."""
     whole, window = masks
-    return whole if window is None else jnp.where(windowed, window, whole)
+    if window is None or windowed is None:
+        return whole
+    return jnp.where(windowed, window, whole)
 
 
 @dataclass(frozen=True)
