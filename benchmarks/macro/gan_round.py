@@ -50,8 +50,7 @@ def programs(width: float, clients: int, folder: Path):
     import jax.numpy as jnp
 
     import jaxpfl as jp
-    from jaxpfl.algorithms.base import releaser_of
-    from jaxpfl.algorithms.fed_avg import server_step
+    from jaxpfl.algorithms.base import releaser_of, server_step
     from jaxpfl.algorithms.fed_avg_gan import train_generator
     from jaxpfl.federated import RunSecret
     from jaxpfl.models import GAN
@@ -97,7 +96,7 @@ def programs(width: float, clients: int, folder: Path):
         broadcast = {"generator": plain.generator, "critic": plain.critic}
         found = for_plain.release(update, broadcast, round=next(rounds))
         critic, server, _ = server_step(
-            _sgd(1.0), plain.critic, plain.server, found.value, plan.denominator
+            _sgd(1.0), plain.critic, plain.server, found.value, -plan.denominator
         )
         plain = plain._replace(critic=critic, server=server)
         return plain

@@ -37,7 +37,7 @@ import tyro
 
 from benchmarks import harness
 from jaxpfl.algorithms import Scorer
-from jaxpfl.algorithms.fed_avg import server_step
+from jaxpfl.algorithms.base import server_step
 from jaxpfl.data import open as open_population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.decoder_model import DecoderModelConfig

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from dp_accounting import ComposedDpEvent, DpEvent
 
 from jaxpfl import checks
@@ -86,6 +87,22 @@ def require_parts(model: object, plan: object, **optimisers: object) -> None:
     checks.instance("plan", plan, Plan, "a jaxpfl.Plan")
     for name, optimiser in optimisers.items():
         require_optimizer(name, optimiser)
+
+
+@partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
+def server_step(optimizer, params, state, release, divisor):
+    """The server optimiser on the gradient `release / divisor`.
+
+    The divisor of clients' changes of the parameters is negative: their mean points downhill.
+
+    Returns:
+      (parameters, optimiser state, L2 norm of the gradient).
+    """
+    gradient = jax.tree.map(lambda leaf: leaf / divisor, release)
+    # Optax mixes integer and float types in places; its results are float32 all the same.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
 
 
 def initial_params(model: Any, start: Any = None) -> Callable[[jax.Array], Any]:

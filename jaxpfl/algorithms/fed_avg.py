@@ -15,7 +15,6 @@ Optimization", Algorithm 1; restated by Augenstein et al. 2020, Algorithm 2.
 The sum is unweighted and n is the planned cohort size, a public constant.
 """
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +22,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import UNTRAINED, Algorithm, copied, initial_params, require_parts
+from jaxpfl.algorithms.base import (
+    UNTRAINED,
+    Algorithm,
+    copied,
+    initial_params,
+    require_parts,
+    server_step,
+)
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.local_training import LocalTraining
@@ -46,17 +52,6 @@ class FedAvgState(NamedTuple):
     params: Any
     server: optax.OptState
     clip_norm: jax.Array
-
-
-@partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
-def server_step(optimizer, params, state, release, denominator):
-    """The server optimiser on the pseudo-gradient, minus the mean of the clients' changes."""
-    pseudo_gradient = jax.tree.map(lambda leaf: -leaf / denominator, release)
-    # Optax mixes integer and float types in places; its results are float32 all the same.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimizer.update(pseudo_gradient, state, params)
-    params = optax.apply_updates(params, updates)
-    return params, state, optax.tree.norm(pseudo_gradient)
 
 
 def fed_avg(
@@ -126,7 +121,7 @@ def fed_avg(
         broadcast = state.params if frozen is None else (state.params, frozen)
         found = release(update, broadcast, clip_norm=used_clip_norm(plan, state.clip_norm))
         params, server_state, update_norm = server_step(
-            server, state.params, state.server, found.value, plan.denominator
+            server, state.params, state.server, found.value, -plan.denominator
         )
         metrics = {"clip_norm": state.clip_norm, "update_norm": update_norm}
         return FedAvgState(params, server_state, found.clip_norm), metrics

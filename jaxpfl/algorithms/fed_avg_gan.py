@@ -29,8 +29,8 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpfl import checks
-from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts
-from jaxpfl.algorithms.fed_avg import server_step, used_clip_norm
+from jaxpfl.algorithms.base import Algorithm, initial_params, require_parts, server_step
+from jaxpfl.algorithms.fed_avg import used_clip_norm
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.federated.clients.client import Batch
 from jaxpfl.federated.release.query import Execution, Query
@@ -242,7 +242,7 @@ def fed_avg_gan(
     def step(state, release, round):
         found = release(update, params(state), clip_norm=used_clip_norm(plan, state.clip_norm))
         critic, server_state, update_norm = server_step(
-            server, state.critic, state.server, found.value, plan.denominator
+            server, state.critic, state.server, found.value, -plan.denominator
         )
         trained, optimizer_state, loss, left_out = train_generator(
             gan,

@@ -19,14 +19,13 @@ many of them. Use it where one example is really all that needs protection.
 """
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpfl.algorithms.base import UNTRAINED, Algorithm, initial_params, require_parts
+from jaxpfl.algorithms.base import UNTRAINED, Algorithm, initial_params, require_parts, server_step
 from jaxpfl.data.cohort import CohortSpec
 from jaxpfl.errors import InputError
 from jaxpfl.federated.clients.clipped_gradients import ClippedGradients
@@ -45,16 +44,6 @@ class FedSGDState(NamedTuple):
 
     params: Any
     server: optax.OptState
-
-
-@partial(jax.jit, static_argnames=("optimizer",), donate_argnames=("params", "state"))
-def _descend(optimizer, params, state, release, denominator):
-    """A step of the optimiser along the mean of the clipped gradients."""
-    gradient = jax.tree.map(lambda leaf: leaf / denominator, release)
-    # Optax mixes integer and float types in places; its results are float32 all the same.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimizer.update(gradient, state, params)
-    return optax.apply_updates(params, updates), state, optax.tree.norm(gradient)
 
 
 def fed_sgd(
@@ -112,7 +101,7 @@ def fed_sgd(
     def step(state, release, round):
         del round
         found = release(gradient, state.params)
-        params, server_state, update_norm = _descend(
+        params, server_state, update_norm = server_step(
             server, state.params, state.server, found.value, plan.denominator
         )
         return FedSGDState(params, server_state), {"update_norm": update_norm}

@@ -11,7 +11,7 @@ from jaxpfl import checks
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ledger", metavar="LEDGER", type=Path, help="such as ledger.jsonl of a run")
     parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
-    parser.add_argument("--accountant", choices=("pld", "rdp"), help="default: by the sampling")
+    parser.add_argument("--accountant", help="pld, rdp ...; default: by the sampling")
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:

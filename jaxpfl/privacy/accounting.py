@@ -20,8 +20,8 @@ dp-accounting is called with multipliers relative to the shift under the adjacen
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Literal, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple, cast
 
 import dp_accounting
 import numpy as np
@@ -36,10 +36,8 @@ Accountant = Literal["pld", "rdp"]
 
 RDP_ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(float(x) for x in range(12, 64))
 
-_LARGEST_STEP = 500.0
+LARGEST_STEP = 500.0
 """Of a grid of privacy losses, whose steps PLD exponentiates in double precision."""
-
-_WITHOUT_PLD = (dp_accounting.SampledWithoutReplacementDpEvent, dp_accounting.ZCDpEvent)
 
 _FrozenCounts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 
@@ -60,16 +58,36 @@ def epsilon_of_counts(
 ) -> float:
     """Returns the epsilon of a composition given as counts of elementary releases (cached)."""
     delta = checks.open_fraction("delta", delta)
-    checks.one_of("accountant", accountant, ("pld", "rdp"))
+    checks.one_of("accountant", accountant, tuple(ACCOUNTANTS))
     checks.one_of("adjacency", adjacency, ("add_or_remove_one", "replace_one"))
     # The order of releases must not change the last bits of the result.
     frozen = tuple(sorted(releases.items(), key=lambda item: repr(item[0])))
     return _epsilon(frozen, delta, accountant, adjacency, 1.0)
 
 
+def supporting(releases: Counts) -> list[Accountant]:
+    """Returns the accountants that support all these releases, the tightest first."""
+    return [
+        name
+        for name, rules in ACCOUNTANTS.items()
+        if not any(isinstance(leaf, tuple(rules.unsupported)) for leaf in releases)
+    ]
+
+
 def default_accountant(releases: Counts) -> Accountant:
-    """Returns "pld" where it has support, else "rdp"."""
-    return "rdp" if any(isinstance(leaf, _WITHOUT_PLD) for leaf in releases) else "pld"
+    """Returns the tightest accountant that supports all these releases."""
+    return supporting(releases)[0]
+
+
+def require_support(releases: Iterable[dp_accounting.DpEvent], accountant: Accountant) -> None:
+    """Raises `InputError` if the accountant does not support one of the releases."""
+    for leaf in releases:
+        for kind, name in ACCOUNTANTS[accountant].unsupported.items():
+            if isinstance(leaf, kind):
+                raise InputError(
+                    f"{accountant.upper()} does not support {name}: use accountant "
+                    f"{default_accountant({leaf: 1})!r}"
+                )
 
 
 def renyi_divergences(releases: Counts) -> np.ndarray:
@@ -151,9 +169,12 @@ def _epsilon(
     if not releases:
         return 0.0
     for leaf, _ in releases:
-        _require_support(leaf, accountant, adjacency)
-    if accountant == "rdp":
-        return _rdp_epsilon(releases, delta)
+        _require_adjacency(leaf, adjacency)
+    require_support((leaf for leaf, _ in releases), accountant)
+    return ACCOUNTANTS[accountant].epsilon(releases, delta, coarsening)
+
+
+def _pld_epsilon(releases: _FrozenCounts, delta: float, coarsening: float) -> float:
     precision, sampled = 0.0, []
     for leaf, count in releases:
         if isinstance(leaf, dp_accounting.GaussianDpEvent):
@@ -165,14 +186,13 @@ def _epsilon(
         with np.errstate(divide="ignore"):  # a delta too small for a float is -inf as a logarithm
             return float(dp_accounting.get_epsilon_gaussian(precision**-0.5, delta))
     interval = coarsening * _interval(releases, delta)
-    if interval > _LARGEST_STEP:
+    if interval > LARGEST_STEP:
         # Privacy losses so large protect nobody, and PLD takes the exponential of a step. RDP's
         # bound holds, too.
         return _rdp_epsilon(releases, delta)
-    composed = _pld(1.0, precision**-0.5, interval) if precision else None
+    composed = loss_distribution(1.0, precision**-0.5, interval) if precision else None
     for leaf, count in sampled:
-        part = _pld(leaf.sampling_probability, _noise_multiplier(leaf), interval)
-        part = part.self_compose(count)
+        part = loss_distribution(*rate_and_multiplier(leaf), interval).self_compose(count)
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
     # exp(-epsilon) underflows for an epsilon above 700; the result is then infinite, which is safe.
@@ -180,18 +200,53 @@ def _epsilon(
         return float(composed.get_epsilon_for_delta(delta))
 
 
-def _rdp_epsilon(releases: _FrozenCounts, delta: float) -> float:
+def _rdp_epsilon(releases: _FrozenCounts, delta: float, _: float = 1.0) -> float:
     return float(rdp.compute_epsilon(RDP_ORDERS, _total_rdp(releases), delta)[0])
 
 
-def _noise_multiplier(leaf: dp_accounting.DpEvent) -> float:
-    gaussian = leaf.event if isinstance(leaf, dp_accounting.PoissonSampledDpEvent) else leaf
-    return cast(dp_accounting.GaussianDpEvent, gaussian).noise_multiplier
+class Rules(NamedTuple):
+    """One accountant, as everything that offers a choice of them reads it.
+
+    Attributes:
+      epsilon: `(releases, delta, coarsening) -> epsilon` of noisy releases that it supports; a
+        coarsening above 1 may make it faster and less tight, for a first search.
+      unsupported: the kinds of release that it does not support, with their names.
+      exact: whether it is exact for Gaussians on everyone.
+      confirmed_by: the accountant that confirms it on Poisson cohorts; None: that of
+        `privacy.confirmation`. All other releases are confirmed by the latter.
+    """
+
+    epsilon: Callable[[_FrozenCounts, float, float], float]
+    unsupported: Mapping[type[dp_accounting.DpEvent], str]
+    exact: bool
+    confirmed_by: Accountant | None
 
 
-def _require_support(
-    leaf: dp_accounting.DpEvent, accountant: Accountant, adjacency: Adjacency
-) -> None:
+# From the tightest and slowest to the loosest and fastest, which supports everything: what fits a
+# budget under one also fits it under those before it.
+ACCOUNTANTS: dict[Accountant, Rules] = {
+    "pld": Rules(
+        _pld_epsilon,
+        {
+            dp_accounting.SampledWithoutReplacementDpEvent: "cohorts of fixed size",
+            dp_accounting.ZCDpEvent: "secure sums",
+        },
+        exact=True,
+        confirmed_by=None,
+    ),
+    "rdp": Rules(_rdp_epsilon, {}, exact=False, confirmed_by="pld"),
+}
+
+
+def rate_and_multiplier(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
+    """Returns sampling rate and noise multiplier of a Gaussian on everyone or a Poisson cohort."""
+    rate = 1.0
+    if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
+        rate, leaf = leaf.sampling_probability, leaf.event
+    return rate, cast(dp_accounting.GaussianDpEvent, leaf).noise_multiplier
+
+
+def _require_adjacency(leaf: dp_accounting.DpEvent, adjacency: Adjacency) -> None:
     poisson = isinstance(leaf, dp_accounting.PoissonSampledDpEvent)
     fixed = isinstance(leaf, dp_accounting.SampledWithoutReplacementDpEvent)
     if poisson and adjacency != "add_or_remove_one":
@@ -203,16 +258,13 @@ def _require_support(
         )
     if isinstance(leaf, dp_accounting.ZCDpEvent) and adjacency != "add_or_remove_one":
         raise InputError("a secure sum has no cost under replace_one: it is for a zeroed update")
-    if accountant == "pld" and isinstance(leaf, _WITHOUT_PLD):
-        which = "cohorts of fixed size" if fixed else "secure sums"
-        raise InputError(f"PLD does not support {which}: use accountant 'rdp'")
 
 
 @functools.lru_cache(maxsize=4096)
 def _rdp(leaf: dp_accounting.DpEvent) -> np.ndarray:
     """The Renyi divergence of one release at RDP_ORDERS."""
     if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
-        return _poisson_rdp(leaf.sampling_probability, _noise_multiplier(leaf))
+        return _poisson_rdp(*rate_and_multiplier(leaf))
     if isinstance(leaf, dp_accounting.ZCDpEvent):
         return np.array([_concentrated_rdp(leaf, order) for order in RDP_ORDERS])
     account = rdp.RdpAccountant(list(RDP_ORDERS), dp_accounting.NeighboringRelation.REPLACE_ONE)
@@ -265,10 +317,10 @@ def _log_sum(exponents: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=32)
-def _pld(
+def loss_distribution(
     q: float, noise_multiplier: float, interval: float
 ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    """The privacy loss distribution of one release."""
+    """Returns the privacy loss distribution of one release, on a grid of this interval."""
     return pld.privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier, sampling_prob=q, value_discretization_interval=interval
     )
@@ -285,7 +337,7 @@ def _interval(releases: _FrozenCounts, delta: float) -> float:
     rounds = sum(count for _, count in releases)
     step = 5e-4 if rounds <= 40 else 2e-4 if rounds <= 250 else 1e-4
     divergences, rough = _total_rdp(releases), _rdp_epsilon(releases, delta)
-    multipliers = [_noise_multiplier(leaf) for leaf, _ in releases]
+    multipliers = [rate_and_multiplier(leaf)[1] for leaf, _ in releases]
     single = max((1 / z + 20) / (2 * z) for z in multipliers)
     # For small losses, the Renyi divergence of order 2 is the variance of the loss.
     deviation = math.sqrt(divergences[RDP_ORDERS.index(2.0)])

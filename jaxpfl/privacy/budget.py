@@ -1,6 +1,7 @@
 """What a ledger's releases cost together, and whether another one fits the budget."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -43,7 +44,7 @@ class Account:
 
     @property
     def accountant(self) -> Accountant:
-        """The default accountant of these releases: PLD if it supports them, else RDP."""
+        """The tightest accountant that supports these releases."""
         return accounting.default_accountant(self._counts)
 
     def add(self, event: dp_accounting.DpEvent) -> None:
@@ -105,14 +106,14 @@ class Account:
         if not releases:
             return _MOST_REPEATS
 
-        def fits(times: int, accountant: Accountant) -> bool:
+        def fits(accountant: Accountant, times: int) -> bool:
             return self._fit(_sum(self._counts, releases, times), event, accountant)
 
-        # RDP is fast and never below PLD, so that what fits under RDP also fits under PLD.
-        rough = _most(lambda times: fits(times, "rdp"), 0)
-        if accounting.default_accountant(self._counts | releases) == "rdp":
-            return rough
-        return _most(lambda times: fits(times, "pld"), rough)
+        # The fastest first: what fits under a loose accountant also fits under a tighter one.
+        found = 0
+        for accountant in reversed(accounting.supporting(self._counts | releases)):
+            found = _most(functools.partial(fits, accountant), found)
+        return found
 
     def _fit(
         self, total: Counts, event: dp_accounting.DpEvent, accountant: Accountant | None = None

@@ -26,6 +26,24 @@ from jaxpfl.errors import InputError
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 Counts = dict[dp_accounting.DpEvent, int]
 
+# Each kind's name in a file, and there the names of its attributes.
+_FORMS: dict[str, tuple[Any, dict[str, str]]] = {
+    "none": (dp_accounting.NoOpDpEvent, {}),
+    "non_private": (dp_accounting.NonPrivateDpEvent, {}),
+    "gaussian": (dp_accounting.GaussianDpEvent, {"noise_multiplier": "noise_multiplier"}),
+    "zero_concentrated": (dp_accounting.ZCDpEvent, {"rho": "rho", "xi": "xi"}),
+    "poisson_sampled": (
+        dp_accounting.PoissonSampledDpEvent,
+        {"probability": "sampling_probability", "event": "event"},
+    ),
+    "sampled_without_replacement": (
+        dp_accounting.SampledWithoutReplacementDpEvent,
+        {"population": "source_dataset_size", "clients": "sample_size", "event": "event"},
+    ),
+    "repeated": (dp_accounting.SelfComposedDpEvent, {"count": "count", "event": "event"}),
+    "composed": (dp_accounting.ComposedDpEvent, {"events": "events"}),
+}
+
 
 def counts(event: dp_accounting.DpEvent) -> Counts:
     """Returns how often each elementary release happens in `event`.
@@ -57,59 +75,32 @@ def adjacency(event: dp_accounting.DpEvent) -> Adjacency:
 
 def to_json(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Returns the event as plain values."""
-    match event:
-        case dp_accounting.NoOpDpEvent():
-            return {"type": "none"}
-        case dp_accounting.NonPrivateDpEvent():
-            return {"type": "non_private"}
-        case dp_accounting.GaussianDpEvent():
-            return {"type": "gaussian", "noise_multiplier": float(event.noise_multiplier)}
-        case dp_accounting.ZCDpEvent():
-            return {"type": "zero_concentrated", "rho": float(event.rho), "xi": float(event.xi)}
-        case dp_accounting.PoissonSampledDpEvent():
-            return {
-                "type": "poisson_sampled",
-                "probability": float(event.sampling_probability),
-                "event": to_json(event.event),
-            }
-        case dp_accounting.SampledWithoutReplacementDpEvent():
-            return {
-                "type": "sampled_without_replacement",
-                "population": int(event.source_dataset_size),
-                "clients": int(event.sample_size),
-                "event": to_json(event.event),
-            }
-        case dp_accounting.SelfComposedDpEvent():
-            return {"type": "repeated", "count": int(event.count), "event": to_json(event.event)}
-        case dp_accounting.ComposedDpEvent():
-            return {"type": "composed", "events": [to_json(part) for part in event.events]}
+    for name, (kind, fields) in _FORMS.items():
+        if isinstance(event, kind):
+            values = {field: getattr(event, attribute) for field, attribute in fields.items()}
+            return {"type": name, **{field: _plain(field, values[field]) for field in values}}
     raise _unknown(event)
 
 
 def from_json(record: Mapping[str, Any]) -> dp_accounting.DpEvent:
     """Returns the event that `to_json` wrote; others raise InputError, KeyError or TypeError."""
-    match record["type"]:
-        case "none":
-            return dp_accounting.NoOpDpEvent()
-        case "non_private":
-            return dp_accounting.NonPrivateDpEvent()
-        case "gaussian":
-            return dp_accounting.GaussianDpEvent(record["noise_multiplier"])
-        case "zero_concentrated":
-            return dp_accounting.ZCDpEvent(record["rho"], record["xi"])
-        case "poisson_sampled":
-            return dp_accounting.PoissonSampledDpEvent(
-                record["probability"], from_json(record["event"])
-            )
-        case "sampled_without_replacement":
-            return dp_accounting.SampledWithoutReplacementDpEvent(
-                record["population"], record["clients"], from_json(record["event"])
-            )
-        case "repeated":
-            return dp_accounting.SelfComposedDpEvent(from_json(record["event"]), record["count"])
-        case "composed":
-            return dp_accounting.ComposedDpEvent([from_json(part) for part in record["events"]])
-    raise InputError(f"unknown type of event {record['type']!r}")
+    if record["type"] not in _FORMS:
+        raise InputError(f"unknown type of event {record['type']!r}")
+    kind, fields = _FORMS[record["type"]]
+    values = {attribute: record[field] for field, attribute in fields.items()}
+    if "event" in values:
+        values["event"] = from_json(values["event"])
+    if "events" in values:
+        values["events"] = [from_json(part) for part in values["events"]]
+    return kind(**values)
+
+
+def _plain(field: str, value: Any) -> Any:
+    if field == "event":
+        return to_json(value)
+    if field == "events":
+        return [to_json(part) for part in value]
+    return int(value) if field in ("population", "clients", "count") else float(value)
 
 
 def _add(event: dp_accounting.DpEvent, times: int, total: Counts) -> None:

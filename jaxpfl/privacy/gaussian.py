@@ -8,7 +8,7 @@ sampled cohorts see `privacy.participation`.
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, get_args
 
 import dp_accounting
 
@@ -40,7 +40,12 @@ class Noise:
             # Beyond, the accountants leave the range of their numbers.
             raise InputError(f"noise_multiplier must lie in 1e-6 .. 1e6, found {z:g}")
         object.__setattr__(self, "multiplier", z)
-        checks.one_of("noise", self.correlation, ("independent", "tree", "banded"))
+        checks.one_of("noise", self.correlation, get_args(Correlation))
+
+    @property
+    def correlated(self) -> bool:
+        """Whether rounds share noise."""
+        return self.correlation != "independent"
 
 
 def on_everyone(

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Literal, Self
 
 import dp_accounting
@@ -33,7 +34,7 @@ class Guarantee:
       delta: in (0, 1); ignored if a release has no noise.
       unit: what is protected, "client" or "example".
       adjacency: how neighbouring data sets differ, "add_or_remove_one" or "replace_one".
-      accountant: "pld" or "rdp".
+      accountant: one of `accounting.ACCOUNTANTS`.
 
     Raises:
       InputError: a field is out of range, or the kind of event is unknown to `privacy.events`.
@@ -48,7 +49,7 @@ class Guarantee:
     def __post_init__(self) -> None:
         checks.one_of("unit", self.unit, ("client", "example"))
         checks.one_of("adjacency", self.adjacency, tuple(_IN_WORDS))
-        checks.one_of("accountant", self.accountant, ("pld", "rdp"))
+        checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
         if self.private:
             checks.open_fraction("delta", self.delta)
 
@@ -64,7 +65,7 @@ class Guarantee:
 
         Args:
           releases: their events, in any order.
-          accountant: None = PLD if it supports the releases, else RDP.
+          accountant: None = the tightest that supports the releases.
 
         Raises:
           InputError: the releases have no common adjacency, and so no common epsilon.
@@ -100,7 +101,7 @@ class Guarantee:
     def confirmed_epsilon(self) -> float:
         """Returns the second accountant's epsilon.
 
-        If the accountant is RDP and cohorts are Poisson, this is PLD. Otherwise it is one of
+        On Poisson cohorts that may be the accountant's `confirmed_by`. Otherwise it is one of
         `privacy.confirmation`, which share no code with dp-accounting.
 
         Raises:
@@ -129,10 +130,11 @@ class Guarantee:
             return confirmation.gaussian_epsilon(mu, self.delta) if mu else 0.0
         match sampled:
             case [(dp_accounting.PoissonSampledDpEvent(sampling_probability=q) as poisson, count)]:
-                if self.accountant == "rdp":
-                    return self._epsilon("pld")
-                assert isinstance(poisson.event, dp_accounting.GaussianDpEvent)
-                z, reach = poisson.event.noise_multiplier, self._epsilon("rdp")
+                second = accounting.ACCOUNTANTS[self.accountant].confirmed_by
+                if second is not None:
+                    return self._epsilon(second)
+                z = accounting.rate_and_multiplier(poisson)[1]
+                reach = self._epsilon(accounting.supporting({poisson: 1})[-1])
                 return confirmation.poisson_epsilon(
                     z, q, count, self.delta, reach=reach, gaussian_mu=mu
                 )
@@ -151,12 +153,12 @@ class Guarantee:
         )
 
     def confirms(self, target: float) -> bool:
-        """Returns whether both accountants are at most `target`, and PLD is at most RDP."""
+        """Returns whether both accountants are at most `target`, and tighter ones below looser."""
         if self.epsilon() > target or self.confirmed_epsilon() > target:
             return False
-        if accounting.default_accountant(events.counts(self.event)) == "rdp":
-            return True  # PLD does not support these releases
-        return self._epsilon("pld") <= self._epsilon("rdp") * (1 + 1e-3)
+        names = accounting.supporting(events.counts(self.event))
+        found = [self._epsilon(name) for name in names]
+        return all(tight <= loose * (1 + 1e-3) for tight, loose in pairwise(found))
 
     def _adjacency_in_words(self) -> str:
         releases = events.counts(self.event)
@@ -171,8 +173,7 @@ class Guarantee:
             return f"NOT PRIVATE: no noise, epsilon = infinity, unit = {self.unit}"
         releases = events.counts(self.event)
         gaussian = all(isinstance(leaf, dp_accounting.GaussianDpEvent) for leaf in releases)
-        # For Gaussians alone, "pld" means the exact formula: see `privacy.accounting`.
-        exact = self.accountant == "pld" and releases and gaussian
+        exact = accounting.ACCOUNTANTS[self.accountant].exact and releases and gaussian
         accountant = "exact Gaussian" if exact else self.accountant.upper()
         return (
             f"(epsilon = {accounting.rounded_up(self.epsilon())}, delta = {self.delta:g}), "

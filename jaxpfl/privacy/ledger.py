@@ -7,9 +7,8 @@ epsilon. A charge is on the disk before `charge` returns, and only then may data
 a crash may leave a charge without a release, but never a release without a charge.
 
 Guarantees:
-- The file is protected as described in `chain`. If it changes while it is open, the next charge is
-  refused. Lines that are cut off its end while it is closed are only noticed by a caller that keeps
-  `head` elsewhere, as checkpoints do, and calls `verify(head)` or `contains`.
+- The file is protected, and locked for one process, as described in `chain`. Checkpoints keep its
+  `head`, by which lines that were cut off its end are noticed.
 - A charge is identified by its `identity`, a keyed hash of everything that the release depends on,
   so that the same release, repeated after a crash, is not charged twice. `record` notes a hash of
   the result, so that a repetition with another result is noticed, and charged.
@@ -22,7 +21,6 @@ Guarantees:
   ledger's secret: 32 random bytes in private/LEDGER.key next to it, mode 0600, made before the
   ledger's first line. Without the secret, the ledger can be read but not charged; do not publish it
   with the ledger. The file holds `run`, `label`, `identity` and recorded releases as given.
-- Only one process at a time: the kernel's lock is held from opening to `close`.
 - There is no clock: with the same secret, equal runs write equal ledgers.
 """
 
@@ -273,7 +271,7 @@ class Ledger:
         """Returns the epsilon of all charges at `delta`; infinite if a release had no noise.
 
         Args:
-          accountant: None = PLD if it supports the releases, else RDP.
+          accountant: None = the tightest that supports the releases.
         """
         return self._account.spent(delta, accountant)
 

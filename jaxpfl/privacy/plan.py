@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.privacy import events, gaussian, participation
+from jaxpfl.privacy import accounting, events, gaussian, participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.clipping import AdaptiveClip, Clip, Clipping
 from jaxpfl.privacy.events import Adjacency
@@ -69,7 +69,7 @@ class Plan:
         kinds, hint = Participation, "Poisson, FixedSize or Cyclic"
         checks.instance("participation", self.participation, kinds, hint)  # pyright: ignore
         if self.accountant is not None:
-            checks.one_of("accountant", self.accountant, ("pld", "rdp"))
+            checks.one_of("accountant", self.accountant, tuple(accounting.ACCOUNTANTS))
         if self.adaptive_clip is not None and self.sampling == "cyclic":
             raise InputError("sampling = 'cyclic' needs a constant clip norm: no adaptive_clip")
         self._check_unit()
@@ -81,15 +81,13 @@ class Plan:
             raise InputError("unchecked = True needs a plan without noise: Plan.without_privacy")
         checks.instance("noise", self.noise, Noise, "a Noise")
         self._check_delta()
-        if self.noise.correlation != "independent" and self.sampling != "cyclic":
+        if self.correlated and self.sampling != "cyclic":
             raise InputError(
                 f"noise = {self.noise.correlation!r} needs sampling = 'cyclic', where a client "
                 f"takes part once an epoch, found {self.sampling!r}"
             )
-        if self.sampling == "fixed" and self.accountant == "pld":
-            raise InputError(
-                "PLD does not support cohorts of fixed size: use accountant = 'rdp' or Poisson"
-            )
+        if self.accountant is not None:
+            accounting.require_support(events.counts(self.charge_event()), self.accountant)
         if self.adaptive_clip is not None:
             self.adaptive_clip.check_noise(self.noise_multiplier, self.clients_per_round)
         if self.simulates is not None:
@@ -207,15 +205,8 @@ class Plan:
 
         Without a clip, its norm is 1e6, which is too large to change most contributions.
         """
-        return cls(
-            rounds=rounds,
-            clip=Clip(1e6) if clip is None else clip,
-            noise=None,
-            participation=participation,
-            delta=0.0,
-            unit=unit,
-            unchecked=unchecked,
-        )
+        clip = Clip(1e6) if clip is None else clip
+        return cls(rounds, clip, None, participation, 0.0, unit, unchecked=unchecked)
 
     def scaled_to(self, larger: LargerPopulation) -> Self:
         """Returns the plan of a larger population with the same noise of the mean."""
@@ -326,6 +317,11 @@ class Plan:
         return "independent" if self.noise is None else self.noise.correlation
 
     @property
+    def correlated(self) -> bool:
+        """Whether rounds share noise."""
+        return self.noise is not None and self.noise.correlated
+
+    @property
     def indicator_noise_std(self) -> float:
         """Noise on the sum of (b_i - 1/2) in adaptive clipping, in clients; 0 without it."""
         if self.adaptive_clip is None or not self.private:
@@ -359,10 +355,9 @@ class Plan:
         return self.participation.event(self.noise.multiplier)
 
     def released_again_event(self) -> dp_accounting.DpEvent:
-        """Returns the event of a second release, with new noise, on the SAME secret cohort.
+        """Returns the event of a second release, as of a replayed round, on the SAME secret cohort.
 
-        A replayed round with another result is one. It is charged without amplification: see
-        `participation.without_sampling`.
+        It is not amplified: see `participation.without_sampling`.
         """
         if self.noise is None:
             return dp_accounting.NonPrivateDpEvent()

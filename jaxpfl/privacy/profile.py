@@ -21,7 +21,6 @@ import math
 
 import dp_accounting
 import numpy as np
-from dp_accounting import pld
 from scipy import special
 
 from jaxpfl import checks
@@ -30,8 +29,6 @@ from jaxpfl.privacy import accounting, events
 
 # Of one release's privacy loss, on a grid: more points would only cost time.
 _POINTS = 20_000
-_LARGEST_STEP = 500.0
-"""Of that grid, whose steps PLD exponentiates in double precision."""
 
 
 def scaled(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
@@ -78,15 +75,16 @@ def deltas(event: dp_accounting.DpEvent, epsilons_E: np.ndarray) -> np.ndarray:
     if not sampled:
         return _of_gaussian(mu, epsilons_E)
     step = min(_step(leaf, count) for leaf, count in sampled.items())
-    if step > _LARGEST_STEP:
+    if step > accounting.LARGEST_STEP:
         # Losses so large protect nobody, and a step of theirs has no exponential. Delta 1 holds.
         return np.ones(len(epsilons_E))
-    parts = [_loss(leaf, step).self_compose(count) for leaf, count in sampled.items()]
+    parts = []
+    for leaf, count in sampled.items():
+        once = accounting.loss_distribution(*accounting.rate_and_multiplier(leaf), step)
+        parts.append(once.self_compose(count))
     if mu:
-        parts.append(_loss(dp_accounting.GaussianDpEvent(1 / mu), step))
-    composed = parts[0]
-    for part in parts[1:]:
-        composed = composed.compose(part)
+        parts.append(accounting.loss_distribution(1.0, 1 / mu, step))
+    composed = functools.reduce(lambda whole, part: whole.compose(part), parts)
     return np.clip(composed.get_delta_for_epsilon(epsilons_E.tolist()), 0.0, 1.0)
 
 
@@ -166,31 +164,13 @@ def _by_renyi(releases: events.Counts, epsilons_E: np.ndarray) -> np.ndarray:
     return np.exp(np.minimum(log_E, 0.0))
 
 
-def _parts(leaf: dp_accounting.DpEvent) -> tuple[float, float]:
-    """Sampling rate and noise multiplier."""
-    if isinstance(leaf, dp_accounting.PoissonSampledDpEvent):
-        assert isinstance(leaf.event, dp_accounting.GaussianDpEvent)
-        return leaf.sampling_probability, leaf.event.noise_multiplier
-    assert isinstance(leaf, dp_accounting.GaussianDpEvent)
-    return 1.0, leaf.noise_multiplier
-
-
 def _step(leaf: dp_accounting.DpEvent, count: int) -> float:
     """The step of the grid for `count` releases of this kind.
 
     Rounding overestimates a loss by about step^2 / 8 in each release, and its deviation by as much
     relative to the deviation itself, so that both bound the step.
     """
-    q, z = _parts(leaf)
+    q, z = accounting.rate_and_multiplier(leaf)
     deviation = q * math.sqrt(math.expm1(min(z**-2, 50.0)))
     largest = (1 / z + 20) / (2 * z)
     return max(min(math.sqrt(8e-3 / count), deviation / 4), largest / _POINTS)
-
-
-def _loss(
-    leaf: dp_accounting.DpEvent, step: float
-) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
-    q, z = _parts(leaf)
-    return pld.privacy_loss_distribution.from_gaussian_mechanism(
-        z, sampling_prob=q, value_discretization_interval=step
-    )

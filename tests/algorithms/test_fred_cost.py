@@ -9,9 +9,8 @@ import pytest
 
 from jaxpfl.algorithms.fred import FredPlan, fred, private_moments
 from jaxpfl.data import from_clients
-from jaxpfl.errors import BudgetExhausted
 from jaxpfl.federated import RunSecret
-from jaxpfl.privacy import Budget, Ledger, Plan, accounting
+from jaxpfl.privacy import Ledger, accounting
 from jaxpfl.privacy.confirmation import gaussian_epsilon
 from tests.algorithms.asking import SAME, asked
 from tests.algorithms.fred_queries import DIM, clients, plan_of, query
@@ -123,29 +122,6 @@ def test_the_ledger_is_charged_what_the_plan_says_it_really_costs(tmp_path, mode
     assert (found.moments.count == {"declared": 40, "paper": examples}.get(mode)) == (
         mode != "exact"
     )
-
-
-def test_a_query_beyond_the_budget_touches_no_data(tmp_path, monkeypatch):
-    """TRUST 30: refused as a whole, before anybody is drawn."""
-    population = clients()
-    monkeypatch.setattr(Plan, "sample", lambda *_: pytest.fail("clients were drawn"))
-    path = tmp_path / "ledger.jsonl"
-    with Ledger(path, population, budget=Budget(0.5, 2e-6)) as ledger:
-        with pytest.raises(BudgetExhausted):
-            private_moments(population, plan_of(), ledger=ledger)
-        assert len(ledger) == 0
-
-
-def test_the_charge_is_on_the_disk_before_clients_are_drawn(tmp_path, monkeypatch):
-    """TRUST 34."""
-    population, path = clients(), tmp_path / "ledger.jsonl"
-
-    def sample(*_):
-        raise RuntimeError(f"{len(Ledger.read(path))} charges")
-
-    monkeypatch.setattr(Plan, "sample", sample)
-    with Ledger(path, population) as ledger, pytest.raises(RuntimeError, match="1 charges"):
-        private_moments(population, plan_of(), ledger=ledger)
 
 
 def test_a_query_that_broke_off_between_its_releases_goes_on_at_no_further_cost(tmp_path):

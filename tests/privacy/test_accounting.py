@@ -148,36 +148,6 @@ def test_fixed_size_epsilon_has_two_independent_sources():
         assert ours == pytest.approx(theirs, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("clients", "population", "rounds", "delta", "published"),
-    [
-        (1_000, 250_000, 1_000, 1 / 25_000_000, 2.38),
-        (1_000, 500_000, 1_000, 1 / 50_000_000, 1.79),
-        (1_000, 1_250_000, 1_000, 1 / 125_000_000, 1.48),
-        (5_000, 342_477, 2_000, 1 / 342_477, 9.22),
-    ],
-)
-def test_fixed_size_figures_of_the_literature_need_half_the_noise(
-    clients, population, rounds, delta, published
-):
-    """SPEC D.1 and D.2: they hold for a shift of S (and an older conversion), ours is 2 S."""
-    moments = confirmation._moments(1.0, clients, population)
-    as_published = min(
-        (rounds * moments[order] - math.log(delta)) / (order - 1) for order in range(2, 64)
-    )
-    assert as_published == pytest.approx(published, abs=0.0051)
-    ours = flat_plan(
-        population=population,
-        clients_per_round=clients,
-        rounds=rounds,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        delta=delta * (1 - 1e-9),
-        sampling="fixed",
-    )
-    assert ours.epsilon() > 2.4 * published
-
-
 def test_a_replacement_is_two_shifts_in_their_pld_and_one_in_their_rdp():
     """SPEC D.2: the disagreement that keeps dp-accounting's REPLACE_ONE out of our path."""
     replace = dp_accounting.NeighboringRelation.REPLACE_ONE

@@ -10,6 +10,9 @@ from typing import Literal
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.gaussian import Correlation
+from jaxpfl.privacy.participation import Sampling
 from jaxpfl.privacy.simulated import LargerPopulation
 
 PUBLIC_PART = "split:public"
@@ -144,9 +147,9 @@ class PrivacyConfig:
     clipping: Literal["flat", "per_layer"] = "flat"
     adaptive: bool = False
     target_quantile: float = 0.5
-    sampling: Literal["poisson", "fixed", "cyclic"] = "poisson"
-    noise: Literal["independent", "tree", "banded"] = "independent"
-    accountant: Literal["pld", "rdp"] | None = None
+    sampling: Sampling = "poisson"
+    noise: Correlation = "independent"
+    accountant: Accountant | None = None
     ledger: str | None = None
     budget_epsilon: float | None = None
 

@@ -87,7 +87,7 @@ def _contributions(plan: Plan, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     cycle = plan.rounds_per_epoch
     place_RxT = (np.arange(rounds)[None, :] % cycle == np.arange(cycle)[:, None]).astype(float)
     sign_T = np.array([alternating(round) for round in range(1, rounds + 1)])
-    if plan.correlation == "independent":
+    if not plan.correlated:
         return place_RxT, np.eye(rounds)
     # Divided by a root of the noise's covariance, the rounds have independent noise. The signs are
     # of what is observed, not of the noise, and must be as they were for that.

@@ -73,7 +73,7 @@ def check_release(
     """
     plan, held = query.plan, {*captured(query.client_fn), *check_client(query, client)}
     noise = None
-    if plan.private and plan.correlation != "independent":
+    if plan.correlated:
         noise = jax.ShapeDtypeStruct((door.coordinates,), np.float32)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), broadcast)
     buckets = [door.bucket(columns, rung) for rung in query.cohort.rungs]

@@ -127,7 +127,7 @@ class PreparedQuery:
             blocks=shares(door.mesh),
         )
         shared = None
-        if plan.private and plan.correlation != "independent":
+        if plan.correlated:
             shared = self._stream(work).noise(work.round)
         everywhere = NamedSharding(door.mesh, PartitionSpec())
         clip_norm, noise, train, checksum, shared = put(

@@ -277,7 +277,7 @@ class Releaser:
         self._observe({"round": round, **facts._asdict()})
         self.confirm(before=round)
         self._pending.append(_Pending(query, label, round, record, summed.name))
-        if plan.private and plan.correlation != "independent":
+        if plan.correlated:
             # Recorded at once, so that no second sum with the same noise is ever published.
             self.confirm()
         self._next_clip_norm[id(query)] = summed.clip_norm
@@ -323,7 +323,7 @@ class Releaser:
             self.ledger.record(made.identity, name)
             return
         plan = made.query.plan
-        if plan.private and plan.correlation != "independent":
+        if plan.correlated:
             raise InputError(
                 f"round {made.round} of {made.label!r} was replayed, and its result is not the "
                 "recorded one. Its noise is shared between rounds, so that a second release would "
@@ -401,7 +401,7 @@ class Releaser:
     def _require_same_noise(self, query: Query, started: str, number: int, round: int) -> None:
         """Refuses to go on with correlated noise if the identity is not that of round 1."""
         plan = query.plan
-        if round == 1 or not plan.private or plan.correlation == "independent":
+        if round == 1 or not plan.correlated:
             return
         first = self._secret.digest("charge", f"{started} {plan.charge_number(1)}")
         if not self.ledger.charged(first):
