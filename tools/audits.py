@@ -28,7 +28,7 @@ from benchmarks import harness
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.audit import AuditSettings, game_of, judged
 from jaxpfl.experiments.config import shipped
-from jaxpfl.experiments.engine.outline import PlannedRelease
+from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.federated.audits.canaries import LENGTH, Played, of_one_example
 from jaxpfl.privacy.auditing import Trials
 from jaxpfl.privacy.ledger import guarantee_of
@@ -85,8 +85,8 @@ def audits() -> Iterator[Audit]:
         for label, overrides in {"": [], **ALSO.get(name, {})}.items():
             config = registry.load(shipped.find(name), [*FEWER.get(name, []), *overrides])
             system = f"{name}, {label}" if label else name
-            outline: Any = registry.system_of(config.system)
-            for release, each in outline.outline(config).releases.items():
+            described = registry.system_of(config.system).describe(config)
+            for release, each in described.releases.items():
                 if each.guarantee.private:
                     yield _of_release(system, release, each)
     for shares in ("discrete_gaussian", "skellam"):

@@ -16,7 +16,7 @@ from benchmarks.harness import record, table
 from jaxpfl import files
 from jaxpfl.experiments.config.reader import read_mapping
 from jaxpfl.experiments.sweep.directory import POINTS
-from jaxpfl.experiments.systems.base import CONFIG, RESULT
+from jaxpfl.experiments.systems import CONFIG, RESULT
 
 _ALWAYS = ("data.source", "training.rounds")
 

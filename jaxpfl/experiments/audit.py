@@ -1,21 +1,20 @@
 """Audits everything that a config would release, on canaries in place of its clients.
 
-The plans are those of the config, as a dry run finds them (`engine.outline`): no client is read,
-nothing is fetched, charged to a ledger of the user's, or written. What is played, and what a bound
-means, is said in `federated.audits.canaries` and `privacy.auditing`.
+The plans are those that a dry run finds (`engine.description`): no client is read, nothing is
+fetched, charged to a ledger of the user's, or written. What is played, and what a bound means, is
+said in `federated.audits.canaries` and `privacy.auditing`.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from io import StringIO
 from typing import Any
 
 from jaxpfl import checks
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.engine.outline import PlannedRelease
+from jaxpfl.experiments.engine.description import PlannedRelease
 from jaxpfl.experiments.registry import system_of
-from jaxpfl.experiments.systems.base import Outliner
+from jaxpfl.experiments.report.page import Table, text_lines
 from jaxpfl.federated.audits.canaries import Game
 from jaxpfl.privacy.accounting import rounded_up
 from jaxpfl.privacy.auditing import Trials, lower_bounds, strongest
@@ -64,14 +63,9 @@ def audit(config: Any, settings: AuditSettings, *, progress: bool = True) -> dic
       its estimator, and the bounds of all; "exceeded": whether a bound exceeds its epsilon; "text".
 
     Raises:
-      InputError: the config is not valid, its system has no outline, or nothing in it is private.
+      InputError: the config is not valid, or nothing in it is private.
     """
-    system = system_of(config.system)
-    if not isinstance(system, Outliner):
-        raise InputError(
-            f"an audit takes plans from a system's outline, and system {config.system!r} has none"
-        )
-    releases = system.outline(config).releases
+    releases = system_of(config.system).describe(config).releases
     private = [(name, each) for name, each in releases.items() if each.guarantee.private]
     if not private:
         raise InputError("the config releases nothing with noise: there is no epsilon to audit")
@@ -146,17 +140,10 @@ def _smaller(plan: Plan, canaries: int) -> Plan:
 
 def table(record: Mapping[str, Any]) -> str:
     """The bounds of an audit as text for a terminal."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    made = Table(box=SIMPLE, pad_edge=False)
-    made.add_column("release")
-    for title in ("rounds", "delta", "stated epsilon", "epsilon is at least", "trials"):
-        made.add_column(title, justify="right")
-    made.add_column("by")
-    for name, each in record["releases"].items():
-        made.add_row(
+    stated, bound = "stated epsilon", "epsilon is at least"
+    columns = ("release", "rounds", "delta", stated, bound, "trials", "by")
+    rows = [
+        (
             name,
             f"{each['rounds']:,} of {each['planned_rounds']:,}",
             f"{each['delta']:g}",
@@ -165,10 +152,11 @@ def table(record: Mapping[str, Any]) -> str:
             f"{each['trials']:,}",
             each["estimator"],
         )
-    drawn = StringIO()
-    Console(file=drawn, width=120).print(made)
+        for name, each in record["releases"].items()
+    ]
     confidence = record["settings"]["confidence"]
-    lines = [record["simulation"], "", drawn.getvalue().strip("\n"), ""]
+    bounds = text_lines(Table(columns, rows, numbers=(1, 2, 3, 4, 5)))
+    lines = [record["simulation"], "", *bounds, ""]
     if record["exceeded"]:
         lines.append(
             "A bound exceeds the epsilon that the ledger states: more is released than is charged "
@@ -181,4 +169,4 @@ def table(record: Mapping[str, Any]) -> str:
             "a proof that nothing more is released."
         )
     lines += [f"not audited, because NOT PRIVATE: {name}" for name in record["not_private"]]
-    return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines())
+    return "\n".join(lines)

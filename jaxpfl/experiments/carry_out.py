@@ -23,26 +23,19 @@ from jaxpfl import files
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.config.published import pinned
 from jaxpfl.experiments.config.reader import to_yaml
-from jaxpfl.experiments.config.sections import PrivacyConfig, SimulatedConfig
+from jaxpfl.experiments.config.sections import PrivacyConfig
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE
+from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.engine.signals import resumable
 from jaxpfl.experiments.records.lines import FROM_PYTHON, record_attempt
 from jaxpfl.experiments.records.numbers import duration
 from jaxpfl.experiments.registry import load, load_run, system_of
 from jaxpfl.experiments.report.page import REPORT, write_page
 from jaxpfl.experiments.report.run_page import write_run_page
-from jaxpfl.experiments.systems.base import (
-    CONFIG,
-    RESULT,
-    SIMULATION,
-    Prepared,
-    Shareable,
-    Synthesizer,
-    Workspace,
-)
+from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
+from jaxpfl.experiments.systems.base import Study
+from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.federated.hosts.processes import Group
-from jaxpfl.federated.hosts.shared_rounds import SharedRounds
 from jaxpfl.privacy.ledger import Ledger
 
 _RUN = "run.json"
@@ -84,7 +77,7 @@ def run(
 
     Args:
       config: as `registry.load` reads it.
-      memory: results that several runs share, see `systems.base.Workspace`; None shares nothing.
+      memory: results that several runs share, see `systems.workspace`; None shares nothing.
       command: what the page says that the run was begun by.
 
     Raises:
@@ -92,10 +85,10 @@ def run(
       BudgetExhausted: the next release does not fit the budget; what was done before is kept.
       Interrupted: SIGINT or SIGTERM was received; the run can be resumed.
     """
-    system, directory = system_of(config.system), Path(out)
+    directory = Path(out)
     with shared_run.group() as group:
         if group is not None and group.index:
-            return _followed(group, config, directory)
+            return _worker(group, config, directory)
         with files.exclusive(directory):
             path = directory / CONFIG
             if path.exists() or (directory / _RUN).exists():
@@ -107,18 +100,14 @@ def run(
             # not.
             config = pinned(config)
             # Before anything is written: a config that is refused must not leave a run directory.
-            prepared = system.prepare(config)
-            others = _others(group, prepared)
+            study, workspace = _prepared(config, directory, group, progress, memory)
             for ledger in _ledgers(config):
                 if ledger.exists():
                     Ledger.read(ledger)
-            stamp = stamp_of(config)
-            files.write_atomically(path, (f"# {stamp}\n" if stamp else "") + to_yaml(config))
+            head = f"# {workspace.stamp}\n" if workspace.stamp else ""
+            files.write_atomically(path, head + to_yaml(config))
             with resumable(directory):
-                record_attempt(directory, command)
-                outcome = _carried_out(config, prepared, directory, progress, memory, others)
-                shared_run.broadcast_outcome(group, outcome.record, outcome.lines)
-                return outcome
+                return _carried_out(study, workspace, group, command)
 
 
 def resume(
@@ -139,14 +128,10 @@ def resume(
         # Inside, so that the others hear of a process that cannot read the directory.
         config = load_run(directory)
         if group is not None and group.index:
-            return _followed(group, config, directory)
+            return _worker(group, config, directory)
         with files.exclusive(directory), resumable(directory):
-            prepared = system_of(config.system).prepare(config)
-            others = _others(group, prepared)
-            record_attempt(directory, command)
-            outcome = _carried_out(config, prepared, directory, progress, memory, others)
-            shared_run.broadcast_outcome(group, outcome.record, outcome.lines)
-            return outcome
+            study, workspace = _prepared(config, directory, group, progress, memory)
+            return _carried_out(study, workspace, group, command)
 
 
 def report(out: str | Path) -> Path:
@@ -167,16 +152,15 @@ def report(out: str | Path) -> Path:
     system = system_of(load(directory / CONFIG).system)
     record = files.read_record(result) if result.exists() else {}
     with as_written(directory, "no page can be made"):
-        return write_page(directory, system.page(directory, record))
+        return write_page(directory, system.part("page").page(directory, record))
 
 
 @contextmanager
 def as_written(directory: Path, failure: str) -> Iterator[None]:
     """Names the directory where something cannot be done with what its records hold.
 
-    Each system has fields of its own, and takes them as they were written. Records are read, and
-    models built of them, in one go, so that an error may be a fault of the program, too. The
-    message therefore has the place of the error, which holds no value of a client.
+    Records are read, and models built of them, in one go, so that an error may be a fault of the
+    program, too: the message has its place, which holds no value of a client.
 
     Args:
       failure: what cannot be done, for the message.
@@ -207,39 +191,35 @@ def synthesize(
 ) -> dict[str, Any]:
     """Writes the synthetic corpus of the run in `out` to the new file `file`; returns its card.
 
-    For arguments and errors see `systems.base.Synthesizer`.
+    For arguments and errors see `systems.base.System`.
     """
-    directory = Path(out)
-    system = system_of(load_run(directory).system)
-    if not isinstance(system, Synthesizer):
+    directory, path = Path(out), Path(file)
+    config = load_run(directory)
+    record = finished(directory, config.system)
+    with as_written(directory, "no texts can be written"), files.exclusive(directory):
+        write = system_of(config.system).of_finished("synthesize", "synthesize", directory)
+        return write(directory, config, record, path, texts=texts, progress=progress)
+
+
+def finished(directory: Path, system: str) -> dict[str, Any]:
+    """The record of a finished run.
+
+    Raises:
+      InputError: it is missing, or not that of a run of this system.
+    """
+    path = directory / RESULT
+    record = files.read_record(path) if path.exists() else {}
+    if record.get("system") != system:
         raise InputError(
-            f"{directory}: is a run of the system {system.name!r}, which makes no synthetic texts"
+            f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
+            f"`jaxpfl resume {directory}`"
         )
-    with as_written(directory, "no texts can be written"):
-        return system.synthesize(directory, Path(file), texts=texts, progress=progress)
+    return record
 
 
-def stamp_of(config: Any) -> str:
+def stamp(study: Study) -> str:
     """The warning on everything that a run writes whose clients have no guarantee; else ""."""
-    if not _private(config):
-        return NOT_PRIVATE
-    found = [REPRODUCIBLE] if config.run.reproducible_noise else []
-    sections = (getattr(config, each.name) for each in dataclasses.fields(config))
-    found += [
-        section.larger().label(config.training.clients_per_round)
-        for section in sections
-        if isinstance(section, SimulatedConfig)
-    ]
-    return "; ".join(found)
-
-
-def _private(section: Any) -> bool:
-    """Whether every `PrivacyConfig` in a section, or in a whole config, is private."""
-    if not dataclasses.is_dataclass(section):
-        return True
-    values = [getattr(section, each.name) for each in dataclasses.fields(section)]
-    own = section.private if isinstance(section, PrivacyConfig) else True
-    return own and all(map(_private, values))
+    return stamp_of(study.plans.values(), reproducible=study.config.run.reproducible_noise)
 
 
 def _ledgers(section: Any) -> list[Path]:
@@ -252,44 +232,42 @@ def _ledgers(section: Any) -> list[Path]:
     return found if named is None else [*found, Path(named)]
 
 
-def _others(group: Group | None, prepared: Prepared) -> SharedRounds | None:
-    """The other processes that share the run, once they agree on it; None where there are none.
+def _prepared(
+    config: Any,
+    directory: Path,
+    group: Group | None,
+    progress: bool = False,
+    memory: dict[Any, Any] | None = None,
+) -> tuple[Study, Workspace]:
+    """The study and where it is carried out, once all processes agree.
 
     Raises:
       InputError: several processes cannot share such a run, or they do not agree.
     """
-    if group is None:
-        return None
-    if not isinstance(prepared, Shareable):
-        raise InputError(
-            f"this kind of run needs one process, found {group.size} processes of jax.distributed"
-        )
-    return shared_run.others_of(group, *prepared.shared())
+    study = system_of(config.system).part("study").prepare(config)
+    others = None if group is None else shared_run.others_of(group, *study.shared())
+    shared = {} if memory is None else memory
+    return study, Workspace(config, directory, stamp(study), progress, others, shared)
 
 
-def _followed(group: Group, config: Any, directory: Path) -> Outcome:
+def _worker(group: Group, config: Any, directory: Path) -> Outcome:
     """The run in another process than 0: it computes its share, and writes nothing."""
     began = time.monotonic()
-    others = _others(group, system_of(config.system).prepare(pinned(config)))
-    assert others is not None
-    outcome = shared_run.share_rounds(others)
+    _, workspace = _prepared(pinned(config), directory, group)
+    assert workspace.others is not None
+    outcome = shared_run.share_rounds(workspace.others)
     return Outcome(directory, outcome["record"], time.monotonic() - began, outcome["lines"])
 
 
-def _carried_out(
-    config: Any,
-    prepared: Prepared,
-    directory: Path,
-    progress: bool,
-    memory: dict[Any, Any] | None,
-    others: SharedRounds | None,
-) -> Outcome:
-    began = time.monotonic()
-    system, shared = system_of(config.system), {} if memory is None else memory
-    workspace = Workspace(directory, system.name, stamp_of(config), progress, others, shared)
-    record = workspace.write_result(prepared.carry_out(workspace))
-    write_page(directory, system.page(directory, record))
+def _carried_out(study: Study, workspace: Workspace, group: Group | None, command: str) -> Outcome:
+    """The outcome, which the other processes hear of."""
+    began, directory = time.monotonic(), workspace.directory
+    record_attempt(directory, command)
+    system = system_of(workspace.config.system)
+    record = workspace.write_result(system.part("run").carry_out(study, workspace))
+    write_page(directory, system.part("page").page(directory, record))
     simulation = directory / SIMULATION
     record["simulation"] = files.read_record(simulation) if simulation.exists() else None
-    seconds = time.monotonic() - began
-    return Outcome(directory, record, seconds, system.lines({**record, "out": str(directory)}))
+    lines = system.part("page").lines({**record, "out": str(directory)})
+    shared_run.broadcast_outcome(group, record, lines)
+    return Outcome(directory, record, time.monotonic() - began, lines)

@@ -14,11 +14,10 @@ from jaxpfl.data.open import why_missing
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.config.sections import PUBLIC_PART
-from jaxpfl.experiments.engine.outline import Outline, OutlinedModel, PlannedRelease
+from jaxpfl.experiments.engine.description import Clients, Description, PlannedRelease
 from jaxpfl.experiments.registry import system_of
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.experiments.systems.base import Outliner
-from jaxpfl.federated.audits.rehearsal import QuerySize, Rehearsed
+from jaxpfl.federated.audits.rehearsal import QuerySize
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.text.tokenisers import public_words
 
@@ -26,18 +25,30 @@ _FIRST = "dry run: no client was read, nothing was fetched, charged or written"
 
 
 def dry_run(config: Any) -> dict[str, Any]:
-    """Checks a config of any system; returns its outline as plain data, and as "text".
+    """Checks a config of any system; returns its description as plain data, and as "text".
 
     Raises:
       InputError: the run would be refused: the message says where and why.
     """
-    system = system_of(config.system)
-    if not isinstance(system, Outliner):
-        text = f"{_FIRST}; of system {config.system!r} only the config is checked, which is valid"
-        return {"system": config.system, "text": text}
-    outline = system.outline(config)
-    record = {"system": config.system, **_record(outline)}
-    return {**record, "text": "\n".join([_FIRST, "", *_lines(record)])}
+    found = system_of(config.system).describe(config)
+    record = {
+        "system": config.system,
+        "clients": Clients.of(config.data)._asdict(),
+        "sources": dict(_sources(config, found)),
+        "models": {
+            name: {"about": each.about, "parameters": each.parameters, "bytes": each.size}
+            for name, each in found.models.items()
+        },
+        "rounds": {
+            name: {"server": each.state, "queries": [dataclasses.asdict(q) for q in each.queries]}
+            for name, each in found.rounds.items()
+        },
+        "privacy": {name: _release(each) for name, each in found.releases.items()},
+        "together": {name: _guarantee(each) for name, each in found.together.items()},
+        "notes": [*found.notes, *_too_large(found)],
+    }
+    parts = [_FIRST], _source_lines(record), _model_lines(record), _privacy_lines(record)
+    return {**record, "text": "\n\n".join("\n".join(lines) for lines in parts if lines)}
 
 
 def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
@@ -52,21 +63,16 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
             found[point.name] = dry_run(point.config)
         except InputError as error:
             raise InputError(f"point {point.name}: {error}") from error
-    records = [record for record in found.values() if "clients" in record]
     lines = [_FIRST, "", f"points    {len(sweep.points)}, {len(found)} of them different"]
-    if records:
-        # What all points have in common; their models and costs follow one by one.
-        lines += ["", *_source_lines(records[0]), ""]
+    # What all points have in common; their models and costs follow one by one.
+    lines += ["", *_source_lines(next(iter(found.values()))), ""]
     said: set[str] = set()
     for name, record in found.items():
-        lines.append(name)
-        if "clients" in record:
-            # Most points have models and memory in common, which are said once.
-            new = [line for line in _model_lines(record) if line not in said]
-            said.update(new)
-            lines += [f"  {line}" for line in [*new, *_privacy_lines(record)]]
-    for record in found.values():
         record.pop("text")
+        # Most points have models and memory in common, which are said once.
+        new = [line for line in _model_lines(record) if line not in said]
+        said.update(new)
+        lines += [name, *(f"  {line}" for line in [*new, *_privacy_lines(record)])]
     return {"points": found, "text": "\n".join(lines)}
 
 
@@ -81,24 +87,29 @@ def _different(sweep: Sweep) -> Iterator[Point]:
             yield point
 
 
-def _record(outline: Outline) -> dict[str, Any]:
-    """The outline as plain data."""
-    return {
-        "clients": outline.clients._asdict(),
-        "sources": {key: _source(key, source) for key, source in outline.sources.items()},
-        "models": {name: _model(each) for name, each in outline.models.items()},
-        "rounds": {name: _rounds(each) for name, each in outline.rounds.items()},
-        "privacy": {name: _release(each) for name, each in outline.releases.items()},
-        "together": {name: _guarantee(each) for name, each in outline.together.items()},
-        "notes": [*outline.notes, *_too_large(outline)],
+def _sources(config: Any, found: Description) -> Iterator[tuple[str, dict[str, str]]]:
+    """The sources by their keys, and why one is not at hand."""
+    data, evaluation = config.data, getattr(config, "evaluation", None)
+    named = {
+        "data.source": data.source,
+        "data.public": data.public,
+        "data.vocabulary": data.vocabulary,
+        "evaluation.source": None if evaluation is None else evaluation.source,
+        **found.sources,
     }
+    for key, source in named.items():
+        if source is not None:
+            # A vocabulary may be a file that holds no clients.
+            why = public_words.why_missing if key == "data.vocabulary" else why_missing
+            missing = "" if source == PUBLIC_PART else why(source)
+            yield key, {"source": source, "missing": missing}
 
 
-def _too_large(outline: Outline) -> Iterator[str]:
+def _too_large(found: Description) -> Iterator[str]:
     """What a run on this machine would refuse; it may be for another one."""
     memory = checks.machine_memory()
-    sizes = [(f"model {name}", model.size or 0) for name, model in outline.models.items()]
-    for name, rounds in outline.rounds.items():
+    sizes = [(f"model {name}", model.size or 0) for name, model in found.models.items()]
+    for name, rounds in found.rounds.items():
         sizes.append((f"{name}, server", rounds.state))
         sizes += [(f"{name}, {query.label}, bucket", query.bucket) for query in rounds.queries]
     for what, size in sizes:
@@ -107,21 +118,6 @@ def _too_large(outline: Outline) -> Iterator[str]:
                 f"{what}: {_bytes(size)} are more than the {_bytes(memory)} of memory that this "
                 "machine has, which would refuse the run"
             )
-
-
-def _source(key: str, source: str) -> dict[str, str]:
-    # A vocabulary may be a file that holds no clients.
-    why = public_words.why_missing if key == "data.vocabulary" else why_missing
-    missing = "" if source == PUBLIC_PART else why(source)
-    return {"source": source, "missing": missing}
-
-
-def _model(model: OutlinedModel) -> dict[str, Any]:
-    return {"about": model.about, "parameters": model.parameters, "bytes": model.size}
-
-
-def _rounds(found: Rehearsed) -> dict[str, Any]:
-    return {"server": found.state, "queries": [dataclasses.asdict(each) for each in found.queries]}
 
 
 _known: dict[str, dict[str, Any]] = {}
@@ -148,16 +144,6 @@ def _release(found: PlannedRelease) -> dict[str, Any]:
     }
 
 
-def _lines(record: dict[str, Any]) -> list[str]:
-    return [
-        *_source_lines(record),
-        "",
-        *_model_lines(record),
-        "",
-        *_privacy_lines(record),
-    ]
-
-
 def _source_lines(record: dict[str, Any]) -> list[str]:
     clients = record["clients"]
     known = "data.clients" if clients["declared"] else "ASSUMED: data.clients gives no number"
@@ -181,9 +167,7 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
     for name, each in record["rounds"].items():
         if each["server"]:
             lines.append(f"memory    {name}: server {_bytes(each['server'])}")
-        lines += [
-            f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]
-        ]
+        lines += [f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]]
     return lines
 
 

@@ -20,18 +20,13 @@ import pyarrow.parquet as parquet
 
 from jaxpfl import files
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.carry_out import as_written, stamp_of
+from jaxpfl.experiments.carry_out import as_written, finished
 from jaxpfl.experiments.engine.export_cards import Card
+from jaxpfl.experiments.engine.setting import stamp_of
 from jaxpfl.experiments.records.artifacts import begin
 from jaxpfl.experiments.registry import load, system_of
-from jaxpfl.experiments.systems.base import (
-    CONFIG,
-    RESULT,
-    Exporter,
-    Made,
-    TrainedModel,
-    last_part,
-)
+from jaxpfl.experiments.systems import CONFIG
+from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.models.checkpoints import adapters, hub, own_models, pretrained
 from jaxpfl.models.checkpoints.model_files import require
 from jaxpfl.models.decoder.network import Decoder
@@ -69,16 +64,14 @@ def export(
         raise InputError(f"{directory}: holds no run that can be exported: it has no {CONFIG}")
     config = load(directory / CONFIG)
     system = system_of(config.system)
-    if not isinstance(system, Exporter):
-        raise InputError(
-            f"{directory}: is a run of the system {system.name!r}, which makes no model that can "
-            "be exported"
-        )
-    record = _finished(directory, system.name)
+    record = finished(directory, system.name)
     with as_written(directory, "it cannot be exported"):
         with files.exclusive(directory):
-            made = system.made(directory, config, record, progress=progress)
-        stamp = made.stamp or stamp_of(config) or record["stamp"]
+            makes = system.of_finished("export", "made", directory)
+            made = makes(directory, config, record, progress=progress)
+        plans = () if made.plan is None else (made.plan,)
+        of_plan = stamp_of(plans, reproducible=config.run.reproducible_noise)
+        stamp = made.stamp or of_plan or record["stamp"]
         card = _card(directory, config, record, made, stamp)
     written = _write(folder, made, card)
     found = {
@@ -88,18 +81,6 @@ def export(
         "stamp": stamp,
     }
     return found if push is None else {**found, "pushed": _push(folder, push, made)}
-
-
-def _finished(directory: Path, system: str) -> dict[str, Any]:
-    """The record of a finished run."""
-    path = directory / RESULT
-    record = files.read_record(path) if path.exists() else {}
-    if record.get("system") != system:
-        raise InputError(
-            f"{directory}: holds no finished run: {RESULT} is missing or not complete; go on with "
-            f"`jaxpfl resume {directory}`"
-        )
-    return record
 
 
 def _write(folder: Path, made: Made, card: Card) -> list[str]:

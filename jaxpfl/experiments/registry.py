@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.systems.base import CONFIG as RUN_CONFIG
+from jaxpfl.experiments.systems import CONFIG as RUN_CONFIG
 from jaxpfl.experiments.systems.base import System
 
 DEFAULT = "federated_training"

@@ -8,7 +8,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.engine import shared_run
-from jaxpfl.experiments.engine.beside import with_models_beside
+from jaxpfl.experiments.engine.baselines import with_baselines
 from jaxpfl.experiments.engine.evaluate import Evaluator
 from jaxpfl.experiments.engine.rounds import Loop
 from jaxpfl.experiments.engine.setting import Result, Setting, Tracking
@@ -91,7 +91,7 @@ def run(
             with page_of_run(directory):
                 result = loop.run()
                 if evaluation is not None:
-                    result = with_models_beside(algorithm, evaluation, result)
+                    result = with_baselines(algorithm, evaluation, result)
         if group is not None:
             shared_run.broadcast_result(group, result)
         return result

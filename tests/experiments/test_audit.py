@@ -60,7 +60,7 @@ def test_the_command_prints_a_table_and_writes_the_record(tiny, tmp_path, capsys
 def test_the_stated_epsilon_is_the_ledgers_of_the_rounds_that_were_played(tiny):
     config = registry.load(tiny)
     (found,) = audit(config, FEW, progress=False)["releases"].values()
-    (release,) = registry.system_of(config.system).outline(config).releases.values()
+    (release,) = registry.system_of(config.system).describe(config).releases.values()
     assert found["epsilon"] == pytest.approx(release.plans[0].epsilon(2), rel=1e-6)
 
 
@@ -77,7 +77,7 @@ def test_a_bound_that_exceeds_its_epsilon_has_an_exit_code(tiny, capsys, monkeyp
 def test_every_release_of_a_config_is_audited_by_the_plans_that_it_costs(tiny):
     tiny.write_text(TINY.replace('"docstrings:numpy"', "null") + FRED)
     config = registry.load(tiny)
-    for release in registry.system_of(config.system).outline(config).releases.values():
+    for release in registry.system_of(config.system).describe(config).releases.values():
         events = [plan.event() for plan in release.plans]
         assert Guarantee.of_events(events, 1e-4).epsilon() == release.guarantee.epsilon()
     record = audit(config, FEW, progress=False)

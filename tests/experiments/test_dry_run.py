@@ -15,8 +15,9 @@ from jaxpfl.errors import InputError
 from jaxpfl.experiments import dry_run as dry_run_module
 from jaxpfl.experiments import registry
 from jaxpfl.experiments.dry_run import dry_run, dry_run_sweep
-from jaxpfl.experiments.engine import outline as engine
+from jaxpfl.experiments.engine import description as engine
 from jaxpfl.experiments.sweep.config import load_sweep
+from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder.config import distilgpt2, llama3_8b
 from jaxpfl.privacy import Plan, accounting, gaussian, participation
@@ -108,7 +109,7 @@ def test_sizes_are_those_of_the_model(tiny):
 
 def test_a_planted_error_of_shapes_is_bad_input(tiny, monkeypatch):
     columns = {"tokens": np.empty((0, 2, 9), np.int32)}
-    monkeypatch.setattr(engine, "example_columns", lambda settings: columns)
+    monkeypatch.setattr(study, "example_columns", lambda settings: columns)
     with pytest.raises(InputError, match="a round of training"):
         dry_run(registry.load(tiny))
 

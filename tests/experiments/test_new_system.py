@@ -8,8 +8,9 @@ import pytest
 
 from jaxpfl import cli
 from jaxpfl.experiments import carry_out, registry
+from jaxpfl.experiments.dry_run import dry_run
 from jaxpfl.privacy.ledger import Ledger
-from tests.experiments.crashes import durable_operations_that_crash
+from tests.experiments.crashes import crashed_and_resumed
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_system.md"
 BLOCK = r"```{}\n(.*?)```"
@@ -60,18 +61,8 @@ def test_killed_anywhere_it_ends_alike_at_one_charge(config_path, tmp_path, monk
     """TRUST 33."""
     config = registry.load(config_path, ["--run.reproducible_noise", "true"])
     straight = carry_out.run(config, tmp_path / "straight", progress=False).record
-    out, crashes = tmp_path / "out", 0
-    with durable_operations_that_crash(monkeypatch, at=(3, 6, 10)) as Crash:
-        try:
-            carry_out.run(config, out, progress=False)
-        except Crash:
-            crashes += 1
-        while not (out / "report.html").exists() or not (out / "result.json").exists():
-            try:
-                resumed = carry_out.resume(out, progress=False).record
-            except Crash:
-                crashes += 1
-    assert crashes == 3
+    out = tmp_path / "out"
+    resumed = crashed_and_resumed(monkeypatch, config, out, at=(3, 6, 10))
     assert resumed["metrics"]["mean"] == straight["metrics"]["mean"]
     assert len(Ledger.read(out / "ledger.jsonl")) == 1
     assert "NOT PRIVATE" in (out / "report.html").read_text()
@@ -83,6 +74,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(config_path, tmp_path, 
     error = capsys.readouterr().err
     assert "colum" in error and "'column'" in error and str(config_path) in error
     assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_its_dry_run_states_what_the_run_costs(config_path, tmp_path):
+    config = registry.load(config_path)
+    record = carry_out.run(config, tmp_path / "out", progress=False).record
+    stated = dry_run(config)["privacy"]["mean"]["epsilon"]
+    assert stated == pytest.approx(record["metrics"]["epsilon"])
 
 
 def test_a_sweep_over_it(config_path, tmp_path, capsys):

@@ -18,7 +18,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.build import read_clients, split_clients
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.federated_training.build import published_model
+from jaxpfl.experiments.systems.federated_training.study import published_model
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora

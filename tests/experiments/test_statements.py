@@ -16,7 +16,7 @@ from jaxpfl.experiments.report.page import write_page
 from jaxpfl.experiments.sweep.config import load_sweep
 from jaxpfl.experiments.sweep.page import baseline_lines, measured_on, table_lines
 from jaxpfl.experiments.sweep.points import run_sweep
-from jaxpfl.experiments.systems.federated_training import SYSTEM
+from jaxpfl.experiments.systems.federated_training import page as federated_page
 from jaxpfl.experiments.systems.federated_training.ranking import ranking
 from tests.experiments.statements import of_lines, of_page, of_record
 
@@ -134,7 +134,7 @@ def test_a_sweep_and_its_points(swept):
         record = json.loads((point / "result.json").read_text())
         assert of_record(record) == []
         assert of_page((point / "report.html").read_text(), DATA_SETS) == []
-        assert of_lines(SYSTEM.lines(record), DATA_SETS) == []
+        assert of_lines(federated_page.lines(record), DATA_SETS) == []
 
 
 @pytest.mark.long
@@ -159,7 +159,7 @@ def test_the_page_of_a_chosen_corpus(swept, tmp_path):
         "statement": "(epsilon = 1, delta = 0.001)",
     }
     record = {**json.loads((point / "result.json").read_text()), "fred": fred}
-    page = dataclasses.replace(SYSTEM.page(point, record), further=())
+    page = dataclasses.replace(federated_page.page(point, record), further=())
     html = write_page(tmp_path, page).read_text()
     assert "0.4" in html
     clients = "what the private clients hold"

@@ -78,7 +78,7 @@ def test_it_would_run(name, capsys):
     said = capsys.readouterr().out
     assert "NOT AT HAND" not in said and "ASSUMED" not in said
     config = configs(name)[0]
-    assert registry.system_of(config.system).prepare(config)
+    assert registry.system_of(config.system).part("study").prepare(config)
 
 
 @pytest.mark.parametrize("name", ["irc_word_lm", "popri_table"])

@@ -20,8 +20,8 @@ from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training import export as federated_export
-from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.models.checkpoints import own_models
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -71,7 +71,7 @@ def copied(finished, tmp_path) -> Path:
 def test_the_model_is_read_again_bit_by_bit_and_scores_the_same(finished, exported, tiny_config):
     names = sorted(path.name for path in exported.iterdir())
     assert names == ["README.md", "config.json", "model.safetensors", "vocabulary.json"]
-    experiment = build(_config(tiny_config))
+    experiment = prepare(_config(tiny_config))
     model, params = own_models.load(exported)
     assert model == experiment.model
     run = json.loads((finished / "run.json").read_text())

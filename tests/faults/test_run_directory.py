@@ -17,9 +17,11 @@ from jaxpfl.data import from_clients
 from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, RunLocked
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.engine import run_directory
+from jaxpfl.experiments.engine.description import Clients
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.records import checkpoint
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.gan_inversion.study import Study
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.chain import Chain
 from tests.experiments.ledgers import same_but_heads
@@ -242,9 +244,9 @@ def test_the_clock_has_no_effect(tiny_config, tmp_path, monkeypatch):
 
 
 def _cost_of(config_path: Path, rounds: int) -> float:
-    from jaxpfl.experiments.systems.federated_training.build import build
+    from jaxpfl.experiments.systems.federated_training.study import prepare
 
-    plan = build(_config(config_path)).algorithm.queries[0].plan
+    plan = prepare(_config(config_path)).algorithm.queries[0].plan
     # A budget is kept by the exact accountant, whichever one the plan's statement names.
     return plan.epsilon(rounds, "pld")
 
@@ -332,7 +334,8 @@ def test_an_edited_head_of_the_config_does_not_take_the_stamp_off():
     """TRUST 11: the stamp follows from the config, not from the comment that shows it."""
     path = Path(__file__).parents[2] / "configs" / "gan_inversion.yaml"
     config = registry.load(path, ["--run.reproducible_noise", "True"])
-    assert carry_out.stamp_of(config).startswith("NOT PRIVATE")
+    study = Study(config, Clients.of(config.data).made_up())
+    assert carry_out.stamp(study).startswith("NOT PRIVATE")
 
 
 @pytest.mark.parametrize("content", ["[1]", "{}", '{"rounds": "7"}'])

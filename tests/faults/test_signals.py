@@ -15,7 +15,8 @@ from jaxpfl.experiments.engine import rounds
 from jaxpfl.experiments.engine.run_directory import RunDirectory
 from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.sweep.directory import attempted, state_of
-from jaxpfl.experiments.systems.federated_training import build, study
+from jaxpfl.experiments.systems.federated_training import run as running
+from jaxpfl.experiments.systems.federated_training import study
 from jaxpfl.federated.release import prepared_query
 from tests.faults.runs import assert_same, charges_of, config_of
 
@@ -116,7 +117,7 @@ def test_a_signal_while_data_is_read_leaves_nothing(
     handlers = [signal.getsignal(each) for each in NUMBERS]
     out = tmp_path / "new" / "run"
     with monkeypatch.context() as patched:
-        signalling(patched, build, "read_clients", number)
+        signalling(patched, study, "read_clients", number)
         assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
     assert not out.parent.exists()
     last = capsys.readouterr().err.strip().splitlines()[-1]
@@ -127,8 +128,8 @@ def test_a_signal_while_data_is_read_leaves_nothing(
 @pytest.mark.parametrize(
     ("number", "owner", "name"),
     [
-        (signal.SIGINT, study, "Loop"),
-        (signal.SIGTERM, study, "Loop"),
+        (signal.SIGINT, running, "Loop"),
+        (signal.SIGTERM, running, "Loop"),
         (signal.SIGTERM, rounds, "Ledger"),
         (signal.SIGINT, rounds, "Releaser"),
     ],
@@ -143,7 +144,7 @@ def test_a_signal_before_the_first_round_leaves_a_run_to_resume(
         assert cli.main(["run", str(tiny_config), "--out", str(out)]) == 128 + number
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: interrupted") and last.endswith(f"jaxpfl resume {out}")
-    assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is study
+    assert not charges_of(out) if (out / "ledger.jsonl").exists() else owner is running
     assert carry_out.resume(out, progress=False).record["rounds"] == 7
     assert_same(out, straight)
 

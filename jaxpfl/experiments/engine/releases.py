@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 FOLDER = "artifacts"
 _LAST = "corpus"
-_BEGUN = {"run": str, "config": str}
+_NOTE = "run.json"
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,16 @@ class Releases:
           CorruptFile: the secret of an unfinished run is missing or was altered.
         """
         try:
-            folder = directory / FOLDER
-            note, secret_path = folder / "run.json", directory / "private" / "secret.json"
-            begun = files.read_record(note, _BEGUN) if note.exists() else None
-            run = None if begun is None else begun["run"]
-            if begun is not None and begun["config"] != _hash(described):
-                raise InputError(
-                    f"{note}: the run began with another config; resume it with that one, or "
-                    "choose another --out"
-                )
-            releaser = None
+            folder, secret_path = directory / FOLDER, directory / "private" / "secret.json"
+            run, releaser = _begun(folder, described), None
             if run is None or not (folder / _LAST).exists():
                 secret = saved_secret(
                     secret_path, reproducible_seed=reproducible_seed, purpose=name, run=run
                 )
-                run = f"{name} {run_id(secret)}"
-                if begun is None:
+                if run is None:
+                    run = f"{name} {run_id(secret)}"
                     folder.mkdir(parents=True, exist_ok=True)
-                    files.write_json(note, {"run": run, "config": _hash(described)})
+                    files.write_json(folder / _NOTE, {"run": run, "config": _hash(described)})
                 releaser = Releaser(clients, ledger, secret, run=run, name=name, queries=(query,))
             plan = query.plan
             private = plan.private and plan.simulates is None and reproducible_seed is None
@@ -117,15 +109,11 @@ class Releases:
         """
         if ledger is None:
             return cls.without_clients(directory, described)
-        note = directory / FOLDER / "run.json"
-        begun = files.read_record(note, _BEGUN)
-        if begun["config"] != _hash(described):
-            raise InputError(
-                f"{note}: the run began with another config than config.yaml says: one of the two "
-                "was altered"
-            )
-        run = begun["run"]
-        return cls(Artifacts(directory / FOLDER, run=run, ledger=ledger), run, ledger)
+        folder = directory / FOLDER
+        run = _begun(folder, described)
+        if run is None:
+            raise CorruptFile(f"{folder / _NOTE}: is missing")
+        return cls(Artifacts(folder, run=run, ledger=ledger), run, ledger)
 
     def load_or_compute(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """Returns the arrays stored under `name`; if there are none, computes and stores them.
@@ -167,6 +155,20 @@ def missing(*_: Any, **__: Any) -> Any:
     raise CorruptFile(
         f"the run's folder {FOLDER}/ lacks the artifact of a phase: `jaxpfl resume` makes it again"
     )
+
+
+def _begun(folder: Path, described: str) -> str | None:
+    """The run that began with this config in the folder of its artifacts; None before any did."""
+    path = folder / _NOTE
+    if not path.exists():
+        return None
+    begun = files.read_record(path, {"run": str, "config": str})
+    if begun["config"] != _hash(described):
+        raise InputError(
+            f"{path}: the run began with another config than this one: restore config.yaml, or "
+            "choose another --out"
+        )
+    return begun["run"]
 
 
 def _hash(described: str) -> str:

@@ -24,7 +24,7 @@ from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.data.population import Population
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.engine.cost import stamped
-from jaxpfl.experiments.engine.setting import NOT_PRIVATE, REPRODUCIBLE, Setting, Tracking
+from jaxpfl.experiments.engine.setting import Setting, Tracking, stamp_of
 from jaxpfl.federated.flow.captured import captured
 from jaxpfl.federated.release.identity import environment
 from jaxpfl.federated.release.query import read_columns
@@ -79,7 +79,9 @@ class RunDirectory:
         if self.record:
             self.run_id, self.stamp = self.record["run"], self.record["stamp"]
         elif self.secret is not None:
-            self.run_id, self.stamp = run_id(self.secret), _stamp_of(algorithm, setting)
+            plans, reproducible = (q.plan for q in algorithm.queries), setting.reproducible_noise
+            self.run_id = run_id(self.secret)
+            self.stamp = stamp_of(plans, reproducible=reproducible)
         else:
             raise CorruptFile(f"{path}: holds result.json, but its run.json is missing")
 
@@ -196,15 +198,6 @@ def _begun(path: Path, algorithm: Algorithm, setting: Setting) -> dict[str, Any]
                 "resume the run as it began, or choose another --out"
             )
     return record
-
-
-def _stamp_of(algorithm: Algorithm, setting: Setting) -> str:
-    """The warning on everything that a run writes whose clients have no guarantee; else ""."""
-    if not algorithm.private:
-        return NOT_PRIVATE
-    found = [REPRODUCIBLE] if setting.reproducible_noise else []
-    simulated = [query.plan.simulation for query in algorithm.queries if query.plan.simulates]
-    return "; ".join([*found, *simulated[:1]])
 
 
 def check(algorithm: Algorithm, population: Population, tracking: Tracking) -> None:

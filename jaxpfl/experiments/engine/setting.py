@@ -1,15 +1,25 @@
 """The settings of a run besides its algorithm and clients, and its result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.engine.evaluate import Scores
 from jaxpfl.experiments.records.cautions import OURS
+from jaxpfl.privacy.plan import Plan
 
 NOT_PRIVATE = "NOT PRIVATE: trained without privacy"
 REPRODUCIBLE = "NOT PRIVATE: the noise can be drawn again from the seed (reproducible_noise)"
+
+
+def stamp_of(plans: Iterable[Plan], *, reproducible: bool) -> str:
+    """The warning on everything that a run of these plans writes without a guarantee; else ""."""
+    plans = list(plans)
+    if not all(plan.private for plan in plans):
+        return NOT_PRIVATE
+    simulated = [plan.simulation for plan in plans if plan.simulates is not None]
+    return "; ".join([*([REPRODUCIBLE] if reproducible else []), *simulated[:1]])
 
 
 def mark_of(stamp: str) -> str:

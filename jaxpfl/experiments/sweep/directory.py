@@ -28,7 +28,7 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.registry import from_mapping
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.experiments.systems.base import CONFIG, RESULT, SIMULATION
+from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
 
 POINTS = "points"
 DESCRIBED = "points.json"

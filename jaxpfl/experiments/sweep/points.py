@@ -19,7 +19,7 @@ from jaxpfl.experiments.sweep import directory as folders
 from jaxpfl.experiments.sweep.collect import SweepOutcome, collect
 from jaxpfl.experiments.sweep.config import Point, Sweep
 from jaxpfl.experiments.sweep.summary import value_of
-from jaxpfl.experiments.systems.base import CONFIG
+from jaxpfl.experiments.systems import CONFIG
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
 

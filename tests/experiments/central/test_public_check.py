@@ -15,7 +15,7 @@ from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.central.public_check import PrivateContent, content
 from jaxpfl.experiments.choose_corpus import choose_corpus
 from jaxpfl.experiments.config import reader
-from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.study import prepare
 
 WORDS = [f"word{number}" for number in range(400)]
 
@@ -147,7 +147,7 @@ def test_a_config_that_calls_the_clients_public_is_refused(pipeline_config, tmp_
         (f"{folder}/far.jsonl", str(copy), "fred.candidates.far"),
     ):
         with pytest.raises(InputError, match=re.escape(f"{what} = {new!r} holds the private")):
-            build(_pipeline(pipeline_config, tmp_path, old, new))
+            prepare(_pipeline(pipeline_config, tmp_path, old, new))
 
 
 def test_the_declared_public_part_of_the_same_source_is_allowed(pipeline_config, tmp_path):
@@ -157,7 +157,7 @@ def test_the_declared_public_part_of_the_same_source_is_allowed(pipeline_config,
     text = text.replace(f"{pipeline_config.parent}/near.jsonl", "split:public")
     path = tmp_path / "changed.yaml"
     path.write_text(text)
-    assert build(registry.load(path)).candidates is not None
+    assert prepare(registry.load(path)).candidates is not None
 
 
 def test_a_corpus_for_public_models_that_is_a_copy_is_refused(synthetic_config, tmp_path):

@@ -29,7 +29,7 @@ def test_clients_per_round_compares_three_methods_at_one_epsilon():
 def test_its_largest_cohorts_can_be_drawn():
     for point in load_sweep(shipped.find("sweeps/clients_per_round")).points:
         if point.config.training.clients_per_round == 2000:
-            assert system_of(point.config.system).prepare(point.config)
+            assert system_of(point.config.system).part("study").prepare(point.config)
 
 
 @pytest.mark.slow

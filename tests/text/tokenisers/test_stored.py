@@ -18,8 +18,8 @@ from jaxpfl.data.columns import text_array
 from jaxpfl.data.convert import convert
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.text import Vocabulary
 from jaxpfl.text.tokenisers.public_words import public_words
@@ -129,7 +129,7 @@ def test_a_command_writes_tokens_that_train_as_the_text_does(posts, counts, tmp_
         mapping = {"data": data, "model": model, "privacy": privacy, "training": training}
         config = from_mapping({**mapping, "evaluation": {"every": 0}}, "the test")
         assert isinstance(config, Config)
-        return build(config).train
+        return prepare(config).train
 
     both = [built(posts, str(counts)), built(str(out), str(out))]
     spec = CohortSpec(batch_size=2, max_examples=4)

@@ -1,6 +1,6 @@
-"""A model trained by DP-FedAvg, perhaps from a public corpus that FreD chose."""
+"""Federated training: DP-FedAvg, with FreD's choice of a public corpus before it."""
 
-from jaxpfl.experiments.systems.base import ExportingSystem
+from jaxpfl.experiments.systems.base import System
 from jaxpfl.experiments.systems.federated_training.config import Config
 
-SYSTEM = ExportingSystem("federated_training", Config, __name__)
+SYSTEM = System("federated_training", Config, __name__)

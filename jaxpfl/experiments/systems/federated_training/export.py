@@ -12,14 +12,11 @@ from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.config.sections import PUBLIC_PART, LanguageModelConfig
 from jaxpfl.experiments.engine.build import build_fed_avg, build_model
 from jaxpfl.experiments.engine.final_state import final_params, planned
-from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
-from jaxpfl.experiments.systems.federated_training.build import (
-    VOCABULARY,
-    published_model,
-    trained_parts,
-)
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.run import VOCABULARY
+from jaxpfl.experiments.systems.federated_training.study import published_model, trained_parts
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Model, Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -29,14 +26,16 @@ from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 def made(
     directory: Path, config: Config, record: Mapping[str, Any], *, progress: bool = True
 ) -> Made:
-    """See `systems.base.Exporter`."""
+    """See `systems.base.System`."""
     del progress
     plan = planned(directory, to_mapping(config))
     vocabulary = published = start = frozen = None
     if isinstance(config.model, PublishedDecoderConfig):
         published = published_model(config, config.model)
         _require_same(published, config.model, record)
-        model, start, frozen = trained_parts(published, config.model, config.run.seed)
+        model, start, frozen = trained_parts(
+            published.model, published.params, config.model, config.run.seed
+        )
     else:
         vocabulary = _vocabulary(directory, config, record)
         model = build_model(config.model, vocabulary)
@@ -45,7 +44,7 @@ def made(
         directory,
         build_fed_avg(model, config.training, plan, start, frozen),
         config.run.seed,
-        ledger=study_runs.ledger_path(config.privacy, directory),
+        ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],
         prior=() if fred is None else (fred["run"],),
     )

@@ -13,9 +13,13 @@ from jaxpfl.experiments.report.models_compared import compared_lines, compared_m
 from jaxpfl.experiments.report.page import Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, run_page
-from jaxpfl.experiments.systems.base import ARTIFACTS
+from jaxpfl.experiments.systems import ARTIFACTS
 from jaxpfl.experiments.systems.federated_training import simulation, stages
-from jaxpfl.experiments.systems.federated_training.ranking import ranking, score_text
+from jaxpfl.experiments.systems.federated_training.ranking import (
+    correlations,
+    ranking,
+    score_text,
+)
 
 _NOT_PRIVATE = "NOT PRIVATE"
 
@@ -65,13 +69,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
     measured = "FreD: from each candidate to what the private clients hold, as released with noise."
     if scored:
         measured += f" {metric.capitalize()}: on {tested_on}, of models that read public text only."
-    said = []
-    correlation = fred["spearman"]["before"]
-    if correlation is not None:
-        said.append(
-            f"The Spearman rank correlation of {metric} with FreD is {correlation:.2f} "
-            f"({len(scored)} candidates; 1 = the same order)."
-        )
+    said = [correlations(fred, metric)]
     tied = [
         f"{near['candidate']} and {far['candidate']}"
         for near, far in itertools.pairwise(candidates)
@@ -83,7 +81,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
         f"FreD alone: {fred['statement']}. It is part of the privacy stated above. Scoring "
         "candidates and prefinetuning read public text only."
     )
-    stamps = [] if fred["private"] else [_NOT_PRIVATE]
+    stamps, text = [] if fred["private"] else [_NOT_PRIVATE], " ".join(filter(None, said))
     return [
         Section(
             "The public corpus, chosen by Frechet distance (FreD)",
@@ -91,7 +89,7 @@ def _ranked(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list[Se
             table=Table((*columns, ""), rows, numbers, 0),
             stamps=stamps,
         ),
-        Section("", " ".join(said), ranking_figures(fred, metric, tested_on, "".join(stamps))),
+        Section("", text, ranking_figures(fred, metric, tested_on, "".join(stamps))),
     ]
 
 
@@ -129,11 +127,4 @@ def _candidate_lines(fred: Mapping[str, Any], stages: Sequence[str]) -> list[str
         for stage in stages:
             line += f"{score_text(row[stage], 'perplexity'):>20}"
         lines.append(line.rstrip())
-    correlations = [
-        f"{value:.2f} {stage} the private rounds"
-        for stage, value in fred["spearman"].items()
-        if value is not None
-    ]
-    if correlations:
-        lines.append(f"rank correlation of FreD with perplexity: {', '.join(correlations)}")
-    return lines
+    return [*lines, *filter(None, [correlations(fred, "perplexity")])]

@@ -49,6 +49,18 @@ def _spearman(rows: Sequence[Mapping[str, Any]], stage: str) -> float | None:
     return float(spearmanr(distances, losses)[0])  # pyright: ignore[reportArgumentType]
 
 
+def correlations(fred: Mapping[str, Any], metric: str) -> str:
+    """Whether FreD's order is that of the models, in a sentence; "" where nothing is known."""
+    found = [
+        f"{value:.2f} {stage} the private rounds"
+        for stage, value in fred["spearman"].items()
+        if value is not None
+    ]
+    number = f"{len(fred['candidates'])} candidates; 1 = the same order"
+    start = f"Spearman's rank correlation of FreD with {metric}: "
+    return f"{start}{', '.join(found)} ({number})." if found else ""
+
+
 def score_text(scores: Scores | None, metric: str) -> str:
     """A model's loss or perplexity in a table; "" without a model."""
     return number(scores[metric]) if scores else ""

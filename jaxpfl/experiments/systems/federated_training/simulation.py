@@ -18,8 +18,8 @@ from jaxpfl.experiments.report.models_compared import share_of
 from jaxpfl.experiments.report.page import REPORT, Cell, Page, Section, Table
 from jaxpfl.experiments.report.ranking_plots import ranking_figures
 from jaxpfl.experiments.report.run_page import RunFiles, evaluation_figures
-from jaxpfl.experiments.systems.base import SIMULATION
-from jaxpfl.experiments.systems.federated_training.ranking import score_text
+from jaxpfl.experiments.systems import SIMULATION
+from jaxpfl.experiments.systems.federated_training.ranking import correlations, score_text
 
 WITHOUT_PRIVACY = "non_private"
 """Folder, in the run directory, of the same run without privacy."""
@@ -144,19 +144,10 @@ def _predicted(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list
         for row in fred["candidates"]
     ]
     columns = ("rank", "candidate", "FreD", f"{metric} before the rounds", "after", "")
-    correlations = [
-        f"{fred['spearman'][stage]:.2f} {stage} the private rounds"
-        for stage in stages
-        if fred["spearman"][stage] is not None
-    ]
-    said = ""
-    if correlations:
-        said = (
-            f"Spearman's rank correlation of FreD with {metric}: {', '.join(correlations)} "
-            f"({len(rows)} candidates; 1 = the same order)."
-        )
     stamp = "NOT PRIVATE" if found.run["stamp"] else _MARK
+    # The run's own page shows the distances.
     figures = ranking_figures(fred, metric, tested_on, stamp)
+    figures = [figure for figure in figures if figure[0] != "fred"]
     return [
         Section(
             f"Does FreD's order predict the {metric}?",
@@ -165,5 +156,7 @@ def _predicted(fred: Mapping[str, Any], tested_on: str, found: RunFiles) -> list
             stamps=[_MARK],
         ),
         # The run's own page shows the distances.
-        Section("", said, [figure for figure in figures if figure[0] != "fred"]),
+        Section(
+            "", correlations(fred, metric), [figure for figure in figures if figure[0] != "fred"]
+        ),
     ]

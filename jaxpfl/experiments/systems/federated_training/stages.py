@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 
-from jaxpfl import files
 from jaxpfl.algorithms.base import require_affordable
 from jaxpfl.algorithms.fred import (
     FredPlan,
@@ -36,12 +35,16 @@ from jaxpfl.experiments.central.training import Fitted
 from jaxpfl.experiments.engine.rounds import initial_state
 from jaxpfl.experiments.engine.run_directory import forget, run_id, saved_secret
 from jaxpfl.experiments.records.artifacts import Artifact, tree_arrays, tree_of
-from jaxpfl.experiments.systems import study_runs
-from jaxpfl.experiments.systems.base import Workspace
-from jaxpfl.experiments.systems.federated_training.build import Experiment
 from jaxpfl.experiments.systems.federated_training.candidates import ALONE, Candidates
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
-from jaxpfl.privacy.ledger import Budget, Ledger
+from jaxpfl.experiments.systems.federated_training.study import Prepared
+from jaxpfl.experiments.systems.workspace import (
+    Workspace,
+    budget_of,
+    ledger_path,
+    params_digest,
+)
+from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import Embedder, embed, embedder
@@ -67,54 +70,48 @@ class Stages:
     fred: dict[str, Any] | None
     prefinetuned: dict[str, Fitted] = field(repr=False)
 
+    @classmethod
+    def of(cls, study: Prepared, workspace: Workspace) -> "Stages":
+        """Does what is left of the stages in the workspace's directory.
 
-def carry_out(
-    experiment: Experiment, workspace: Workspace, ledger: Path, budget: Budget | None
-) -> Stages:
-    """Does what is left of the stages in the workspace's directory.
-
-    Args:
-      ledger: the ledger that FreD is charged to.
-
-    Raises:
-      InputError: a candidate cannot be read or used, or the stored stages are of another config.
-      BudgetExhausted: FreD does not fit the budget; nothing was released.
-      CorruptFile: a file of a finished stage was altered, or the ledger was cut off.
-    """
-    return _Stages(experiment, workspace).carry_out(ledger, budget)
-
-
-class _Stages:
-    """The stages in their directory: each is found there, or is carried out and stored."""
-
-    def __init__(self, experiment: Experiment, workspace: Workspace) -> None:
-        self.experiment, self.config = experiment, experiment.config
-        self.workspace = workspace
-        # FreD's release is stored under the name of its secret. The other artifacts are not: the
-        # secret is deleted once the scores are stored.
-        self.run = study_runs.config_id(self.config)
-        if experiment.published_as is not None:
-            self.run += f" from {experiment.published_as['sha256'][:12]}"
-
-    def carry_out(self, ledger_path: Path, budget: Budget | None) -> Stages:
-        settings = self.config.prefinetune
+        Raises:
+          InputError: a candidate cannot be read or used, or the stored stages are of another
+            config.
+          BudgetExhausted: FreD does not fit the budget; nothing was released.
+          CorruptFile: a file of a finished stage was altered, or the ledger was cut off.
+        """
+        settings, work = study.config.prefinetune, _Work(study, workspace)
         assert settings is not None
         fred, scores, names = None, None, [ALONE]
-        if self.experiment.fred is not None:
-            fred = dict(self._fred(self.experiment.fred, ledger_path, budget))
+        if study.fred is not None:
+            fred = dict(work.fred(study.fred))
             scores = fred.pop("scores")
             names = [entry["candidate"] for entry in scores]
         wanted = names if settings.other_candidates else names[:1]
-        initial = initial_state(self.experiment.algorithm, self.config.run.seed)
-        start = jax.device_get(initial.params)
-        done = {name: self._prefinetuned(name, start) for name in wanted}
-        return Stages(names[0], scores, fred, done)
+        start = jax.device_get(initial_state(study.algorithm, study.config.run.seed).params)
+        done = {name: work.prefinetuned(name, start) for name in wanted}
+        return cls(names[0], scores, fred, done)
 
-    def _fred(self, plan: FredPlan, ledger_path: Path, budget: Budget | None) -> Mapping[str, Any]:
+
+class _Work:
+    """The stages in their directory: each is found there, or is carried out and stored."""
+
+    def __init__(self, study: Prepared, workspace: Workspace) -> None:
+        assert study.candidates is not None
+        self.study, self.config, self.candidates = study, study.config, study.candidates
+        self.workspace = workspace
+        # FreD's release is stored under the name of its secret. The other artifacts are not: the
+        # secret is deleted once the scores are stored.
+        self.run = workspace.config_id
+        if study.published_as is not None:
+            self.run += f" from {study.published_as['sha256'][:12]}"
+
+    def fred(self, plan: FredPlan) -> Mapping[str, Any]:
         """The scores of all candidates, and the plan and statement of the release."""
-        folder = files.private_directory(self.workspace.directory / "private")
-        secret_path = folder / "fred_secret.json"
-        with Ledger(ledger_path, self.experiment.sources, budget=budget) as ledger:
+        privacy, directory = self.config.privacy, self.workspace.directory
+        secret_path = directory / "private" / "fred_secret.json"
+        budget, path = budget_of(privacy), ledger_path(privacy, directory)
+        with Ledger(path, self.study.clients, budget=budget) as ledger:
             artifacts = self.workspace.artifacts(self.run, ledger)
             compute = partial(self._scores, plan, ledger, secret_path)
             record = artifacts.load_or_compute(SCORES, compute).record
@@ -128,26 +125,20 @@ class _Stages:
 
     def _scores(self, plan: FredPlan, ledger: Ledger, secret_path: Path) -> Artifact:
         """Releases the clients' moments, unless they are stored, and scores the candidates."""
-        config, candidates = self.config, self.experiment.candidates
+        config, seed = self.config, self.workspace.reproducible_seed
         assert config.fred is not None
-        assert candidates is not None
-        reproducible = config.run.reproducible_noise
-        secret = saved_secret(
-            secret_path,
-            reproducible_seed=config.run.seed if reproducible else None,
-            purpose="FreD",
-        )
+        secret = saved_secret(secret_path, reproducible_seed=seed, purpose="FreD")
         run = f"fred {run_id(secret)}"
         # Candidates are read before the charge, so that an unreadable one costs no privacy.
         function = embedder(config.fred.embedder)
-        corpora = _public_moments(config.fred, candidates, function, config.run.seed)
+        corpora = _public_moments(config.fred, self.candidates, function, config.run.seed)
         artifacts = self.workspace.artifacts(run, ledger)
         released = partial(self._released, plan, function, ledger, run, secret)
         stored = artifacts.load_or_compute(MOMENTS, released, made_from=self.run)
         found = PrivateMoments.of_arrays(stored.arrays, plan)
         record = {
             "run": run,
-            "private": plan.private and not reproducible,
+            "private": plan.private and seed is None,
             "statement": plan.statement(),
             "plan": plan.to_dict(),
             "embedder": function.name,
@@ -161,7 +152,7 @@ class _Stages:
         self, plan: FredPlan, function: Embedder, ledger: Ledger, run: str, secret: RunSecret
     ) -> Artifact:
         """The moments of the clients' embeddings; charged and confirmed when this returns."""
-        clients = self.experiment.sources
+        clients = self.study.clients
         algorithm = fred(plan, units=len(clients), dimension=function.dimension)
         # Embedding takes long, so a release that does not fit is refused before it.
         require_affordable(algorithm, ledger, run)
@@ -170,7 +161,7 @@ class _Stages:
         found = private_moments(embedded, plan, ledger=ledger, run=run, secret=secret)
         return Artifact(arrays=found.arrays())
 
-    def _prefinetuned(self, name: str, start: Any) -> Fitted:
+    def prefinetuned(self, name: str, start: Any) -> Fitted:
         """The candidate's prefinetuned parameters, trained from the parameters `start`."""
         found = self.workspace.artifacts(self.run).load_or_compute(
             f"prefinetuned_{name}", partial(self._prefinetune, name, start), made_from=name
@@ -178,17 +169,15 @@ class _Stages:
         return Fitted(tree_of(found.arrays, start, name), dict(found.record))
 
     def _prefinetune(self, name: str, start: Any) -> Artifact:
-        config, candidates = self.config, self.experiment.candidates
-        settings = config.prefinetune
-        assert candidates is not None
+        config, candidates, settings = self.config, self.candidates, self.config.prefinetune
         assert settings is not None
         corpus = candidates.corpus(
             name,
             settings.examples,
             settings.valid,
             seed=config.run.seed,
-            columns=tuple(self.experiment.model.columns or ()),
-            encoder=self.experiment.encoder,
+            columns=tuple(self.study.model.columns or ()),
+            encoder=self.study.encoder,
             sequence_length=getattr(config.model, "sequence_length", 0),
         )
         with Progress(
@@ -198,7 +187,7 @@ class _Stages:
             step="epoch",
         ) as bar:
             found = prefinetune(
-                self.experiment.model,
+                self.study.model,
                 start,
                 corpus,
                 settings,
@@ -210,7 +199,7 @@ class _Stages:
             "candidate": name,
             "shares": dict(shares),
             "sources": {source: candidates.sources[source] for source in shares},
-            "params_sha256": study_runs.params_digest(found.params),
+            "params_sha256": params_digest(found.params),
             **found.record,
         }
         return Artifact(record, tree_arrays(found.params))

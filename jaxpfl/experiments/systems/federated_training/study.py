@@ -1,343 +1,374 @@
-"""Carries out a config: its stages, its rounds, the table of its models, and its simulations.
+"""What a config describes: clients, vocabulary, plans, model, algorithm.
 
-`report.html` shows only what the run itself releases. Simulations, which the privacy statement does
-not cover, have folders of their own in the run directory: `non_private/` for the same run without
-privacy, and `other_candidates/NAME/` for the same run from a corpus that FreD did not choose. Each
-has its own ledger, and `simulation.html` shows them.
+A published model brings its own tokeniser and parameters. With `model.lora` its weights are the
+frozen base, and the parameters that clients train, send and clip are the adapters alone.
 """
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxpfl import files
 from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.algorithms.canaries import MomentCanaries
+from jaxpfl.algorithms.fred import FredPlan, fred
+from jaxpfl.algorithms.stored_rounds import PublicDraws
+from jaxpfl.data import open as open_population
+from jaxpfl.data.open import expanded
 from jaxpfl.data.population import Population
-from jaxpfl.errors import BudgetExhausted, InputError
-from jaxpfl.experiments.central.training import Fitted
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.central.public_check import PrivateContent
+from jaxpfl.experiments.central.published import PublishedModel
+from jaxpfl.experiments.config.baselines import (
+    CharacterModelConfig,
+    FeatureModelConfig,
+    ResNetConfig,
+    TagModelConfig,
+)
 from jaxpfl.experiments.config.published import PublishedDecoderConfig
-from jaxpfl.experiments.config.reader import to_mapping, to_yaml
-from jaxpfl.experiments.config.sections import LanguageModelConfig
-from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
-from jaxpfl.experiments.engine.rounds import Loop, initial_state
-from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
-from jaxpfl.experiments.engine.signals import Interrupted
-from jaxpfl.experiments.engine.texts import sentences_of
-from jaxpfl.experiments.engine.trackers import track
-from jaxpfl.experiments.records.cautions import OURS
-from jaxpfl.experiments.report.page import write_page
-from jaxpfl.experiments.report.run_page import page_of_run
-from jaxpfl.experiments.systems import study_runs
-from jaxpfl.experiments.systems.base import RESULT, SIMULATION, Workspace
-from jaxpfl.experiments.systems.federated_training import simulation
-from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.build import TAGS, VOCABULARY, Experiment, build
+from jaxpfl.experiments.config.sections import ImageModelConfig, LanguageModelConfig
+from jaxpfl.experiments.engine.build import (
+    build_execution,
+    build_fed_avg,
+    build_model,
+    build_plan,
+    check_features,
+    check_images,
+    open_public,
+    plan_without_privacy,
+    read_clients,
+    split_clients,
+)
+from jaxpfl.experiments.engine.description import (
+    Description,
+    PlannedRelease,
+    Sized,
+    embedding_size,
+    example_columns,
+    published_shapes,
+    shapes_of,
+    tracing,
+)
+from jaxpfl.experiments.engine.texts import exactly
+from jaxpfl.experiments.systems import base
+from jaxpfl.experiments.systems.federated_training.candidates import Candidates
 from jaxpfl.experiments.systems.federated_training.config import Config
-from jaxpfl.experiments.systems.federated_training.page import page
-from jaxpfl.experiments.systems.federated_training.ranking import Scores, ranking
-from jaxpfl.experiments.systems.federated_training.stages import Stages
-from jaxpfl.privacy.ledger import Budget
-from jaxpfl.text.metrics.baselines import unigram_baseline
+from jaxpfl.federated.audits.rehearsal import Rehearsed, ask, column, rehearse
+from jaxpfl.models.base import Model, Params, require_room
+from jaxpfl.models.decoder import lora
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.generation.language_model import LanguageModel
+from jaxpfl.text.tags import TagEncoder, most_frequent
+from jaxpfl.text.tokenisers import characters
+from jaxpfl.text.tokenisers.base import TextEncoder
+from jaxpfl.text.tokenisers.public_words import public_words
+from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class FederatedTraining:
-    """A config, built; nothing is trained or released yet."""
+class Study(base.Study):
+    """FreD's release, if any, and the rounds of training.
 
-    experiment: Experiment
+    Attributes:
+      clients: the training clients as they were read, PRIVATE.
+    """
 
-    def carry_out(self, workspace: Workspace) -> dict[str, Any]:
-        """Does what is left of the stages, the rounds and the simulations."""
-        return _Progress(self.experiment, workspace).public_record()
-
-    def shared(self) -> tuple[Algorithm, Population]:
-        """The rounds, if they are all that the config consists of; see `systems.base.Shareable`."""
-        config = self.experiment.config
-        others = {
-            "fred": config.fred is not None,
-            "prefinetune": config.prefinetune is not None,
-            "run.also_without_privacy": config.run.also_without_privacy,
-        }
-        for name in (name for name, given in others.items() if given):
-            raise InputError(
-                f"{name}: several processes share the rounds of a training alone, which this is "
-                "more than: run it in one process, or leave it out"
-            )
-        return self.experiment.algorithm, self.experiment.train
-
-
-def prepare(config: Config) -> FederatedTraining:
-    """Reads the data, makes the vocabulary and calibrates the plans."""
-    return FederatedTraining(build(config))
-
-
-class _Progress:
-    """The run in its directory: each part is found there, or made and stored."""
-
-    def __init__(self, experiment: Experiment, workspace: Workspace) -> None:
-        self.config, self.workspace = experiment.config, workspace
-        self.directory = workspace.directory
-        self.ledger = study_runs.ledger_path(self.config.privacy, self.directory)
-        self.stages: Stages | None = None
-        self.start: Fitted | None = None
-        self.untrained = experiment.algorithm
-        if experiment.vocabulary is not None:
-            experiment.vocabulary.save(self.directory / VOCABULARY)
-        if experiment.tags is not None:
-            held = {"words": experiment.tags.words, "tags": experiment.tags.tags}
-            files.write_json(self.directory / TAGS, held)
-        if self.config.prefinetune is not None:
-            budget = self._budget(self.config)
-            self.stages = pipeline.carry_out(experiment, workspace, self.ledger, budget)
-            self.start = self.stages.prefinetuned[self.stages.winner]
-            experiment = experiment.starting_from(self.start.params)
-        self.experiment = experiment
-
-    def public_record(self) -> dict[str, Any]:
-        """Does what is left to do, and returns the public record."""
-        fred = None if self.stages is None else self.stages.fred
-        # FreD was charged to this ledger, and to no other.
-        prior = () if fred is None else (fred["run"],)
-        try:
-            result = self._run("", self.experiment.algorithm, self.start, prior=prior)
-        except (BudgetExhausted, Interrupted):
-            write_page(self.directory, page(self.directory, {}))
-            raise
-        record = self._record(result)
-        # What the run releases is complete before a simulation of it begins.
-        written = self.workspace.write_result(record)
-        write_page(self.directory, page(self.directory, written))
-        simulations = self._other_candidates()
-        if self.config.run.also_without_privacy:
-            simulations[simulation.WITHOUT_PRIVACY] = self._without_privacy()
-        if simulations:
-            self._write_simulations({"": result, **simulations})
-        return record
-
-    def _run(
-        self,
-        folder: str,
-        algorithm: Algorithm,
-        start: Fitted | None,
-        *,
-        config: Config | None = None,
-        prior: tuple[str, ...] = (),
-        note: str = "",
-    ) -> Result:
-        """One run in a folder of the directory.
-
-        Args:
-          folder: "" for the run itself; a simulation has a folder, and a ledger in it.
-          config: None for the run's own.
-          prior: runs on the same ledger that this one depends on.
-          note: a sentence that every statement of a simulation ends with.
-        """
-        config = self.config if config is None else config
-        directory = self.directory / folder
-        directory.mkdir(parents=True, exist_ok=True)
-        evaluation, vocabulary = config.evaluation, self.experiment.vocabulary
-        evaluator, sentences = None, None
-        if evaluation.every:
-            evaluator = self._evaluator("validation")
-        words = self.experiment.published or vocabulary
-        if evaluation.every and evaluation.sentences and words is not None:
-            assert isinstance(config.model, LanguageModelConfig | PublishedDecoderConfig)
-            sentences = sentences_of(
-                self.experiment.model,
-                words,
-                seed=config.run.seed,
-                number=evaluation.sentences,
-                max_tokens=config.model.sequence_length,
-            )
-        loop = Loop(
-            algorithm,
-            self.experiment.train,
-            directory=directory,
-            ledger=directory / "ledger.jsonl" if folder else self.ledger,
-            budget=self._budget(config),
-            tracking=Tracking(
-                evaluate=evaluator,
-                evaluate_every=max(1, evaluation.every),
-                sentences=sentences,
-                checkpoint_every=config.run.checkpoint_every,
-                progress=self.workspace.progress,
-            ),
-            setting=Setting(
-                config=to_mapping(config),
-                seed=config.run.seed,
-                reproducible_noise=config.run.reproducible_noise,
-                start=self._starts_from(start),
-                prior=prior,
-                note=note,
-                resumed_as=self.directory,
-            ),
-            resume=(directory / "run.json").exists(),
-            others=self.workspace.others,
-        )
-        if not folder:
-            return loop.run()
-        # The run's statement does not cover a simulation, so no service may receive it.
-        with track(), page_of_run(directory):
-            return loop.run()
-
-    def _budget(self, config: Config) -> Budget | None:
-        return study_runs.budget_of(config.privacy, simulated=config.simulated is not None)
-
-    def _starts_from(self, start: Fitted | None) -> str | None:
-        """Identifies the prefinetuned and the published parameters, where there are any."""
-        parts = [] if start is None else [start.record["params_sha256"]]
-        parts += (self.experiment.published_as or {}).values()
-        return " ".join(parts) or None
-
-    def _other_candidates(self) -> dict[str, Result]:
-        """By folder, the runs from the candidates that FreD did not choose."""
-        results: dict[str, Result] = {}
-        if self.stages is None:
-            return results
-        for name, start in self.stages.prefinetuned.items():
-            if name != self.stages.winner:
-                folder = f"{simulation.OTHER_CANDIDATES}/{name}"
-                algorithm = self.experiment.starting_from(start.params).algorithm
-                algorithm = algorithm._replace(name=f"fed_avg from {name}")
-                note = simulation.CANDIDATE_NOTE.format(name)
-                results[folder] = self._run(folder, algorithm, start, note=note)
-        return results
-
-    def _without_privacy(self) -> Result:
-        """The same run without privacy."""
-        config, folder = _without_privacy(self.config), simulation.WITHOUT_PRIVACY
-        if self.stages is None:
-            # A run with stages before it cannot be repeated from a config of its own.
-            path = self.directory / folder / "config.yaml"
-            path.parent.mkdir(exist_ok=True)
-            files.write_atomically(path, f"# {NOT_PRIVATE}\n{to_yaml(config)}")
-        return self._run(folder, self.experiment.without_privacy(), self.start, config=config)
-
-    def _record(self, result: Result) -> dict[str, Any]:
-        """The record with its tables, which show only what the statement covers."""
-        private = _is_private(self.directory)
-        evaluator, stages = self._test_evaluator, self.stages
-        fred = None
-        if stages is not None and stages.scores is not None:
-            fred = {**(stages.fred or {}), **ranking(stages.scores, {"before": self._before()})}
-        return {
-            **files.read_record(self.directory / RESULT),
-            "tested_on": None if evaluator is None else evaluator.name,
-            "table": [] if evaluator is None else self._table(result, evaluator, private),
-            "fred": fred,
-            "published_model": self.experiment.published_as,
-            "language": self.experiment.model.columns == ("tokens",),
-            "vocabulary_sha256": self._vocabulary_sha256(),
-        }
-
-    def _vocabulary_sha256(self) -> str | None:
-        """Of the file with the words that the model's ids stand for."""
-        if self.experiment.vocabulary is None:
-            return None
-        return files.sha256_file(self.directory / VOCABULARY)
-
-    def _before(self) -> dict[str, Scores]:
-        """The scores of all prefinetuned models, which read public text only: no privacy cost."""
-        evaluator, stages = self._test_evaluator, self.stages
-        if evaluator is None or stages is None:
-            return {}
-        return {name: evaluator(each.params).result() for name, each in stages.prefinetuned.items()}
-
-    def _table(self, result: Result, evaluator: Evaluator, private: bool) -> list[dict[str, Any]]:
-        """Scores the models, and word frequencies, on the same declared-public test clients."""
-        experiment, stages = self.experiment, self.stages
-        untrained = self.untrained
-        assert untrained.params is not None
-        params = untrained.params(initial_state(untrained, self.config.run.seed))
-        name = "untrained" if experiment.published is None else "the published model"
-        table = [{"model": name, "private": True, **evaluator(params).result()}]
-        if experiment.vocabulary is not None and experiment.valid.num_examples:
-            valid = self._declared("validation")
-            unigram = unigram_baseline(
-                np.asarray(valid.population.numeric()["tokens"]),
-                evaluator.columns["tokens"],
-                vocab_size=len(experiment.vocabulary),
-            )
-            row = {"model": "unigram", "private": True, "frequencies": valid.described}
-            table.append({**row, **dataclasses.asdict(unigram)})
-        if stages is not None:
-            scores = evaluator(stages.prefinetuned[stages.winner].params).result()
-            # FreD learned from the clients which corpus it is; without FreD nothing was learned.
-            chosen = private or stages.scores is None
-            name = f"prefinetuned on {stages.winner}"
-            table.append({"model": name, "private": chosen, **scores})
-        table.append({"model": OURS, "private": private, **evaluator(result.params).result()})
-        return table
-
-    def _write_simulations(self, results: Mapping[str, Result]) -> None:
-        """Writes `simulation.json`: this run again, in the folder "", and its simulations."""
-        evaluator, stages = self._test_evaluator, self.stages
-        scores: dict[str, Scores] = {}
-        if evaluator is not None:
-            scores = {name: evaluator(each.params).result() for name, each in results.items()}
-        record: dict[str, Any] = {
-            "note": simulation.NOTE,
-            "tested_on": None if evaluator is None else evaluator.name,
-            "table": [
-                {
-                    "model": simulation.called(folder),
-                    "folder": folder,
-                    "private": _is_private(self.directory / folder),
-                    "privacy": each.privacy,
-                    **scores.get(folder, {}),
-                }
-                for folder, each in results.items()
-            ],
-        }
-        if stages is not None and stages.scores is not None and len(stages.prefinetuned) > 1:
-            folders = {
-                name: "" if name == stages.winner else f"{simulation.OTHER_CANDIDATES}/{name}"
-                for name in stages.prefinetuned
-            }
-            after = {name: scores[folder] for name, folder in folders.items() if folder in scores}
-            record["fred"] = ranking(stages.scores, {"before": self._before(), "after": after})
-        files.write_json(self.directory / SIMULATION, record)
+    config: Config
 
     @cached_property
-    def _test_evaluator(self) -> Evaluator | None:
-        """Scores models on the declared-public test examples; None where there are none."""
-        declared = self.config.evaluation.declared_public and self.experiment.test.num_examples
-        return self._evaluator("test") if declared else None
+    def plans(self) -> dict[str, Plan]:
+        released = () if self.fred is None else self.fred.plans(len(self.clients))
+        return {"rounds": self.plan, **{f"FreD {i}": each for i, each in enumerate(released)}}
 
-    def _evaluator(self, part: str) -> Evaluator:
-        limit = self.config.evaluation.max_examples
-        return Evaluator(self.experiment.model, self._declared(part), max_examples=limit)
+    @cached_property
+    def fred(self) -> FredPlan | None:
+        """The plan of FreD's release; its unit is the client."""
+        settings, privacy = self.config.fred, self.config.privacy
+        if settings is None:
+            return None
+        bounds: dict[str, Any] = {
+            "clip_norm": settings.clip_norm,
+            "max_examples": settings.max_examples,
+        }
+        if not privacy.private:
+            return FredPlan.without_privacy(**bounds)
+        delta = privacy.delta if settings.delta is None else settings.delta
+        assert settings.epsilon is not None
+        assert delta is not None
+        return FredPlan.calibrated(epsilon=settings.epsilon, delta=delta, **bounds)
 
-    def _declared(self, part: str) -> DeclaredPublic:
-        """The "validation" or "test" clients, as `evaluation.declared_public` declares them."""
-        population = self.experiment.valid if part == "validation" else self.experiment.test
-        held_out = f"{part} clients of {self.config.data.source}"
-        return DeclaredPublic(population, self.config.evaluation.source or held_out)
+    @cached_property
+    def plan(self) -> Plan:
+        """Of the rounds; `privacy.epsilon` covers FreD's release, too."""
+        config, found = self.config, self.fred
+        prior = found.event() if found is not None and found.private else None
+        number = len(self.clients)
+        return build_plan(config.privacy, config.training, number, prior, config.simulated)
+
+    def describe(self) -> Description:
+        models, rounds = self._describe_training()
+        releases, notes, together = {}, (), {}
+        found, settings = self.fred, self.config.fred
+        if found is not None and settings is not None:
+            plans = found.plans(len(self.clients))
+            canaries = partial(MomentCanaries, found) if found.mode == "exact" else None
+            times, noise = "count, mean and covariance", found.multipliers[1]
+            releases["FreD"] = PlannedRelease(found.guarantee(), times, noise, plans, canaries)
+            dimension, notes = embedding_size(settings.embedder)
+            if dimension is not None:
+                with tracing("FreD's release"):
+                    rounds = {"FreD": fred_release(found, len(self.clients), dimension)} | rounds
+            if found.private:
+                both = Guarantee.of_events([found.event(), self.plan.event()], self.plan.delta)
+                together["FreD and rounds"] = both
+        releases["rounds"] = PlannedRelease.of_rounds(self.plan)
+        candidates = {} if settings is None else settings.sources
+        sources = {f"fred.candidates.{name}": source for name, source in candidates.items()}
+        return Description(models, rounds, releases, sources, together, notes)
+
+    def _describe_training(self) -> tuple[dict[str, Sized], dict[str, Rehearsed]]:
+        """The model and the rounds that train it."""
+        settings, trees = self.config.model, ()
+        parts: list[Model] = []
+        if isinstance(settings, PublishedDecoderConfig):
+            found = published_shapes(settings, "model", trained=settings.lora is None)
+            if isinstance(found, Sized):
+                return {"model": found}, {}
+            check_published(self.config, settings, found.found)
+            columns = {"tokens": column((settings.sequence_length + 1,), np.int32)}
+
+            def split(params: Params) -> Any:
+                model, *trees = trained_parts(
+                    found.found.model, params, settings, self.config.run.seed
+                )
+                parts.append(model)
+                return trees
+
+            models = {"model": found.sized}
+            with tracing("a round of training"):
+                trees = jax.eval_shape(split, found.params)
+            if settings.lora is not None:
+                about = f"adapters of rank {settings.lora.rank}"
+                models["adapters"] = Sized.of(about, trees[0])
+        else:
+            parts.append(build_model(settings, None))
+            columns = example_columns(settings)
+            with tracing("a round of training"):
+                models = {"model": Sized.of(settings.name, shapes_of(parts[0]))}
+        with tracing("a round of training"):
+            training = partial(build_fed_avg, parts[0], self.config.training, self.plan)
+            rounds = rehearse(training, columns, *trees)
+        return models, {"rounds": rounds}
 
 
-def _without_privacy(config: Config) -> Config:
-    fred = config.fred
-    if fred is not None:
-        fred = dataclasses.replace(fred, epsilon=None, delta=None)
-    privacy = dataclasses.replace(
-        config.privacy,
-        private=False,
-        epsilon=None,
-        noise_multiplier=None,
-        delta=None,
-        budget_epsilon=None,
-        ledger=None,
-        adaptive=False,
+@dataclass(frozen=True)
+class Prepared(Study):
+    """A study of clients that were read; nothing is trained or released yet.
+
+    Attributes:
+      train: the training clients as the model reads them, PRIVATE.
+      valid: the validation clients, which are scored during the rounds if they are declared public.
+      test: the test clients, which are scored at the end if they are declared public.
+      vocabulary: of a language model of words, or None.
+      candidates: the public corpora of `fred` and `prefinetune`, or None without these sections.
+      published: the published model, without adapters, or None.
+      start: the PUBLIC parameters that training starts from; None draws them.
+      frozen: the base of the adapters that are trained, or None.
+      tags: the vocabularies of a model that predicts tags, or None.
+    """
+
+    train: Population = field(repr=False)
+    valid: Population = field(repr=False)
+    test: Population = field(repr=False)
+    model: Model
+    vocabulary: Vocabulary | None = field(repr=False)
+    candidates: Candidates | None = field(repr=False)
+    published: LanguageModel | None = field(default=None, repr=False)
+    start: Any = field(default=None, repr=False)
+    frozen: Any = field(default=None, repr=False)
+    tags: TagEncoder | None = field(default=None, repr=False)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        return self.starting_from(self.start)
+
+    def starting_from(self, params: Params, *, private: bool = True) -> Algorithm:
+        """The rounds from these PUBLIC parameters; not private: clipped alike, without noise."""
+        training, plan = self.config.training, self.plan
+        if not private:
+            plan = plan_without_privacy(self.config.privacy, training, len(self.train))
+        return build_fed_avg(self.model, training, plan, params, self.frozen)
+
+    @property
+    def encoder(self) -> Vocabulary | TextEncoder | None:
+        """What makes tokens of texts; None for a model that reads none."""
+        return self.vocabulary if self.published is None else TextEncoder(self.published.tokeniser)
+
+    @cached_property
+    def published_as(self) -> dict[str, str] | None:
+        """What the published model is, because a config names only where it is."""
+        if self.published is None:
+            return None
+        assert isinstance(self.config.model, PublishedDecoderConfig)
+        return {
+            "path": self.config.model.path,
+            "sha256": self.published.digest(),
+            "tokeniser": self.published.tokeniser.name,
+        }
+
+    def shared(self) -> tuple[Algorithm, Population]:
+        for name, given in (
+            ("fred", self.config.fred),
+            ("prefinetune", self.config.prefinetune),
+            ("run.also_without_privacy", self.config.run.also_without_privacy),
+        ):
+            if given:
+                raise InputError(
+                    f"{name}: several processes share the rounds of a training alone, which this "
+                    "is more than: run it in one process, or leave it out"
+                )
+        return self.algorithm, self.train
+
+
+def prepare(config: Config) -> Prepared:
+    """Reads the data, splits it by client, makes the vocabulary, calibrates the plans.
+
+    Raises:
+      InputError: a source cannot be read, or its parts do not fit together.
+    """
+    clients, model = read_clients(config.data), config.model
+    parts = split_clients(clients, config.data)
+    if config.evaluation.source is not None:
+        parts["valid"] = open_population(config.evaluation.source)
+    for part in (clients, parts["valid"]):
+        if isinstance(model, ImageModelConfig | ResNetConfig):
+            check_images(part, model.image_shape, model.classes)
+        if isinstance(model, FeatureModelConfig):
+            check_features(part, model.features, model.classes)
+    public, private = parts["public"], PrivateContent(parts["train"])
+    candidates = None
+    if config.prefinetune is not None:
+        candidates = Candidates(config, public, private)
+        for source in candidates.sources:
+            # Refuses a source that cannot be read or is private, before anything is written.
+            candidates.population(source)
+    vocabulary = published = start = frozen = tags = None
+    encode: Callable[[Population], Population] = _unchanged
+    if isinstance(model, PublishedDecoderConfig):
+        published = published_model(config, model)
+        encoder, length = TextEncoder(published.tokeniser), model.sequence_length
+        encode = partial(encoder.encode, sequence_length=length)
+        network, start, frozen = trained_parts(
+            published.model, published.params, model, config.run.seed
+        )
+    else:
+        if isinstance(model, LanguageModelConfig):
+            vocabulary = _vocabulary(config, model, candidates, public, private)
+            encode = partial(vocabulary.encode, sequence_length=model.sequence_length)
+        elif isinstance(model, CharacterModelConfig):
+            encode = partial(characters.encode, sequence_length=model.sequence_length)
+        elif isinstance(model, TagModelConfig):
+            tags = TagEncoder(
+                words=most_frequent(expanded(model.word_counts), model.words, "model.words"),
+                tags=most_frequent(expanded(model.tag_counts), model.tags, "model.tags"),
+                max_words=model.max_words,
+                max_tags=model.max_tags,
+            )
+            encode = tags.encode
+        network = build_model(model, vocabulary)
+        # Here, because FreD is charged before the rounds draw it.
+        require_room(network)
+    read = {name: encode(parts[name]) for name in ("train", "valid", "test")}
+    found = Prepared(
+        config,
+        parts["train"],
+        train=read["train"],
+        valid=read["valid"],
+        test=read["test"] if config.evaluation.source is None else read["valid"],
+        model=network,
+        vocabulary=vocabulary,
+        candidates=candidates,
+        published=published,
+        start=start,
+        frozen=frozen,
+        tags=tags,
     )
-    run = dataclasses.replace(config.run, also_without_privacy=False, reproducible_noise=False)
-    return dataclasses.replace(config, fred=fred, privacy=privacy, run=run, simulated=None)
+    # Refuses what cannot be calibrated or shared out among the devices.
+    found.algorithm  # noqa: B018
+    return found
 
 
-def _is_private(directory: Path) -> bool:
-    """Whether the run in a directory has a guarantee, as it says itself."""
-    return files.read_record(directory / "run.json", {"private": bool})["private"]
+def fred_release(plan: FredPlan, clients: int, dimension: int) -> Rehearsed:
+    """FreD's release, traced; its server computes with numpy."""
+    algorithm = fred(plan, units=clients, dimension=dimension)
+    centre = jax.ShapeDtypeStruct((dimension,), np.float32)
+    columns = {"embedding": column((dimension,), np.float32)}
+    queries = [ask(query, centre, columns)[0] for query in algorithm.queries]
+    return Rehearsed(sum(each.up for each in queries), tuple(queries))
+
+
+def _unchanged(part: Population) -> Population:
+    return part
+
+
+def check_published(
+    config: Config, settings: PublishedDecoderConfig, found: PublishedModel
+) -> None:
+    """Refuses a published model that cannot be trained; its tokeniser may not be at hand."""
+    tokeniser: Any = found.tokeniser
+    if settings.lora is not None:
+        found.require_decoder("which takes no adapters (model.lora)")
+    if config.evaluation.every and config.evaluation.sentences:
+        found.require_decoder("which writes no sentences: set evaluation.sentences: 0")
+        if tokeniser is not None and tokeniser.start is None and tokeniser.end_of_text is None:
+            raise InputError(
+                f"the tokeniser {tokeniser.name} has neither a start nor an end-of-text token, so "
+                "no sentence can begin: set evaluation.sentences: 0"
+            )
+    start = tokeniser is not None and tokeniser.start is not None
+    used = "model.sequence_length and a start token"
+    found.require_positions(settings.sequence_length + start, used)
+
+
+def published_model(config: Config, settings: PublishedDecoderConfig) -> LanguageModel:
+    """The published model of a section `model`, with its weights."""
+    trained = settings.lora is None
+    found = PublishedModel.found(settings, "model", trained=trained)
+    check_published(config, settings, found)
+    return found.loaded(trained=trained, mesh=build_execution(config.training).mesh)
+
+
+def trained_parts(
+    model: Any, params: Params, settings: PublishedDecoderConfig, seed: int
+) -> tuple[Model, Any, Any]:
+    """The model that clients compute, the parameters that they train, and the frozen ones."""
+    if settings.lora is None:
+        return model, params, None
+    key = PublicDraws("federated_training", seed).key("adapters")
+    model, params = lora.attach(model, params, settings.lora, key)
+    return model, *lora.split(params)
+
+
+def _vocabulary(
+    config: Config,
+    model: LanguageModelConfig,
+    candidates: Candidates | None,
+    public: Population,
+    private: PrivateContent,
+) -> Vocabulary:
+    """The vocabulary of `data.vocabulary`, `data.public` or all candidates, which are public."""
+    size = model.vocab_size
+    if config.data.vocabulary is not None:
+        return public_words(config.data.vocabulary, size)
+    if config.data.public is not None:
+        corpus = open_public(config.data.public, public, private, "data.public")
+        return exactly(Vocabulary.from_public(corpus, size), size)
+    assert config.fred is not None
+    assert candidates is not None
+    texts = candidates.texts(config.fred.max_candidate_examples, config.run.seed)
+    name = f"the candidates {', '.join(candidates.sources)}"
+    return exactly(Vocabulary.from_texts(texts, size, source=name), size)

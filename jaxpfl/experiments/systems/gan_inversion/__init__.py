@@ -1,6 +1,6 @@
 """Inverted pixels: two federated GANs show what a classifier's errors are made of."""
 
-from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.base import System
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
 
-SYSTEM = LazySystem("gan_inversion", GanInversionConfig, __name__)
+SYSTEM = System("gan_inversion", GanInversionConfig, __name__)

@@ -12,7 +12,7 @@ from jaxpfl.data.population import Population
 from jaxpfl.experiments.central.training import fit_adam
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion.config import GanInversionConfig
-from jaxpfl.experiments.systems.study_runs import stored_params
+from jaxpfl.experiments.systems.workspace import stored_params
 from jaxpfl.models.cnn import CNN, classifier_cnn
 
 # A bound on the norm of logits that none ever reaches.
@@ -74,49 +74,46 @@ def image_evaluator(
     Args:
       public: clients that are declared public, with the columns "image" and "label".
     """
-    settings = config.classifier
-    images = np.asarray(public.columns["image"])
-    labels = np.asarray(public.columns["label"])
-    generator = np.random.Generator(np.random.Philox(key=config.run.seed))
+    settings, seed = config.classifier, config.run.seed
+    images, labels = (np.asarray(public.columns[name]) for name in ("image", "label"))
+    generator = np.random.Generator(np.random.Philox(key=seed))
     order = generator.permutation(len(images))
     rows = np.sort(order[: settings.examples])
     chosen = generator.random(len(images)) < 0.5
     mixed = np.where(chosen[:, None, None, None], inverted(images), images)
-    columns = {
-        "classifier": {"image": images[rows], "label": labels[rows].astype(np.int32)},
-        "polarity": {"image": mixed, "label": chosen.astype(np.int32)},
+    trained = {
+        "classifier": (settings.classes, settings.epochs, images[rows], labels[rows]),
+        "polarity": (2, 1, mixed, chosen),
     }
-    models = {
-        "classifier": classifier_cnn(config.gan.model.image_shape, settings.classes),
-        "polarity": classifier_cnn(config.gan.model.image_shape, 2),
-    }
-    epochs = {"classifier": settings.epochs, "polarity": 1}
-    params = {}
-    for name, model in models.items():
+    models, params = {}, {}
+    for name, (classes, epochs, image, label) in trained.items():
+        models[name] = classifier_cnn(config.gan.model.image_shape, classes)
         train = partial(
             fit_adam,
-            model,
-            columns[name],
-            epochs=epochs[name],
+            models[name],
+            {"image": image, "label": label.astype(np.int32)},
+            epochs=epochs,
             batch_size=settings.batch_size,
             learning_rate=settings.learning_rate,
-            seed=config.run.seed,
+            seed=seed,
         )
-        params[name] = stored_params(artifacts, name, model, train)
+        params[name] = stored_params(artifacts, name, models[name], train)
     # The classifier is tested on examples that did not train it, if there are any.
     tested = order[settings.examples :] if len(order) > settings.examples else order
     tested = np.sort(tested[:_MOST_TESTED])
     classifier = models["classifier"]
-    normal_logits = _logits(classifier, params["classifier"], images[tested])
-    inverted_logits = _logits(classifier, params["classifier"], inverted(images[tested]))
+    normal, negative = (
+        _logits(classifier, params["classifier"], held)
+        for held in (images[tested], inverted(images[tested]))
+    )
     return ImageEvaluator(
         classifier=classifier,
         params=params["classifier"],
         polarity=models["polarity"],
         polarity_params=params["polarity"],
-        normal=moments(normal_logits, _NO_CLIP),
-        inverted=moments(inverted_logits, _NO_CLIP),
-        accuracy=float(np.mean(np.argmax(normal_logits, axis=-1) == labels[tested])),
+        normal=moments(normal, _NO_CLIP),
+        inverted=moments(negative, _NO_CLIP),
+        accuracy=float(np.mean(np.argmax(normal, axis=-1) == labels[tested])),
         digest=" ".join(artifacts.sha256(name) for name in models),
     )
 

@@ -9,8 +9,10 @@ from jaxpfl import files
 from jaxpfl.experiments.records.lines import read_lines
 from jaxpfl.experiments.report import plots
 from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
-from jaxpfl.experiments.systems.base import ARTIFACTS
-from jaxpfl.experiments.systems.gan_inversion.study import IMAGES, PHASES, SIDES
+from jaxpfl.experiments.systems import ARTIFACTS
+from jaxpfl.experiments.systems.gan_inversion.run import IMAGES
+from jaxpfl.experiments.systems.gan_inversion.study import PHASES, SIDES
+from jaxpfl.experiments.systems.workspace import scaled_lines
 
 _PHASES = {"bug": "with the bug", "fixed": "after the fix"}
 _SIDES = {
@@ -32,12 +34,12 @@ def lines(record: dict[str, Any]) -> list[str]:
     """Returns the result for a terminal."""
     found = [
         f"{_judged(record)}:",
-        f"{'images drawn by the GAN of':52}{'inverted':>10}{'classifier score':>18}",
+        f"{'images drawn by the GAN of':52}  inverted  classifier score",
     ]
     for name, described in _gans(record).items():
-        scores = record["runs"][name]
-        share, score = scores["inverted_share"], scores["classifier_score"]
-        found.append(f"{described:52}{100 * share:>8.1f} %{score:>18.2f}")
+        run = record["runs"][name]
+        share, score = f"{100 * run['inverted_share']:.1f} %", f"{run['classifier_score']:.2f}"
+        found.append(f"{described:52}{share:>10}{score:>18}")
     return [*found, "", *_privacy(record)]
 
 
@@ -49,20 +51,12 @@ def _privacy(record: dict[str, Any]) -> list[str]:
     if record["composed_guarantee"]["epsilon"] is None:
         return [record["stamp"]]
     costliest = max(record["runs"], key=lambda name: record["runs"][name]["epsilon"])
-    found = [
+    scale = record["at_scale"]
+    return [
         f"{_EVERYTHING}: {record['composed_guarantee']['statement']}",
         f"the GAN with the largest epsilon: {record['runs'][costliest]['privacy']}",
+        *scaled_lines({"that GAN": costliest}, "everything", scale),
     ]
-    scale = record["at_scale"]
-    if scale:
-        run = scale["runs"][costliest]
-        found += [
-            f"that GAN in a deployment of {scale['population']:,} clients, "
-            f"{run['clients_per_round']:,} a round, with the same noise of the mean: "
-            f"{run['statement']}",
-            f"everything in that deployment: {scale['composed_guarantee']['statement']}",
-        ]
-    return found
 
 
 def page(directory: Path, record: dict[str, Any]) -> Page:
@@ -117,41 +111,29 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
 
 
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
-    plan = record["runs"]["bug_low"]["plan"]
+    plan, accuracy = record["runs"]["bug_low"]["plan"], 100 * record["classifier"]["accuracy"]
     return [
         (f"{plan['rounds']}", "rounds for each GAN"),
         (f"{record['selected_per_round']}", "matching clients in a round (expected)"),
         (f"{plan['noise_multiplier']:.3g}", "noise multiplier"),
         (f"{plan['clip_norm']:g}", "clip norm"),
-        (
-            f"{100 * record['classifier']['accuracy']:.1f} %",
-            f"accuracy of the classifier on {record['judged_by']}",
-        ),
+        (f"{accuracy:.1f} %", f"accuracy of the classifier on {record['judged_by']}"),
         (f"{100 * record['bug']['probability']:g} %", "of clients have the bug"),
     ]
 
 
 def _scores(record: dict[str, Any]) -> Table:
-    rows = []
-    for name, described in _gans(record).items():
-        found = record["runs"][name]
-        rows.append(
-            (
-                described,
-                f"{100 * found['inverted_share']:.1f} %",
-                f"{found['classifier_score']:.2f}",
-                f"{found['frechet_normal']:.1f}",
-                f"{found['frechet_inverted']:.1f}",
-            )
-        )
-    columns = (
-        "the GAN trained on",
-        "classified as inverted",
-        "classifier score",
-        "Frechet distance of logits to public images",
-        "to the same, inverted",
-    )
-    return Table(columns, rows, numbers=(1, 2, 3, 4))
+    columns = {
+        "classified as inverted": lambda run: f"{100 * run['inverted_share']:.1f} %",
+        "classifier score": lambda run: f"{run['classifier_score']:.2f}",
+        "Frechet distance of logits to public images": lambda run: f"{run['frechet_normal']:.1f}",
+        "to the same, inverted": lambda run: f"{run['frechet_inverted']:.1f}",
+    }
+    rows = [
+        (described, *(text(record["runs"][name]) for text in columns.values()))
+        for name, described in _gans(record).items()
+    ]
+    return Table(("the GAN trained on", *columns), rows, numbers=(1, 2, 3, 4))
 
 
 def _curves(directory: Path, record: dict[str, Any]) -> Any:

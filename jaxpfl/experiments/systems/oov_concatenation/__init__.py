@@ -1,6 +1,6 @@
 """Joined words: federated language models show a tokenizer's bug."""
 
-from jaxpfl.experiments.systems.base import LazySystem
+from jaxpfl.experiments.systems.base import System
 from jaxpfl.experiments.systems.oov_concatenation.config import OovConcatenationConfig
 
-SYSTEM = LazySystem("oov_concatenation", OovConcatenationConfig, __name__)
+SYSTEM = System("oov_concatenation", OovConcatenationConfig, __name__)

@@ -6,24 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.experiments.report import plots
-from jaxpfl.experiments.report.page import Page, Section, Table, no_protection
+from jaxpfl.experiments.report.page import Page, Section, Table, no_protection, text_lines
+from jaxpfl.experiments.systems.workspace import scaled_lines
 
 _BOTH = "both models of a world, everything on its ledger"
 
 
 def lines(record: dict[str, Any]) -> list[str]:
     """Returns the result for a terminal."""
-    found = [
-        f"{_measured(record)}:",
-        f"{'bug':>8}{'OOV at position 1':>20}{'OOV overall':>14}{'top words with a space':>25}",
-    ]
-    for world in record["worlds"].values():
-        top = world["top_words"]
-        found.append(
-            f"{_share(world):>8}{_percent(world['oov_by_position'][0]):>20}"
-            f"{_percent(world['oov_overall']):>14}{f'{_spaces(top)} of {len(top)}':>25}"
+    columns = ("bug", "OOV at position 1", "OOV overall", "top words with a space")
+    rows = [
+        (
+            _share(world),
+            _percent(world["oov_by_position"][0]),
+            _percent(world["oov_overall"]),
+            f"{_spaces(world['top_words'])} of {len(world['top_words'])}",
         )
-    return [*found, "", *_privacy(record)]
+        for world in record["worlds"].values()
+    ]
+    shown = text_lines(Table(columns, rows, numbers=(0, 1, 2, 3)))
+    return [f"{_measured(record)}:", *shown, "", *_privacy(record)]
 
 
 def _measured(record: dict[str, Any]) -> str:
@@ -38,23 +40,15 @@ def _privacy(record: dict[str, Any]) -> list[str]:
     if record["all_worlds"]["epsilon"] is None:
         return [record["stamp"]]
     world = _costliest(record)
-    found = [
+    names = {f"the model of {kind}": kind for kind in ("words", "characters")}
+    return [
         f"{_BOTH}: {world['composed_guarantee']['statement']}",
         f"all {len(record['worlds'])} worlds, as shown here, everything on their ledgers: "
         f"{record['all_worlds']['statement']}",
         f"the word model: {world['privacy']['words']}",
         f"the character model: {world['privacy']['characters']}",
+        *scaled_lines(names, "both models", record["at_scale"]),
     ]
-    scale = record["at_scale"]
-    if scale:
-        found += [
-            f"the model of {name} in a deployment of {scale['population']:,} clients, "
-            f"{run['clients_per_round']:,} a round, with the same noise of the mean: "
-            f"{run['statement']}"
-            for name, run in scale["runs"].items()
-        ]
-        found.append(f"both models in that deployment: {scale['composed_guarantee']['statement']}")
-    return found
 
 
 def _costliest(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +72,6 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
     """Draws the pictures from the record."""
     stamped = bool(record["stamp"])
     privacy = _privacy(record)
-    plans = record["plans"]
     return Page(
         title="Which words does the vocabulary lack? Federated language models",
         lead=f"{record['population']} · a client: {record['unit']} · vocabulary of "
@@ -93,13 +86,13 @@ def page(directory: Path, record: dict[str, Any]) -> Page:
             *privacy[1:],
         ],
         facts=[
-            (str(plan[name]), f"{what}, {kind} model")
-            for kind, plan in plans.items()
-            for name, what in (("rounds", "rounds"), ("clients_per_round", "clients a round"))
-        ]
-        + [
-            (f"{plan['noise_multiplier']:.3g}", f"noise multiplier, {kind} model")
-            for kind, plan in plans.items()
+            (text.format(plan[name]), f"{what}, {kind} model")
+            for name, what, text in (
+                ("rounds", "rounds", "{}"),
+                ("clients_per_round", "clients a round", "{}"),
+                ("noise_multiplier", "noise multiplier", "{:.3g}"),
+            )
+            for kind, plan in record["plans"].items()
         ],
         sections=[
             Section(
@@ -156,23 +149,17 @@ def _overall(record: dict[str, Any], stamped: bool) -> Any:
 
 
 def _top(record: dict[str, Any]) -> Table:
-    worlds = list(record["worlds"].values())
-    columns = ["rank"]
-    for world in worlds:
-        columns += [f"bug in {_share(world)}", "probability by the model"]
+    worlds = record["worlds"].values()
+    columns = [part for w in worlds for part in (f"bug in {_share(w)}", "probability by the model")]
     rows = []
     for rank in range(record["drawn"]["top"]):
         row = [str(rank + 1)]
         for world in worlds:
-            top = world["top_words"]
-            if rank < len(top):
-                word, log_p = top[rank]["word"], top[rank]["log_probability"]
-                row += [word.replace(" ", " ␣ "), f"{100 * math.exp(log_p):.2f} %"]
-            else:
-                row += ["", ""]
+            # A model may generate fewer words.
+            for each in world["top_words"][rank : rank + 1] or [None]:
+                row.append(each["word"].replace(" ", " ␣ ") if each else "")
+                row.append(f"{100 * math.exp(each['log_probability']):.2f} %" if each else "")
         rows.append(tuple(row))
-    counts = [""]
-    for world in worlds:
-        counts += [f"{_spaces(world['top_words'])} with a space", ""]
-    numbers = (0, *range(2, len(columns), 2))
-    return Table(tuple(columns), [*rows, tuple(counts)], numbers)
+    counts = [part for w in worlds for part in (f"{_spaces(w['top_words'])} with a space", "")]
+    numbers = (0, *range(2, len(columns) + 1, 2))
+    return Table(("rank", *columns), [*rows, ("", *counts)], numbers)

@@ -28,6 +28,8 @@ SCORING = ("private_evolution", "pe_sft", "popri")
 """The methods in which clients score texts."""
 EVOLVING = ("private_evolution", "pe_sft")
 """The methods that make variations of the texts that clients voted for."""
+FED_AVG = "fed_avg"
+"""The method in which clients train the model, and the name of its run."""
 WRITING = ("generator", *SCORING)
 """The methods that write a synthetic corpus."""
 
@@ -238,6 +240,18 @@ class SyntheticTextConfig:
             # The L2 norm of a client's votes is largest if all votes are for one text.
             return replace(self.privacy, clip_norm=float(self.evolution.max_texts))
         return replace(self.privacy, clip_norm=1.0) if self.method == "popri" else self.privacy
+
+    @property
+    def score(self) -> ScoreKind:
+        """How clients score texts: those that evolve are voted for."""
+        return "nn_histogram" if self.method in EVOLVING else self.popri.score
+
+    @property
+    def candidates(self) -> tuple[int, int]:
+        """The prompts of a round and the texts of each that clients score."""
+        if self.method in EVOLVING:
+            return self.evolution.population, 1
+        return self.popri.prompts, self.popri.responses
 
     @property
     def positions(self) -> dict[str, int]:

@@ -4,6 +4,7 @@ No client's data is read here. A step receives the clients' scores as a release,
 that an earlier attempt has stored, so a corpus can be continued without the clients.
 """
 
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -15,15 +16,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.algorithms.base import Algorithm
 from jaxpfl.algorithms.candidate_scores import Scorer
-from jaxpfl.algorithms.popri import synthesise
+from jaxpfl.algorithms.popri import (
+    Written,
+    popri,
+    prompts_of,
+    respond,
+    synthesise,
+    with_adapters,
+)
 from jaxpfl.algorithms.private_evolution import (
     Evolved,
     Vary,
     private_evolution,
     selected_texts,
 )
-from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute, ignore
+from jaxpfl.algorithms.stored_rounds import Hooks, LoadOrCompute, PublicDraws, ignore
 from jaxpfl.errors import InputError
 from jaxpfl.experiments.central.adamw import Training
 from jaxpfl.experiments.central.public_models import PublicModels, data_mesh
@@ -35,12 +44,6 @@ from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.popri_rounds import (
-    Ask,
-    Distance,
-    all_states,
-    tuned_by_scores,
-)
 from jaxpfl.models.base import Params
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.network import Decoder
@@ -49,10 +52,20 @@ from jaxpfl.text.embed import Embedder, embedder
 from jaxpfl.text.embed.base import as_texts
 from jaxpfl.text.generation.decoding import Decoding
 from jaxpfl.text.generation.language_model import LanguageModel
-from jaxpfl.text.generation.variation import Continue, MaskAndFill, mask_and_fill
+from jaxpfl.text.generation.variation import Continue, mask_and_fill
 from jaxpfl.text.preference.responses import prompt_room
 from jaxpfl.text.tokenisers.base import text_rows
 from jaxpfl.text.tokenisers.fast import FastTokeniser
+
+Ask = Callable[[Callable, Any, int], tuple[Any, Any]]
+"""`ask(step, state, round)` runs a step that may ask clients, as `Releaser.step` does."""
+
+Distance = Callable[[list[str]], float]
+"""The Frechet distance of texts to those of clients that are declared public."""
+
+DISTANCES = "distances"
+"""The artifact of `popri.checkpoint` "nearest": the distance of what was written with 0, 1, ...
+tunings."""
 
 # How often the generator is asked for private evolution's first texts, since some may be empty.
 _ATTEMPTS = 8
@@ -63,16 +76,32 @@ def json_lines(texts: Sequence[str]) -> str:
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
 
 
-@functools.lru_cache(maxsize=4)
-def loaded_embedder(name: str) -> Embedder:
-    """The embedder of this name, loaded once in a process."""
-    return embedder(name)
+# Loaded once in a process.
+loaded_embedder = functools.lru_cache(maxsize=4)(embedder)
+loaded_fill_model = functools.lru_cache(maxsize=1)(mask_and_fill)
 
 
-@functools.lru_cache(maxsize=1)
-def loaded_fill_model(name: str, tokens: int) -> MaskAndFill:
-    """The masked language model of this name, loaded once in a process."""
-    return mask_and_fill(name, tokens=tokens)
+def scorer(config: SyntheticTextConfig, plan: Plan) -> Scorer:
+    """How clients score texts; the method must be one that asks clients."""
+    return Scorer(plan, kind=config.score, max_texts=config.evolution.max_texts)
+
+
+def check_published(config: SyntheticTextConfig, found: PublishedModel) -> None:
+    """Refuses a published model that a section cannot use; its tokeniser may not be at hand."""
+    tokeniser: Any = found.tokeniser
+    if found.name == "downstream":
+        start = tokeniser is not None and tokeniser.start is not None
+        needed, used = config.positions["downstream"] + start, "corpus.tokens and a start token"
+    else:
+        found.require_decoder("which writes no texts")
+        needed = config.positions["generator"]
+        used = "popri.prompt_tokens, popri.new_tokens and a start token"
+        try:
+            if tokeniser is not None:
+                prompt_room(tokeniser, config.popri.prompt_tokens)
+        except InputError as error:
+            raise InputError(f"popri.prompt_tokens: {error}") from None
+    found.require_positions(needed, used)
 
 
 @functools.lru_cache(maxsize=4)
@@ -121,7 +150,7 @@ class CorpusWriter:
         evolution = self.config.evolution
         if self.config.method in EVOLVING and evolution.fill_model is not None:
             # Refuses here, before anything is charged, if the model is missing.
-            loaded_fill_model(evolution.fill_model, self.config.corpus.tokens)
+            loaded_fill_model(evolution.fill_model, tokens=self.config.corpus.tokens)
         # The same for the published models, of which only the small files are read.
         self._published  # noqa: B018
 
@@ -184,15 +213,7 @@ class CorpusWriter:
             if not isinstance(settings, PublishedModelConfig):
                 continue
             found = PublishedModel.found(settings, name, trained=name == "downstream")
-            used, start = "corpus.tokens and a start token", found.tokeniser.start is not None
-            if name == "generator":
-                found.require_decoder("which writes no texts")
-                used, start = "popri.prompt_tokens, popri.new_tokens and a start token", False
-                try:
-                    prompt_room(found.tokeniser, self.config.popri.prompt_tokens)
-                except InputError as error:
-                    raise InputError(f"popri.prompt_tokens: {error}") from None
-            found.require_positions(self.config.positions[name] + start, used)
+            check_published(self.config, found)
             models[name] = found
         return models
 
@@ -209,7 +230,7 @@ class CorpusWriter:
             stop = (popri.format.stop,) if popri.format.stop else ()
             decoding, clean = Decoding(stop=stop), popri.format.response
             return Continue(self.generator, evolution.kept, tokens, decoding, clean)
-        fill = loaded_fill_model(evolution.fill_model, tokens)
+        fill = loaded_fill_model(evolution.fill_model, tokens=tokens)
 
         def vary(texts: Sequence[str], key: jax.Array) -> list[str]:
             filled = [popri.format.response(text) for text in fill(texts, key)]
@@ -218,15 +239,6 @@ class CorpusWriter:
             return [new or old for new, old in zip(cut, texts, strict=True)]
 
         return vary
-
-    def scorer(self, plan: Plan) -> Scorer:
-        """How clients score texts; the method must be one that asks clients."""
-        votes = self.config.method != "popri"
-        return Scorer(
-            plan,
-            kind="nn_histogram" if votes else self.config.popri.score,
-            max_texts=self.config.evolution.max_texts,
-        )
 
     def tuned(
         self,
@@ -244,7 +256,8 @@ class CorpusWriter:
           load_or_compute: finds what an earlier attempt at the run has stored.
           scorer: how clients score; None for a method that asks no client.
           ask: runs a step that asks clients.
-          distance: of texts to clients that are declared public; see `tuned_by_scores`.
+          distance: called only where the choice of POPri's round is neither stored nor simply the
+            last.
           on_round: is called after each round with its `Written` or `Evolved`.
         """
         config, method = self.config, self.config.method
@@ -254,17 +267,7 @@ class CorpusWriter:
         hooks: Hooks[Any] = Hooks(load_or_compute, on_round, self.progress)
         assert scorer is not None, "all other methods that write ask clients"
         if method == "popri":
-            return tuned_by_scores(
-                self.generator,
-                samples,
-                scorer,
-                self.function,
-                config.popri,
-                seed=config.run.seed,
-                ask=ask,
-                distance=distance,
-                hooks=hooks,
-            )
+            return self._tuned_by_scores(samples, scorer, ask, distance, hooks)
         texts = self._evolved(samples, scorer, ask, hooks)
         if method == "private_evolution":
             return self.generator, texts
@@ -308,6 +311,56 @@ class CorpusWriter:
         )
         return found.params if base is None else lora.join(found.params, base)
 
+    def _tuned_by_scores(
+        self,
+        samples: list[str],
+        scorer: Scorer,
+        ask: Ask,
+        distance: Distance,
+        hooks: Hooks[Written],
+    ) -> tuple[LanguageModel, list[str]]:
+        """POPri: which round's adapters write the corpus, and after which prompts.
+
+        Both choices follow from the rounds' releases and from validation clients that are declared
+        public, so neither costs privacy.
+        """
+        settings, seed, rounds = self.config.popri, self.config.run.seed, list[Written]()
+
+        def on_round(found: Written) -> None:
+            rounds.append(found)
+            hooks.on_round(found)
+
+        algorithm = popri(
+            self.generator, samples, scorer, self.function, settings,
+            seed=seed, hooks=dataclasses.replace(hooks, on_round=on_round),
+        )  # fmt: skip
+        params_of = algorithm.params
+        assert params_of is not None, "POPri tunes a model"
+        writers = [
+            with_adapters(self.generator, settings, params_of(state))
+            for state in _all_states(algorithm, ask)
+        ]
+        writer = writers[-1]
+        if settings.checkpoint == "nearest":
+
+            def measured() -> dict[str, np.ndarray]:
+                # The last adapters have written nothing yet.
+                number = len(rounds) + 1
+                prompts = prompts_of(
+                    self.generator, samples, settings.prompts, settings, seed, number
+                )
+                key = PublicDraws("popri", seed).key("responses", number)
+                last, _ = respond(writers[-1], prompts, settings, key, hooks.progress)
+                written = [*(found.responses for found in rounds), last]
+                flat = [[text for row in texts for text in row] for texts in written]
+                return {"distances": np.array([distance(texts) for texts in flat])}
+
+            distances = hooks.load_or_compute(DISTANCES, measured)["distances"]
+            writer = writers[int(np.argmin(distances))]
+        if settings.final_prompts == "best_responses":
+            samples = best_responses(rounds[-1])
+        return writer, samples
+
     def _evolved(
         self, samples: list[str], scorer: Scorer, ask: Ask, hooks: Hooks[Evolved]
     ) -> list[str]:
@@ -344,7 +397,7 @@ class CorpusWriter:
             seed=config.run.seed,
             hooks=hooks,
         )
-        return selected_texts(all_states(algorithm, ask)[-1])
+        return selected_texts(_all_states(algorithm, ask)[-1])
 
     def _tuned_on(self, texts: list[str], directory: Path) -> LanguageModel:
         """The generator with adapters that are fine-tuned on texts."""
@@ -354,3 +407,18 @@ class CorpusWriter:
         writer = start.replaced(model, params)
         tuned = self.fitted(writer, texts, config.evolution.fine_tuning, folder)
         return writer.replaced(model, tuned)
+
+
+def _all_states(algorithm: Algorithm, ask: Ask) -> list[Any]:
+    """The algorithm's states: before the first round, and after each."""
+    states = [algorithm.init(jax.random.key(0))]
+    for round in range(1, algorithm.rounds + 1):
+        states.append(ask(algorithm.step, states[-1], round)[0])
+    return states
+
+
+def best_responses(written: Written) -> list[str]:
+    """The response to each prompt of a round that clients scored highest, unless it is empty."""
+    best = np.argmax(written.scores_KxJ, axis=1).tolist()
+    texts = [row[index] for row, index in zip(written.responses, best, strict=True)]
+    return [text for text in texts if text]

@@ -18,21 +18,23 @@ from jaxpfl.experiments.engine.build import build_fed_avg
 from jaxpfl.experiments.engine.final_state import check_statement, final_params, planned
 from jaxpfl.experiments.engine.releases import Releases, missing
 from jaxpfl.experiments.records.artifacts import verified
-from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.base import Made, TrainedModel, last_part
 from jaxpfl.experiments.systems.synthetic_text.config import (
     EVOLVING,
+    FED_AVG,
     SCORING,
     WRITING,
     SyntheticTextConfig,
 )
 from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
-from jaxpfl.experiments.systems.synthetic_text.study import FED_AVG, FINE_TUNING, described_config
+from jaxpfl.experiments.systems.synthetic_text.run import FINE_TUNING
+from jaxpfl.experiments.systems.synthetic_text.study import described_config
 from jaxpfl.experiments.systems.synthetic_text.synthesize import (
     require_public,
     tuned_generator,
     verified_ledger,
 )
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.models.base import Params
 from jaxpfl.models.checkpoints import hub
 from jaxpfl.models.decoder import lora
@@ -48,7 +50,7 @@ def made(
     *,
     progress: bool = True,
 ) -> Made:
-    """See `systems.base.Exporter`."""
+    """See `systems.base.System`."""
     writer = CorpusWriter(config, progress)
     start = writer.downstream
     require_public(writer, "downstream", record)
@@ -81,7 +83,7 @@ def _trained(directory: Path, writer: CorpusWriter, record: Mapping[str, Any]) -
         folder,
         build_fed_avg(start.model, config.training, plan, start.params),
         config.run.seed,
-        ledger=study_runs.ledger_path(config.privacy, directory),
+        ledger=ledger_path(config.privacy, directory),
         privacy=record["privacy"],
     )
 

@@ -16,17 +16,19 @@ from typing import Any
 from jaxpfl import files
 from jaxpfl.checks import positive_int
 from jaxpfl.errors import CorruptFile, InputError
-from jaxpfl.experiments.config.reader import from_mapping, read_mapping
 from jaxpfl.experiments.engine.releases import FOLDER, missing
 from jaxpfl.experiments.records.artifacts import Artifacts, Manifest, verified
-from jaxpfl.experiments.systems import study_runs
-from jaxpfl.experiments.systems.base import RESULT
 from jaxpfl.experiments.systems.synthetic_text.config import (
     SCORING,
     WRITING,
     SyntheticTextConfig,
 )
-from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, json_lines
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import (
+    CorpusWriter,
+    json_lines,
+    scorer,
+)
+from jaxpfl.experiments.systems.workspace import ledger_path
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.plan import Plan
 from jaxpfl.text.generation.language_model import LanguageModel
@@ -36,33 +38,35 @@ _MOST_PARTS = 50
 
 
 def synthesize(
-    directory: Path, path: Path, *, texts: int | None = None, progress: bool = True
+    directory: Path,
+    config: SyntheticTextConfig,
+    record: Mapping[str, Any],
+    path: Path,
+    *,
+    texts: int | None = None,
+    progress: bool = True,
 ) -> dict[str, Any]:
-    """Writes the corpus of a finished study and returns its card; see `systems.base.Synthesizer`.
-
-    Args:
-      directory: the run's directory.
-      path: the new file.
-      texts: the number of texts, beginning with the run's own; None for as many as the run wrote.
-      progress: whether progress bars are shown on stderr.
-    """
+    """Writes the corpus of a finished study and returns its card; see `systems.base.System`."""
     card_path = path.with_name(path.name + ".card.json")
     if texts is not None:
         positive_int("texts", texts)
     for new in (path, card_path):
         if new.exists():
             raise InputError(f"{new}: exists already; choose another --out")
-    config, record = _finished(directory)
-    with files.exclusive(directory):
-        ledger = verified_ledger(directory, config)
-        manifest = verified(directory / FOLDER / "corpus")
-        artifacts = Artifacts(directory / FOLDER, run=manifest.run, ledger=ledger)
-        corpus = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
-        of_run = len(corpus)
-        if texts is not None and texts > of_run:
-            writer = CorpusWriter(config, progress)
-            corpus += _more_texts(directory, writer, record, artifacts, texts - of_run)
-        corpus = corpus[:texts]
+    if not (directory / FOLDER / "corpus").exists():
+        raise InputError(
+            f"{directory}: method {config.method!r} writes no synthetic texts, expected a run of "
+            f"one of {', '.join(map(repr, WRITING))}"
+        )
+    ledger = verified_ledger(directory, config)
+    manifest = verified(directory / FOLDER / "corpus")
+    artifacts = Artifacts(directory / FOLDER, run=manifest.run, ledger=ledger)
+    corpus = artifacts.load_or_compute("corpus", missing).arrays["texts"].tolist()
+    of_run = len(corpus)
+    if texts is not None and texts > of_run:
+        writer = CorpusWriter(config, progress)
+        corpus += _more_texts(directory, writer, record, artifacts, texts - of_run)
+    corpus = corpus[:texts]
     content = json_lines(corpus)
     card = {
         "file": path.name,
@@ -84,26 +88,11 @@ def synthesize(
     return card
 
 
-def _finished(directory: Path) -> tuple[SyntheticTextConfig, dict[str, Any]]:
-    """The config and the record of a finished study."""
-    if not (directory / RESULT).exists():
-        raise InputError(f"{directory}: holds no finished run: it has no {RESULT}")
-    record = files.read_record(directory / RESULT)
-    path = directory / "config.yaml"
-    config = from_mapping(read_mapping(path), str(path), SyntheticTextConfig)
-    if not (directory / FOLDER / "corpus").exists():
-        raise InputError(
-            f"{directory}: method {config.method!r} writes no synthetic texts, expected a run of "
-            f"one of {', '.join(map(repr, WRITING))}"
-        )
-    return config, record
-
-
 def verified_ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | None:
     """The verified ledger that the run charged; None where no client was asked."""
     if config.method not in SCORING:
         return None
-    path = study_runs.ledger_path(config.privacy, directory)
+    path = ledger_path(config.privacy, directory)
     if not path.exists():
         raise CorruptFile(f"{path}: the run's ledger is missing")
     ledger = Ledger.read(path)
@@ -113,35 +102,26 @@ def verified_ledger(directory: Path, config: SyntheticTextConfig) -> Ledger | No
 
 def _cost(record: Mapping[str, Any], ledger: Ledger | None, manifest: Manifest) -> dict[str, Any]:
     """What the texts cost the clients, and what all releases on their ledger cost together."""
-    if ledger is None:
-        return {
-            "private": True,
-            "stamp": "",
-            "statement": record["privacy"],
-            "epsilon": 0.0,
-            "delta": 0.0,
-            "unit": "client",
-            "adjacency": None,
-            "accountant": None,
-            "ledger": None,
+    found: dict[str, Any] = {"private": True, "stamp": "", "delta": 0.0, "unit": "client"}
+    found |= {"adjacency": None, "accountant": None, "ledger": None}
+    if ledger is not None:
+        plan = Plan.from_dict(record["plan"])
+        found |= {
+            "private": plan.private,
+            "stamp": record["stamp"],
+            "delta": plan.delta if plan.private else None,
+            "unit": plan.unit,
+            "adjacency": plan.adjacency,
+            "accountant": plan.chosen_accountant if plan.private else None,
+            "ledger": {
+                # The head after the run: a shared ledger may have been charged since.
+                "head": manifest.ledger_head,
+                "charges_of_all": len(ledger),
+                "epsilon_of_all": ledger.spent(plan.delta) if plan.private else None,
+            },
         }
-    plan = Plan.from_dict(record["plan"])
-    return {
-        "private": plan.private,
-        "stamp": record["stamp"],
-        "statement": record["privacy"],
-        "epsilon": record["metrics"]["epsilon"],
-        "delta": plan.delta if plan.private else None,
-        "unit": plan.unit,
-        "adjacency": plan.adjacency,
-        "accountant": plan.chosen_accountant if plan.private else None,
-        "ledger": {
-            # The head after the run: a shared ledger may have been charged since.
-            "head": manifest.ledger_head,
-            "charges_of_all": len(ledger),
-            "epsilon_of_all": ledger.spent(plan.delta) if plan.private else None,
-        },
-    }
+    # Of a method that asks no client, the epsilon of the record is 0.
+    return {**found, "statement": record["privacy"], "epsilon": record["metrics"]["epsilon"]}
 
 
 def tuned_generator(
@@ -159,7 +139,7 @@ def tuned_generator(
         directory,
         lambda name, _: artifacts.load_or_compute(name, missing).arrays,
         # A method that asks no client has no plan.
-        writer.scorer(Plan.from_dict(plan)) if plan else None,
+        scorer(writer.config, Plan.from_dict(plan)) if plan else None,
         lambda step, state, round: step(state, missing, round),
     )
 

@@ -9,7 +9,7 @@ import pytest
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.export import export
-from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from tests.data.tff_files import example, write_file
 
 CONFIGS = Path(__file__).parents[4] / "configs"
@@ -83,7 +83,7 @@ def test_stack_overflow_tags(fixtures, counts, tmp_path):
 def test_counts_with_too_few_entries_are_refused(fixtures, counts):
     source = "$JAXPFL_TFF/tff_stackoverflow_synthetic.sqlite?dataset=stackoverflow"
     with pytest.raises(InputError, match=r"tags\.json has 6 entries.*model\.tags = 7"):
-        build(small("stackoverflow_tags", source, *counts, "--model.tags", "7"))
+        prepare(small("stackoverflow_tags", source, *counts, "--model.tags", "7"))
 
 
 def write_cifar100(path: Path, clients: int = 3) -> str:

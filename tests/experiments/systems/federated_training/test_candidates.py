@@ -14,10 +14,10 @@ from jaxpfl.experiments import registry
 from jaxpfl.experiments.central.public_check import PrivateContent
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.candidates import Candidates, _apportion
 from jaxpfl.experiments.systems.federated_training.config import FredConfig
 from jaxpfl.experiments.systems.federated_training.ranking import ranking
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.text.embed import embed, embedder
 from jaxpfl.text.tokenisers.vocabulary import Vocabulary
 
@@ -38,14 +38,14 @@ def _texts(values: Any, vocabulary: Vocabulary) -> list[str]:
 
 @pytest.fixture(scope="module")
 def candidates(pipeline_config) -> Candidates:
-    candidates = build(registry.load(pipeline_config)).candidates
+    candidates = prepare(registry.load(pipeline_config)).candidates
     assert candidates is not None
     return candidates
 
 
 @pytest.fixture(scope="module")
 def vocabulary(pipeline_config) -> Vocabulary:
-    vocabulary = build(registry.load(pipeline_config)).vocabulary
+    vocabulary = prepare(registry.load(pipeline_config)).vocabulary
     assert vocabulary is not None
     return vocabulary
 
@@ -111,7 +111,7 @@ def test_public_clients_are_a_corpus_and_take_no_other_part(pipeline_config):
         ("train: 0.7, valid: 0.15, test: 0.15", "train: 0.3, valid: 0.15, test: 0.15, public: 0.4"),
         (f'near: "{near}"', 'near: "split:public"'),
     )  # fmt: skip
-    experiment = build(config)
+    experiment = prepare(config)
     assert experiment.candidates is not None
     public = experiment.candidates.population("near")
     ids = [set(part.client_ids.to_pylist()) for part in (
@@ -124,7 +124,7 @@ def test_without_a_public_corpus_the_vocabulary_is_the_candidates(pipeline_confi
     """TRUST 8: from text that is public; never from the clients."""
     public = str(pipeline_config.parent / "vocabulary.jsonl")
     config = _load(pipeline_config, (f', public: "{public}"', ""))
-    vocabulary = build(config).vocabulary
+    vocabulary = prepare(config).vocabulary
     assert vocabulary is not None
     from tests.experiments.conftest import FAR, NEAR
 

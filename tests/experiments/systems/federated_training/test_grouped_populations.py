@@ -8,7 +8,7 @@ import pytest
 
 from jaxpfl.data.convert import convert
 from jaxpfl.experiments import carry_out, registry
-from jaxpfl.experiments.systems.federated_training.build import build
+from jaxpfl.experiments.systems.federated_training.study import prepare
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 SETS = {
@@ -58,13 +58,13 @@ def configured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_becomes_an_experiment(configured, name):
-    experiment = build(configured(name))
+    experiment = prepare(configured(name))
     parts = (experiment.train, experiment.valid, experiment.test)
     assert sum(map(len, parts)) < 40
     # Each client has four rows of two sentences.
     assert set(experiment.train.sizes().tolist()) == {8}
     column = SETS[name][0].partition("|")[0]
-    assert f'"{column}"' in experiment.sources.unit
+    assert f'"{column}"' in experiment.clients.unit
 
 
 @pytest.mark.long

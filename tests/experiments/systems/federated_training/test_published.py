@@ -14,8 +14,8 @@ from jaxpfl.experiments.config.published import PublishedModelConfig
 from jaxpfl.experiments.engine.evaluate import DeclaredPublic, Evaluator
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.config import Config
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release.releaser import Releaser
 from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
@@ -136,10 +136,10 @@ def test_a_base_that_two_devices_share_is_tuned_as_on_each(configured, folder, t
 
 
 def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
-    whole = build(configured({"path": str(folder / "gpt2")}))
+    whole = prepare(configured({"path": str(folder / "gpt2")}))
     _, params = pretrained.load(folder / "gpt2")
     _equal(whole.algorithm.init(jax.random.key(0)).params, params)
-    adapted = build(configured({"path": str(folder / "gpt2"), "lora": ADAPTERS}))
+    adapted = prepare(configured({"path": str(folder / "gpt2"), "lora": ADAPTERS}))
     state = adapted.algorithm.init(jax.random.key(0))
     assert set(state.params) == {"q", "v"}
     assert adapted.algorithm.params is not None
@@ -149,18 +149,18 @@ def test_what_clients_get_to_train_is_what_the_config_says(configured, folder):
     # Its own tokeniser: a row ends with end-of-text, and begins with the start token if it has one.
     tokens = whole.train.columns["tokens"]
     assert tokens.shape[1] == 8
-    llama = build(configured({"path": str(folder / "llama")})).train.columns["tokens"]
+    llama = prepare(configured({"path": str(folder / "llama")})).train.columns["tokens"]
     assert llama.shape[1] == 9 and (llama[:, 0] == 1).all()
 
 
 def test_the_base_of_adapters_may_be_of_fewer_bits(configured, folder):
     narrow = {"dtype": "bfloat16", "int8": True, "lora": ADAPTERS}
-    experiment = build(configured({"path": str(folder / "gpt2")} | narrow))
+    experiment = prepare(configured({"path": str(folder / "gpt2")} | narrow))
     assert experiment.frozen["layers"]["q"]["kernel_int8"].dtype == "int8"
     assert experiment.frozen["embed"]["token"].dtype == "bfloat16"
     assert {leaf.dtype.name for leaf in jax.tree.leaves(experiment.start)} == {"float32"}
     # Weights that are trained are float32, whatever they are computed in.
-    whole = build(configured({"path": str(folder / "gpt2"), "dtype": "bfloat16"}))
+    whole = prepare(configured({"path": str(folder / "gpt2"), "dtype": "bfloat16"}))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(whole.start)} == {"float32"}
     assert whole.model.compute == "bfloat16"  # pyright: ignore
 
@@ -249,7 +249,7 @@ def test_another_models_tokeniser_is_refused(configured, folder, size):
     path = _wrong_tokeniser(folder, size)
     message = f"tokenizer.json has {size} token ids, expected the 300 of config.json"
     with pytest.raises(InputError, match=message):
-        build(configured({"path": path}))
+        prepare(configured({"path": path}))
 
 
 @pytest.mark.long
@@ -268,7 +268,7 @@ def test_a_run_is_exported_with_its_tokeniser(configured, folder, tmp_path, adap
         assert not (out / "model.safetensors").exists()
     else:
         model, params = pretrained.load(out)
-    experiment = build(config)
+    experiment = prepare(config)
     assert (out / "tokenizer.json").exists()
     scored = Evaluator(model, DeclaredPublic(experiment.test), max_examples=20)(params).result()
     row = run.record["table"][-1]

@@ -20,8 +20,8 @@ from jaxpfl.experiments.engine.signals import Interrupted
 from jaxpfl.experiments.export import export
 from jaxpfl.experiments.records.artifacts import Artifact, Artifacts
 from jaxpfl.experiments.systems.federated_training import stages as pipeline
-from jaxpfl.experiments.systems.federated_training.build import build
 from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_NOTE
+from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.ledgers import same_but_heads
@@ -99,10 +99,10 @@ def test_the_run_states_the_total_everywhere(finished):
 
 def test_fred_reads_the_training_clients_only(pipeline_config, finished):
     """The ledger's population is that of the rounds: split off before anything is computed."""
-    experiment = build(registry.load(pipeline_config))
+    experiment = prepare(registry.load(pipeline_config))
     ids = set(np.asarray(experiment.train.client_ids).tolist())
-    assert set(np.asarray(experiment.sources.client_ids).tolist()) == ids
-    assert len(experiment.sources) == len(experiment.train) < 300
+    assert set(np.asarray(experiment.clients.client_ids).tolist()) == ids
+    assert len(experiment.clients) == len(experiment.train) < 300
 
 
 def test_other_candidates_are_simulation_on_ledgers_of_their_own(finished):

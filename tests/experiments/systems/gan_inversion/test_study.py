@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data.corruptions import inverted_clients
+from jaxpfl.data.corruptions import invert_pixels, inverted_clients
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.records.artifacts import Artifacts
 from jaxpfl.experiments.systems.gan_inversion import evaluator as evaluator_module
 from jaxpfl.experiments.systems.gan_inversion import page as gan_inversion_page
-from jaxpfl.experiments.systems.gan_inversion import study as gan_inversion
+from jaxpfl.experiments.systems.gan_inversion import run as gan_inversion
+from jaxpfl.experiments.systems.gan_inversion.study import prepare
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Charge, Ledger, guarantee_of
-from tests.experiments.crashes import durable_operations_that_crash
+from tests.experiments.crashes import crashed_and_resumed
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.statements import of_lines, of_page
 
@@ -129,14 +130,14 @@ def _histograms(ledger: Ledger, names: tuple[str, ...]) -> list[Charge]:
 
 def test_so_many_are_sampled_that_the_wanted_number_matches(straight, config):
     study, record = (
-        gan_inversion.prepare(config),
+        prepare(config),
         json.loads((straight / "result.json").read_text()),
     )
     for run in record["runs"].values():
         wanted = round(config.training.clients_per_round / run["share"])
-        assert run["plan"]["clients_per_round"] == min(len(study.private), wanted)
+        assert run["plan"]["clients_per_round"] == min(len(study.clients), wanted)
         # Its epsilon is that of sampling from everyone.
-        assert run["plan"]["population"] == len(study.private)
+        assert run["plan"]["population"] == len(study.clients)
 
 
 def test_the_share_of_who_matches_follows_from_the_released_histogram():
@@ -145,31 +146,30 @@ def test_the_share_of_who_matches_follows_from_the_released_histogram():
     assert gan_inversion.matching_share(released, "low", thresholds) == pytest.approx(0.3)
     assert gan_inversion.matching_share(released, "high", thresholds) == pytest.approx(0.3)
     assert gan_inversion.matching_share(released, "low", {"low": 0.0, "high": 1.0}) == 0.05
-    assert gan_inversion.matching_share(released, "low", None) == 1.0
 
 
 def test_selection_keeps_every_client_and_the_ledger(config, tmp_path):
     """Who matches is told by nothing but which examples are left."""
-    study = gan_inversion.prepare(config)
+    study = prepare(config)
     evaluator = _evaluator(config, study, tmp_path)
     thresholds = {"low": 0.5, "high": 0.75}
-    struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
+    struck = invert_pixels(study.clients, 0.5, 0)
     low = _selected(config, struck, "low", evaluator, thresholds)
     high = _selected(config, struck, "high", evaluator, thresholds)
     for held in (low, high):
-        assert len(held) == len(study.private)
-        assert held.fingerprint == study.private.fingerprint
+        assert len(held) == len(study.clients)
+        assert held.fingerprint == study.clients.fingerprint
     assert not np.any((low.sizes() > 0) & (high.sizes() > 0))
     # The classifier fails on inverted digits: those are who does badly.
-    inverted = inverted_clients(study.private, 0.5, 0)
+    inverted = inverted_clients(study.clients, 0.5, 0)
     assert np.mean(inverted[low.sizes() > 0]) > 0.8
     assert np.mean(inverted[high.sizes() > 0]) < 0.2
 
 
 def test_the_evaluator_tells_inverted_images_from_normal_ones(config, tmp_path):
-    study = gan_inversion.prepare(config)
+    study = prepare(config)
     evaluator = _evaluator(config, study, tmp_path)
-    images = np.asarray(study.private.columns["image"])
+    images = np.asarray(study.clients.columns["image"])
     normal, inverted = evaluator.score(images), evaluator.score(1.0 - images)
     assert normal["inverted_share"] < 0.02
     assert inverted["inverted_share"] > 0.98
@@ -191,18 +191,7 @@ def test_classifier_score_against_its_definition():
 def test_a_study_that_was_cut_off_ends_in_the_same_bits(config, straight, tmp_path, monkeypatch):
     """Crashes before a durable operation, three times, and goes on from there."""
     out = tmp_path / "study"
-    crashes = 0
-    with durable_operations_that_crash(monkeypatch, at=(5, 13, 29)) as Crash:
-        try:
-            carry_out.run(config, out, progress=False)
-        except Crash:
-            crashes += 1
-        while not (out / "result.json").exists():
-            try:
-                carry_out.resume(out, progress=False)
-            except Crash:
-                crashes += 1
-    assert crashes == 3
+    crashed_and_resumed(monkeypatch, config, out, at=(5, 13, 29))
     names = ["result.json", "ledger.jsonl", "artifacts/images/arrays.npz", "config.yaml"]
     names += [f"runs/{run}/metrics.jsonl" for run in ("bug_low", "bug_high", "fixed_low")]
     for name in names:
@@ -252,13 +241,13 @@ def test_by_example_everyone_is_sampled_as_one_who_matches(config, tmp_path):
     by_example = dataclasses.replace(
         config, selection=dataclasses.replace(config.selection, by="example", at_least=2)
     )
-    study = gan_inversion.prepare(by_example)
+    study = prepare(by_example)
     evaluator = _evaluator(config, study, tmp_path)
-    struck = gan_inversion.invert_pixels(study.private, 0.5, 0)
+    struck = invert_pixels(study.clients, 0.5, 0)
     wrong = _selected(by_example, struck, "low", evaluator, None)
     right = _selected(by_example, struck, "high", evaluator, None)
     sizes = wrong.sizes() + right.sizes()
-    assert np.all(sizes <= study.private.sizes())
+    assert np.all(sizes <= study.clients.sizes())
     assert wrong.sizes()[wrong.sizes() > 0].min() >= 2
     assert gan_inversion.thresholds_of({}, by_example.selection) is None
 

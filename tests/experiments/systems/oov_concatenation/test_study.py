@@ -12,13 +12,13 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError
 from jaxpfl.experiments import carry_out, registry
 from jaxpfl.experiments.config import reader
 from jaxpfl.experiments.config.sections import ScaledUpConfig
-from jaxpfl.experiments.systems import study_runs
 from jaxpfl.experiments.systems.oov_concatenation import page as oov_page
 from jaxpfl.experiments.systems.oov_concatenation import study as oov_concatenation
+from jaxpfl.experiments.systems.workspace import at_scale
 from jaxpfl.privacy import Plan
 from jaxpfl.privacy.ledger import Ledger
 from tests.experiments.conftest import FAR, NEAR, write_lines
-from tests.experiments.crashes import durable_operations_that_crash
+from tests.experiments.crashes import crashed_and_resumed
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.statements import of_lines, of_page
 from tests.plans import flat_plan
@@ -163,20 +163,8 @@ def test_a_study_that_was_cut_off_ends_in_the_same_bits(
 ):
     """Crashes before one durable operation after the other, and goes on from there each time."""
     out = tmp_path / "study"
-    config = registry.load(config_path)
-    crashes = 0
-    with durable_operations_that_crash(monkeypatch, at=(7, 29, 48)) as Crash:
-        try:
-            carry_out.run(config, out, progress=False)
-        except Crash:
-            crashes += 1
-        while not (out / "result.json").exists():
-            try:
-                carry_out.resume(out, progress=False)
-            except Crash:
-                crashes += 1
+    crashed_and_resumed(monkeypatch, registry.load(config_path), out, at=(7, 29, 48))
     carry_out.resume(out, progress=False)
-    assert crashes == 3
     # TensorBoard's files are named by process and say that a run was resumed.
     found, expected = (
         {
@@ -234,23 +222,13 @@ def test_a_world_stops_at_its_budget_before_data_is_touched(config_path, tmp_pat
     assert ledger.spent(1e-3) <= limit
 
 
-def test_worlds_share_clients_and_fingerprint_but_not_words(config_path):
-    config = registry.load(config_path)
-    study = oov_concatenation.prepare(config)
-    from jaxpfl.data.corruptions import concatenate_first_words
-
-    bug = concatenate_first_words(study.clients, 1.0, 0)
-    assert bug.fingerprint == study.clients.fingerprint
-    assert bug.columns["words"] != study.clients.columns["words"]
-
-
 def test_the_same_noise_of_the_mean_on_more_clients():
     plan = flat_plan(
         population=1_000, clients_per_round=10, rounds=100, clip_norm=0.1,
         noise_multiplier=0.01, delta=1e-4,
     )  # fmt: skip
     larger = ScaledUpConfig(factor=100, population=2_000_000, delta=1e-8)
-    found = study_runs.at_scale(larger, {"a": plan})["runs"]["a"]
+    found = at_scale(larger, {"a": plan})["runs"]["a"]
     assert found["noise_multiplier"] == pytest.approx(1.0)
     expected = flat_plan(
         population=2_000_000, clients_per_round=1_000, rounds=100, clip_norm=0.1,
@@ -259,7 +237,7 @@ def test_the_same_noise_of_the_mean_on_more_clients():
     assert found["epsilon"] == expected.epsilon()
     smaller = ScaledUpConfig(factor=100, population=999, delta=1e-4)
     with pytest.raises(InputError, match="the 1000 clients of the run and the 1000 a round"):
-        study_runs.at_scale(smaller, {"a": plan})
+        at_scale(smaller, {"a": plan})
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import pytest
 from jaxpfl.algorithms.popri import Written
 from jaxpfl.errors import InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.carry_out import synthesize
 from jaxpfl.experiments.engine import build
-from jaxpfl.experiments.systems.synthetic_text import popri_rounds
-from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
-from jaxpfl.experiments.systems.synthetic_text.popri_rounds import best_responses
-from jaxpfl.experiments.systems.synthetic_text.synthesize import synthesize
+from jaxpfl.experiments.systems.synthetic_text import corpus_writer
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter, best_responses
 from jaxpfl.privacy.ledger import Ledger
 
 DISTANCES = [0.5, 0.2, 0.4]
@@ -35,33 +34,31 @@ def test_the_nearest_round_writes_after_the_best_responses(synthetic_config, tmp
     """The round of the smallest distance writes, also where more texts are asked for afterwards."""
     measured = []
 
-    def measuring(generator, samples, *rest, distance, **named):
+    def measuring(self, samples, scorer, ask, distance, hooks):
         def counted(texts):
             measured.append(texts)
             return DISTANCES[len(measured) - 1]
 
-        return tuned(generator, samples, *rest, distance=counted, **named)
+        return tuned(self, samples, scorer, ask, counted, hooks)
 
-    tuned = popri_rounds.tuned_by_scores
-    monkeypatch.setattr(
-        "jaxpfl.experiments.systems.synthetic_text.corpus_writer.tuned_by_scores", measuring
-    )
+    tuned = CorpusWriter._tuned_by_scores
+    monkeypatch.setattr(CorpusWriter, "_tuned_by_scores", measuring)
     chosen = []
-    attached = popri_rounds.with_adapters
+    attached = corpus_writer.with_adapters
 
     def with_adapters(generator, settings, params):
         chosen.append(attached(generator, settings, params))
         return chosen[-1]
 
-    monkeypatch.setattr(popri_rounds, "with_adapters", with_adapters)
+    monkeypatch.setattr(corpus_writer, "with_adapters", with_adapters)
     written_by = []
-    texts_of = synthetic_text.CorpusWriter.texts
+    texts_of = CorpusWriter.texts
 
     def texts(self, writer, samples, *rest):
         written_by.append((writer.digest(), samples))
         return texts_of(self, writer, samples, *rest)
 
-    monkeypatch.setattr(synthetic_text.CorpusWriter, "texts", texts)
+    monkeypatch.setattr(CorpusWriter, "texts", texts)
     run = tmp_path / "run"
     carry_out.run(synthetic_config("popri", *OURS), run, progress=False)
     record = json.loads((run / "result.json").read_text())

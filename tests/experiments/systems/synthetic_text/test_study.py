@@ -18,7 +18,8 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_yaml
 from jaxpfl.experiments.records import artifacts
 from jaxpfl.experiments.systems.synthetic_text import corpus_writer
-from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
+from jaxpfl.experiments.systems.synthetic_text import run as running
+from jaxpfl.experiments.systems.synthetic_text.study import prepare
 from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
@@ -375,7 +376,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
         found = embed(clients, function, progress=progress).columns["embedding"]
         return clients.with_columns({"embedding": np.nextafter(found, np.float32(2))})
 
-    monkeypatch.setattr(synthetic_text, "embed", elsewhere)
+    monkeypatch.setattr(running, "embed", elsewhere)
     record = carry_out.resume(out, progress=False).record
     ledger = Ledger.read(out / "ledger.jsonl")
     assert [charge.round for charge in ledger.charges] == [1, 1, 2]
@@ -389,7 +390,7 @@ def test_fred_popri_and_fed_avg_on_the_same_clients_have_one_epsilon(synthetic_c
     """TRUST 29: one ledger composes all three, and forgetting any of them gives less."""
     path = tmp_path / "shared.jsonl"
     shared = ("--privacy.ledger", str(path), "--privacy.budget_epsilon", "30")
-    study = synthetic_text.prepare(synthetic_config("popri", *shared))
+    study = prepare(synthetic_config("popri", *shared))
     fred = FredPlan.calibrated(epsilon=2.0, delta=1e-3, unit="client", max_examples=4)
     embedded = embed(study.clients, embedder("hashed:32"), progress=False)
     with Ledger(path, study.clients) as ledger:

@@ -12,6 +12,9 @@ from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.config.reader import to_mapping, to_yaml
 from jaxpfl.experiments.registry import from_mapping, load
 from jaxpfl.experiments.systems.synthetic_text import study as synthetic_text
+from jaxpfl.experiments.systems.synthetic_text.corpus_writer import scorer
+from jaxpfl.experiments.systems.synthetic_text.run import Run
+from jaxpfl.experiments.systems.workspace import Workspace
 from jaxpfl.text.embed import embedder
 
 
@@ -96,15 +99,14 @@ def test_unknown_keys_and_corpora_are_named(synthetic_config, tmp_path):
             load(path)
 
 
-def test_another_removal_is_another_embedding(synthetic_config, monkeypatch):
+def test_another_removal_is_another_embedding(synthetic_config, tmp_path):
     """Clients' vectors are shared by the runs of a sweep only where the texts are the same."""
     found, memory = [], {}
     for remove in (None, "ka", None):
         changes = () if remove is None else ("--data.remove", remove)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
-        made_by = (study.config.data.remove,)
-        study = dataclasses.replace(study, memory=memory)
-        held = study._embedded(study.clients, made_by)
+        run = Run(study, Workspace(study.config, tmp_path, memory=memory))
+        held = run.embedded(study.clients, (remove,))
         found.append(held.columns["embedding"])
     assert not np.array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
@@ -121,7 +123,9 @@ def test_examples_can_be_spans_of_the_clients_texts(synthetic_config, tmp_path):
     # Texts of six words or so are more than eight tokens.
     assert counts[0] > 1.5 * counts[1]
     whole = synthetic_text.prepare(config)
-    cut, tokeniser = whole.in_spans(), whole.models.public.tokeniser
+    spans = dataclasses.replace(config, corpus=dataclasses.replace(config.corpus, spans=True))
+    cut = Run(dataclasses.replace(whole, config=spans), Workspace(spans, tmp_path))
+    tokeniser = cut.writer.public.tokeniser
     held = [whole.test.examples(client)["text"].to_pylist() for client in range(len(whole.test))]
     lengths = [len(row) for row in tokeniser.encode([" ".join(texts) for texts in held])]
     assert cut.test.num_examples == sum(-(-length // 8) for length in lengths)
@@ -136,15 +140,12 @@ def test_clients_score_by_at_most_so_many_of_their_texts(synthetic_config, tmp_p
     for number, (limit, spans) in enumerate([(1, whole), (2, whole), (2, cut), (1, cut)]):
         changes = ("--training.max_examples", str(limit), *spans)
         study = synthetic_text.prepare(synthetic_config("popri", *changes))
-        if study.config.corpus.spans:
-            study = study.in_spans()
-        study = dataclasses.replace(study, memory=memory)
-        scorer = study.models.scorer(study.plan)
-        with study._releases(tmp_path / str(number), scorer) as releases:
+        run = Run(study, Workspace(study.config, tmp_path / str(number), memory=memory))
+        with run.releases(scorer(study.config, study.plan)) as releases:
             assert releases.releaser is not None
             held = releases.releaser._population
-        few = study.clients.keeping(at_most(study.clients, limit, study.config.data.split_seed))
-        assert max(few.sizes()) == limit < max(study.clients.sizes())
+        few = run.clients.keeping(at_most(run.clients, limit, study.config.data.split_seed))
+        assert max(few.sizes()) == limit < max(run.clients.sizes())
         vectors = np.asarray(embedder(study.config.embedder)(few.columns["text"].to_pylist()))
         np.testing.assert_array_equal(held.columns["embedding"], vectors)
         np.testing.assert_array_equal(held.offsets, few.offsets)

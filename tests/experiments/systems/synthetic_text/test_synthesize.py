@@ -11,12 +11,12 @@ from jaxpfl.cli import main
 from jaxpfl.cli.synthesize import described
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
+from jaxpfl.experiments.carry_out import synthesize
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.setting import NOT_PRIVATE
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.systems.federated_training import build
+from jaxpfl.experiments.systems.synthetic_text import study
 from jaxpfl.experiments.systems.synthetic_text import synthesize as module
-from jaxpfl.experiments.systems.synthetic_text.synthesize import synthesize
 from jaxpfl.privacy.ledger import Ledger
 
 
@@ -69,7 +69,7 @@ def test_more_texts_come_from_the_tuned_writer_and_cost_nothing(
     def private(*_):
         raise AssertionError("the clients' data were read")
 
-    monkeypatch.setattr(build, "read_clients", private)
+    monkeypatch.setattr(study, "read_clients", private)
     monkeypatch.setattr(Ledger, "charge", private)
     card = synthesize(run, tmp_path / "more.jsonl", texts=30, progress=False)
     synthesize(run, tmp_path / "again.jsonl", texts=30, progress=False)
@@ -108,7 +108,7 @@ def test_fewer_texts_are_the_runs_first(finished, tmp_path):
 
 def test_what_cannot_be_synthesised_is_refused(finished, synthetic_config, tmp_path):
     run, out = finished / "popri", tmp_path / "corpus.jsonl"
-    with pytest.raises(InputError, match="holds no finished run"):
+    with pytest.raises(InputError, match="holds no run"):
         synthesize(tmp_path, out)
     with pytest.raises(InputError, match="texts"):
         synthesize(run, out, texts=0)

@@ -1,4 +1,4 @@
-"""What a run's model is to be seen beside: the model before its rounds, and word frequencies alone.
+"""Baselines of a run's model: the model before its rounds, and word frequencies alone.
 
 Both are scored on the very examples that the run is evaluated on, and neither reads the clients.
 """
@@ -17,12 +17,12 @@ from jaxpfl.text.metrics.baselines import scored_counts
 from jaxpfl.text.tokenisers.vocabulary import EOS
 
 
-def with_models_beside(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
+def with_baselines(algorithm: Algorithm, evaluator: Evaluator, result: Result) -> Result:
     """The result with the table of these models, which is written to `result.json`, too.
 
-    The words of the unigram model are those that the evaluator's vocabulary was made of, which is
-    the only public text that a caller of `jaxpfl.run` names besides the evaluation's. Without a
-    vocabulary, or with one that does not know how many sentences it counts, there is none.
+    The words of the unigram model are those that the evaluator's vocabulary was made of: the only
+    public text that a caller of `jaxpfl.run` names besides the evaluation's. There is none without
+    a vocabulary, or with one that does not know how many sentences it counts.
     """
     records = read_lines(result.out / "metrics.jsonl")
     scored = [record for record in records if record.get("evaluation")]
@@ -40,8 +40,7 @@ def with_models_beside(algorithm: Algorithm, evaluator: Evaluator, result: Resul
     record = files.read_record(path, {"private": bool})
     ours = result.metrics.get("evaluation") or {}
     rows.append({"model": OURS, "private": record["private"], **ours})
-    record |= {"tested_on": evaluator.name, "table": rows}
-    files.write_json(path, record)
+    files.write_json(path, record | {"tested_on": evaluator.name, "table": rows})
     metric = "perplexity" if "perplexity" in ours else "loss"
     worse = of_table(rows, metric, evaluator.name)
     return dataclasses.replace(result, table=tuple(rows), cautions=(*worse, *result.cautions))

@@ -1,21 +1,23 @@
-"""What a config describes, without its clients: sources, models, rounds, releases.
+"""What a config describes, without its clients: models, rounds, releases.
 
-A system makes the `Outline` of a config (`systems.base.Outliner`), and `experiments.dry_run` prints
-it. Nothing is read but the small files of published models that are at hand, nothing is downloaded,
-charged or written.
+A study makes its `Description` (`systems.base.Study`), `experiments.dry_run` prints it, and
+`experiments.audit` plays its releases. Nothing is read but the small files of published models that
+are at hand, nothing is downloaded, charged or written.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+import pyarrow as pa
 
+from jaxpfl.data.population import Population
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.central.published import described
+from jaxpfl.experiments.central.published import PublishedModel, described
 from jaxpfl.experiments.config.baselines import (
     BaselineModelConfig,
     CharacterModelConfig,
@@ -42,6 +44,7 @@ from jaxpfl.models.encoder.network import Encoder
 from jaxpfl.privacy.clipping import Clip
 from jaxpfl.privacy.guarantee import Guarantee
 from jaxpfl.privacy.plan import Plan
+from jaxpfl.text.embed import embedder
 
 ASSUMED = 10_000
 """The number of clients that is assumed where `data.clients` is not given."""
@@ -50,28 +53,8 @@ KEY = jax.eval_shape(lambda: jax.random.key(0))
 """The shape of a typed key."""
 
 
-class Clients(NamedTuple):
-    """How many clients an outline is for.
-
-    Attributes:
-      all: in the source.
-      train: of these, in expectation.
-      declared: False where `ASSUMED` stands for a number that the config does not give.
-    """
-
-    all: int
-    train: int
-    declared: bool
-
-    @classmethod
-    def of(cls, data: DataConfig) -> "Clients":
-        number = ASSUMED if data.clients is None else data.clients
-        train = max(1, round(number * data.split.train))
-        return cls(number, train, data.clients is not None)
-
-
 @dataclass(frozen=True)
-class OutlinedModel:
+class Sized:
     """A model by its shapes.
 
     Attributes:
@@ -82,6 +65,11 @@ class OutlinedModel:
     about: str
     parameters: int | None = None
     size: int | None = None
+
+    @classmethod
+    def of(cls, about: str, shapes: Any) -> "Sized":
+        """A model that consists of parameters of these shapes."""
+        return cls(about, count_parameters(shapes), size_of(shapes))
 
 
 @dataclass(frozen=True)
@@ -101,25 +89,60 @@ class PlannedRelease:
     plans: tuple[Plan, ...]
     questions: MakeQuestions | None = None
 
+    @classmethod
+    def of_rounds(cls, plan: Plan, questions: MakeQuestions | None = None) -> "PlannedRelease":
+        """The rounds of a plan."""
+        rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
+        times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
+        if plan.simulates is not None:
+            larger = plan.scaled_to(plan.simulates).statement()
+            times = f"{times}; {plan.simulation}; the larger population would have {larger}"
+        return cls(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
+
 
 @dataclass(frozen=True)
-class Outline:
+class Description:
     """What a run would be; public.
 
     Attributes:
-      sources: source by the key that names it.
       models, rounds, releases: by name.
+      sources: sources of the system's own, by the key that names them.
       together: by name, what several releases cost together.
       notes: sentences on what was not checked.
     """
 
-    clients: Clients
-    sources: Mapping[str, str]
-    models: Mapping[str, OutlinedModel]
-    rounds: Mapping[str, Rehearsed]
-    releases: Mapping[str, PlannedRelease]
+    models: Mapping[str, Sized] = field(default_factory=dict)
+    rounds: Mapping[str, Rehearsed] = field(default_factory=dict)
+    releases: Mapping[str, PlannedRelease] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
     together: Mapping[str, Guarantee] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+
+
+class Clients(NamedTuple):
+    """How many clients a dry run is for.
+
+    Attributes:
+      all: in the source.
+      train: of these, in expectation.
+      declared: False where `ASSUMED` stands for a number that the config does not give.
+    """
+
+    all: int
+    train: int
+    declared: bool
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "Clients":
+        number = ASSUMED if data.clients is None else data.clients
+        train = max(1, round(number * data.split.train))
+        return cls(number, train, data.clients is not None)
+
+    def made_up(self) -> Population:
+        """So many clients to train with, who have no examples."""
+        ids = pa.array(map(str, range(self.train)), pa.large_string())
+        offsets = np.zeros(self.train + 1, np.int64)
+        return Population({"none": column((), np.int8)}, offsets, ids, "made up")
 
 
 @contextmanager
@@ -141,11 +164,6 @@ def tracing(what: str) -> Iterator[None]:
 def shapes_of(model: Any) -> Any:
     """The parameters of a model as shapes; nothing is allocated."""
     return jax.eval_shape(model.init, KEY)
-
-
-def outlined(about: str, shapes: Any) -> OutlinedModel:
-    """A model that consists of parameters of these shapes."""
-    return OutlinedModel(about, count_parameters(shapes), size_of(shapes))
 
 
 def example_columns(
@@ -183,49 +201,34 @@ def cached_plan(
 _calibrated = lru_cache(maxsize=256)(build_plan)
 
 
-def rounds_of(plan: Plan, questions: MakeQuestions | None = None) -> PlannedRelease:
-    """The rounds of a plan as a release; `questions` as there."""
-    rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds:,} rounds"
-    times = f"{rounds} of {plan.clients_per_round:,} of {plan.population:,} clients"
-    if plan.simulates is not None:
-        larger = plan.scaled_to(plan.simulates).statement()
-        times = f"{times}; {plan.simulation}; the larger population would have {larger}"
-    return PlannedRelease(plan.guarantee(), times, plan.noise_multiplier, (plan,), questions)
-
-
-class Published(NamedTuple):
+class PublishedShapes(NamedTuple):
     """A published model that is at hand, as shapes.
 
     Attributes:
+      found: without its tokeniser, which is not read.
       params: shapes of the parameters in memory, quantised if the config asks for it.
     """
 
-    model: Decoder | Encoder
+    found: PublishedModel
     params: Any
-    outlined: OutlinedModel
+    sized: Sized
 
 
-def published(
-    settings: PublishedModelConfig,
-    section: str,
-    *,
-    trained: bool,
-    check: Callable[[Decoder | Encoder], None],
-) -> Published | OutlinedModel:
+def published_shapes(
+    settings: PublishedModelConfig, section: str, *, trained: bool
+) -> PublishedShapes | Sized:
     """The model of a section by its config.json, or what is said of one that is not at hand.
 
     Args:
       trained: whether its own weights are trained, and so float32.
-      check: refuses a model that the section cannot use.
     """
     folder = hub.at_hand(settings.path)
     if folder is None:
-        return OutlinedModel(f"{settings.path}, NOT AT HAND: its shapes are not checked")
+        return Sized(f"{settings.path}, NOT AT HAND: its shapes are not checked")
     model = described(settings, folder, section)
     if isinstance(model, Encoder):
         # Whether it has one is known by its weights alone.
         model = replace(model, head=True)
-    check(model)
     narrow = settings.dtype == "bfloat16" and not trained
     dtype = pretrained.DTYPES["bfloat16" if narrow else "float32"]
 
@@ -238,36 +241,28 @@ def published(
     with tracing(f"{section}.path = {settings.path!r}"):
         params = jax.eval_shape(made, KEY)
         stored = "int8" if settings.int8 else dtype.name
-        about = OutlinedModel(
-            f"{settings.path}, {model.name}, {stored}",
-            count_parameters(shapes_of(model)),
-            size_of(params),
-        )
-    return Published(model, params, about)
+        about = f"{settings.path}, {model.name}, {stored}"
+        sized = Sized(about, count_parameters(shapes_of(model)), size_of(params))
+    found = PublishedModel(section, settings, folder, model, cast(Any, None))
+    return PublishedShapes(found, params, sized)
 
 
-def embedding_size(name: str) -> int | None:
-    """The dimension of an embedder of texts; None where its model is not at hand.
+def embedding_size(name: str) -> tuple[int | None, tuple[str, ...]]:
+    """The dimension of an embedder of texts; None, and a note, where its model is not at hand.
 
     Raises:
       InputError: a published encoder is none of the BERT family.
     """
+    note = f"the embedder {name!r} is not at hand: the shapes of what clients embed are not checked"
     kind, _, rest = name.partition(":")
     if kind == "hashed":
-        from jaxpfl.text.embed import embedder
-
-        return embedder(name).dimension
+        return embedder(name).dimension, ()
     if kind not in ("minilm", "encoder"):
-        return None
+        return None, (note,)
     folder = hub.at_hand(rest or name)
     if folder is None:
-        return None
+        return None, (note,)
     model = pretrained.read_config(folder / "config.json")
     if not isinstance(model, Encoder):
         raise InputError(f"embedder {name!r} must name an encoder, found a {model.name}")
-    return model.config.hidden_size
-
-
-def embedder_note(name: str) -> str:
-    """A note for an embedder whose model is not at hand."""
-    return f"the embedder {name!r} is not at hand: the shapes of what clients embed are not checked"
+    return model.config.hidden_size, ()

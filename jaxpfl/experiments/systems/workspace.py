@@ -1,0 +1,271 @@
+"""The directory in which a study is carried out: its runs, their ledgers, and what they cost."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from jaxpfl import files
+from jaxpfl.algorithms.base import Algorithm
+from jaxpfl.data.population import Population
+from jaxpfl.errors import InputError
+from jaxpfl.experiments.config.reader import to_mapping, to_yaml
+from jaxpfl.experiments.config.sections import PrivacyConfig, ScaledUpConfig
+from jaxpfl.experiments.engine.cost import SHARED, both_statements, stamped
+from jaxpfl.experiments.engine.rounds import Loop
+from jaxpfl.experiments.engine.setting import NOT_PRIVATE, Result, Setting, Tracking
+from jaxpfl.experiments.records.artifacts import Artifact, Artifacts, tree_arrays, tree_of
+from jaxpfl.experiments.report.run_page import page_of_run, write_run_page
+from jaxpfl.experiments.systems import ARTIFACTS, RESULT
+from jaxpfl.federated.hosts.shared_rounds import SharedRounds
+from jaxpfl.models.base import Model
+from jaxpfl.privacy.guarantee import Guarantee
+from jaxpfl.privacy.ledger import Budget, Ledger, guarantee_of
+from jaxpfl.privacy.plan import Plan
+from jaxpfl.privacy.simulated import LargerPopulation
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a run is carried out.
+
+    Attributes:
+      directory: the run's directory, whose lock is held.
+      stamp: the mark on everything that a run without privacy makes; "" for a private run.
+      progress: whether progress is drawn on stderr.
+      others: the other processes that share the run's rounds; None where there are none.
+      memory: results that the runs of one sweep share, by keys of everything that they depend on.
+        It is PRIVATE, because it may contain client data, and is never written.
+    """
+
+    config: Any
+    directory: Path
+    stamp: str = ""
+    progress: bool = True
+    others: SharedRounds | None = field(default=None, repr=False)
+    memory: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def config_id(self) -> str:
+        """Identifies the config: artifacts that are no release are stored under this name."""
+        config = self.config
+        return f"{config.system} {hashlib.sha256(to_yaml(config).encode()).hexdigest()[:12]}"
+
+    @property
+    def reproducible_seed(self) -> int | None:
+        """Of secrets that can be drawn again: NOT private; None for secret ones."""
+        return self.config.run.seed if self.config.run.reproducible_noise else None
+
+    def artifacts(self, run: str | None = None, ledger: Ledger | None = None) -> Artifacts:
+        """The store of the intermediate results, as `Artifacts` describes it.
+
+        Args:
+          run: None for `config_id`.
+        """
+        folder = self.directory / ARTIFACTS
+        name = self.config_id if run is None else run
+        return Artifacts(folder, run=name, ledger=ledger, private=not self.stamp)
+
+    def write_result(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes `result.json` with the system's name and the stamp, and returns its content.
+
+        A system calls it itself only if simulations follow, which the record does not cover.
+        """
+        whole = files.jsonable({"system": self.config.system, "stamp": self.stamp, **record})
+        files.write_json(self.directory / RESULT, whole)
+        return whole
+
+    def train(
+        self,
+        algorithm: Algorithm,
+        population: Population,
+        *,
+        name: str,
+        privacy: PrivacyConfig,
+        ledger: Path | None = None,
+        tracking: Tracking | None = None,
+        start: str | None = None,
+        prior: Sequence[str] = (),
+    ) -> Result:
+        """Starts or resumes one run of a study, in `directory`/runs/`name`.
+
+        Every run has its own secret. Its population keeps the fingerprint of the clients that it
+        comes from, so that all runs of a world can be charged to one ledger, under the algorithm's
+        name.
+
+        Args:
+          privacy: the section whose `budget_of` limits the ledger.
+          ledger: None for the one that the section names.
+          tracking: None evaluates and saves every `run.checkpoint_every` rounds.
+          start: identifies the initial parameters, and all else that the run's data depends on
+            besides the config, if there is any; a resumed run must have the same.
+          prior: runs on the same ledger that this one depends on; its epsilons include theirs.
+        """
+        folder, run = self.directory / "runs" / name, self.config.run
+        folder.mkdir(parents=True, exist_ok=True)
+        every = run.checkpoint_every
+        loop = Loop(
+            algorithm,
+            population,
+            directory=folder,
+            ledger=ledger_path(privacy, self.directory) if ledger is None else ledger,
+            budget=budget_of(privacy, simulated=algorithm.queries[0].plan.simulates is not None),
+            tracking=tracking
+            or Tracking(evaluate_every=every, checkpoint_every=every, progress=self.progress),
+            setting=Setting(
+                config={**to_mapping(self.config), "run name": name},
+                seed=run.seed,
+                reproducible_noise=run.reproducible_noise,
+                start=start,
+                prior=tuple(prior),
+                resumed_as=self.directory,
+            ),
+            resume=(folder / "run.json").exists(),
+        )
+        with page_of_run(folder):
+            return loop.run()
+
+    def composed_guarantee(self, ledgers: Sequence[Path], delta: float | None) -> dict[str, Any]:
+        """The cost of all releases on these ledgers: epsilon, statement, number of each label."""
+        if delta is None:
+            return {"epsilon": None, "statement": NOT_PRIVATE, "labels": {}}
+        charges = [charge for path in ledgers for charge in Ledger.read(path).charges]
+        found = _stated(guarantee_of(charges, delta))
+        found["statement"] = stamped(found["statement"], self.stamp)
+        return {**found, "labels": dict(Counter(charge.label for charge in charges))}
+
+
+def restate(folder: Path, ledger: Path, prior: Sequence[str] = ()) -> str:
+    """Updates the statement of the finished run in `folder` and returns it.
+
+    The first one did not cover the study's later runs on the same ledger; `prior` as in `train`.
+    """
+    expected = {"run": str, "plan": dict, "stamp": str, "note": str}
+    run, path = files.read_record(folder / "run.json", expected), folder / "result.json"
+    plan = Plan.from_dict(run["plan"])
+    runs = (run["run"], *prior)
+    statement = both_statements(Ledger.read(ledger), runs, plan.delta, plan.accountant)
+    record = files.read_record(path, {"epsilons": dict})
+    record |= {"privacy": stamped(statement, run["stamp"], run["note"])}
+    if plan.private:
+        spent = Ledger.read(ledger).spent(plan.delta, plan.accountant)
+        record["epsilons"] = {**record["epsilons"], SHARED: spent}
+    files.write_json(path, record)
+    write_run_page(folder)
+    return record["privacy"]
+
+
+def budget_of(privacy: PrivacyConfig, *, simulated: bool = False) -> Budget | None:
+    """The hard limit of a ledger: `budget_epsilon`, or `epsilon` if that is None.
+
+    Args:
+      simulated: `epsilon` is that of a larger population, and no limit for the run's clients.
+    """
+    limit = privacy.budget_epsilon
+    if limit is None and not simulated:
+        limit = privacy.epsilon
+    if limit is None or privacy.delta is None:
+        return None
+    return Budget(limit, privacy.delta)
+
+
+def ledger_path(privacy: PrivacyConfig, directory: Path) -> Path:
+    """The ledger that a run in `directory` charges."""
+    return directory / "ledger.jsonl" if privacy.ledger is None else Path(privacy.ledger)
+
+
+def stored_params(artifacts: Artifacts, name: str, model: Model, train: Callable[[], Any]) -> Any:
+    """The parameters of `model` that are stored as `name`; otherwise trains and stores them."""
+    found = artifacts.load_or_compute(name, lambda: Artifact(arrays=tree_arrays(train())))
+    return tree_of(found.arrays, jax.eval_shape(model.init, jax.random.key(0)), name)
+
+
+def params_digest(params: Any) -> str:
+    """The SHA-256 of parameters."""
+    return hashlib.sha256(files.npz(tree_arrays(params))).hexdigest()
+
+
+def _stated(guarantee: Guarantee) -> dict[str, Any]:
+    return {"epsilon": guarantee.epsilon(), "statement": guarantee.statement()}
+
+
+def at_scale(
+    scaled_up: ScaledUpConfig | None,
+    plans: Mapping[str, Plan],
+    before: Mapping[str, Sequence[float]] = {},
+) -> dict[str, Any] | None:
+    """The cost of these plans, each alone and all together, on a larger population.
+
+    Source: Augenstein et al. 2020, "Privacy at scale": with k times the clients per round, k times
+    the noise multiplier leaves the noise of the mean unchanged.
+
+    Args:
+      plans: by the name of their run.
+      before: by run, noise multipliers of earlier releases that it depends on and in which every
+        client took part, in order. They grow by the same factor and count in that run's epsilon.
+
+    Raises:
+      InputError: `scaled_up.population` is too small.
+    """
+    if scaled_up is None:
+        return None
+    found: dict[str, Any] = {}
+    rounds: list[DpEvent] = []
+    # Runs share their earlier releases, which count once in the composition of all runs.
+    shared: list[GaussianDpEvent] = []
+    for name, plan in plans.items():
+        clients_per_round = round(scaled_up.factor * plan.clients_per_round)
+        if scaled_up.population < max(plan.population, clients_per_round):
+            raise InputError(
+                f"scaled_up.population is {scaled_up.population}, expected at least the "
+                f"{plan.population} clients of the run and the {clients_per_round} a round that "
+                "scaled_up.factor asks for"
+            )
+        size = LargerPopulation(scaled_up.population, clients_per_round, scaled_up.delta)
+        larger = plan.scaled_to(size)
+        rounds.append(larger.event())
+        needed = [GaussianDpEvent(z * scaled_up.factor) for z in before.get(name, ())]
+        shared = max(shared, needed, key=len)
+        found[name] = {
+            "clients_per_round": clients_per_round,
+            "noise_multiplier": larger.noise_multiplier,
+            **_stated(Guarantee.of_events([larger.event(), *needed], scaled_up.delta)),
+        }
+    return {
+        **dataclasses.asdict(scaled_up),
+        "runs": found,
+        "composed_guarantee": _stated(Guarantee.of_events([*rounds, *shared], scaled_up.delta)),
+    }
+
+
+def scaled_note(what: str, scaled: Mapping[str, Any] | None, most: str = "") -> tuple[str, ...]:
+    """`at_scale` of `what` as a sentence of a description; none where it is None."""
+    if scaled is None:
+        return ()
+    return (
+        f"{what}, scaled up to {scaled['population']:,} clients with {scaled['factor']:g} times "
+        f"the clients per round{most}: {scaled['composed_guarantee']['statement']}",
+    )
+
+
+def scaled_lines(
+    names: Mapping[str, str], together: str, scale: Mapping[str, Any] | None
+) -> list[str]:
+    """`at_scale` of some runs, by what they are called, and of all, as sentences of a page."""
+    if scale is None:
+        return []
+    clients, runs = f"{scale['population']:,} clients", scale["runs"]
+    return [
+        *(
+            f"{called} in a deployment of {clients}, {runs[name]['clients_per_round']:,} a round, "
+            f"with the same noise of the mean: {runs[name]['statement']}"
+            for called, name in names.items()
+        ),
+        f"{together} in that deployment: {scale['composed_guarantee']['statement']}",
+    ]
