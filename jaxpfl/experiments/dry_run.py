@@ -167,7 +167,9 @@ def _model_lines(record: dict[str, Any]) -> list[str]:
     for name, each in record["rounds"].items():
         if each["server"]:
             lines.append(f"memory    {name}: server {_bytes(each['server'])}")
-        lines += [f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]]
+        lines += [
+            f"memory    {name}, {_query_line(QuerySize(**query))}" for query in each["queries"]
+        ]
     return lines
 
 

@@ -1,13 +1,50 @@
-"""Processes that end before an operation that makes something durable."""
+"""Processes that end in the middle of a run."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxpfl.experiments import carry_out
+
+
+class Stop(Exception):
+    pass
+
+
+@contextmanager
+def stopped(
+    owner: Any,
+    name: str,
+    call: int = 1,
+    *,
+    after: bool = False,
+    when: Callable[..., bool] = lambda *_, **__: True,
+) -> Iterator[None]:
+    """What is inside ends in, or after, the call of `owner.name` that is counted; from 1.
+
+    Args:
+      when: which calls count, by their arguments.
+    """
+    real, calls = getattr(owner, name), 0
+
+    def stopping(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += (counts := when(*arguments, **options))
+        stop = counts and calls == call
+        if stop and not after:
+            raise Stop
+        found = real(*arguments, **options)
+        if stop:
+            raise Stop
+        return found
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
+        patched.setattr(owner, name, stopping)
+        yield
 
 
 def crashed_and_resumed(

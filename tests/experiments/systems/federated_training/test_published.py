@@ -21,6 +21,7 @@ from jaxpfl.models.checkpoints import adapters, pretrained
 from jaxpfl.models.decoder import lora
 from jaxpfl.models.decoder.config import LoRA
 from tests.experiments.conftest import FAR, NEAR, write_lines
+from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
 from tests.published_models import write_decoder, write_encoder, write_tokeniser
 
@@ -81,7 +82,7 @@ def _equal(found, expected) -> None:
 
 @pytest.mark.long
 def test_adapters_alone_are_trained_and_sent_and_a_resumed_run_is_the_same(
-    configured, folder, tmp_path, monkeypatch
+    configured, folder, tmp_path
 ):
     config = configured(
         {"path": str(folder / "llama"), "lora": ADAPTERS}, evaluation={"sentences": 1}
@@ -99,18 +100,7 @@ def test_adapters_alone_are_trained_and_sent_and_a_resumed_run_is_the_same(
     lines = (whole.out / "metrics.jsonl").read_text().splitlines()
     assert any("sentences" in json.loads(line) for line in lines)
 
-    class Stop(Exception):
-        pass
-
-    step = Releaser.step
-
-    def stopping(self, function, state, round):
-        if round == 2:
-            raise Stop
-        return step(self, function, state, round)
-
-    with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(Releaser, "step", stopping)
+    with stopped(Releaser, "step", 2):
         carry_out.run(config, tmp_path / "parts", progress=False)
     again = carry_out.resume(tmp_path / "parts", progress=False)
     for key in ("metrics", "table", "published_model", "privacy"):

@@ -24,6 +24,7 @@ from jaxpfl.experiments.systems.federated_training.simulation import CANDIDATE_N
 from jaxpfl.experiments.systems.federated_training.study import prepare
 from jaxpfl.federated.release import prepared_query
 from jaxpfl.privacy.ledger import Ledger
+from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
 
 MOMENTS = "artifacts/fred_moments/arrays.npz"
@@ -263,25 +264,6 @@ def _assert_same(out: Path, straight: Path) -> None:
         assert same_but_heads(out / name, straight / name), name
 
 
-class Crash(Exception):
-    pass
-
-
-def _crash_in(target: object, name: str, call: int):
-    """A replacement of `target.name` that fails at its `call`-th call, counted from 1."""
-    real = getattr(target, name)
-    calls = 0
-
-    def failing(*arguments, **options):
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Crash
-        return real(*arguments, **options)
-
-    return failing
-
-
 def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
     pipeline_config, straight, tmp_path, monkeypatch
 ):
@@ -289,10 +271,8 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
     out = tmp_path / "run"
 
     def dies_at(target: object, name: str, call: int, go_on=carry_out.resume) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(target, name, _crash_in(target, name, call))
-            with pytest.raises(Crash):
-                go_on(out, progress=False)
+        with stopped(target, name, call):
+            go_on(out, progress=False)
 
     config = registry.load(pipeline_config, REPRODUCIBLE)
     # FreD's release is charged, and not on the disk.
@@ -300,7 +280,7 @@ def test_a_pipeline_that_dies_in_every_stage_resumes_to_the_same_bits(
         Artifacts, "save", 1, go_on=lambda *args, **kwargs: carry_out.run(config, *args, **kwargs)
     )
     dies_at(pipeline, "score", 1)  # released, and not scored
-    monkeypatch.setattr(pipeline, "private_moments", _crash_in(pipeline, "private_moments", 1))
+    monkeypatch.setattr(pipeline, "private_moments", None)  # nothing is released again
     dies_at(Artifacts, "save", 1)  # scored, and not on the disk
     dies_at(Artifacts, "save", 2)  # the winner is prefinetuned, and not on the disk
     dies_at(pipeline, "prefinetune", 2)  # another candidate is not prefinetuned
@@ -331,21 +311,17 @@ def test_with_secret_noise_a_crash_does_not_lead_to_a_second_release(
     pipeline_config, tmp_path, monkeypatch
 ):
     """The secret is on the disk before its first use."""
-    out = tmp_path / "run"
-    seen = []
+    out, seen = tmp_path / "run", []
 
     def watched(*arguments, **options):
         seen.append(real(*arguments, **options))
-        if len(seen) == 1:
-            raise Crash
         return seen[-1]
 
     real = pipeline.private_moments
     monkeypatch.setattr(pipeline, "private_moments", watched)
-    with pytest.raises(Crash):
+    with stopped(pipeline, "private_moments", after=True):
         carry_out.run(registry.load(pipeline_config), out, progress=False)
-    monkeypatch.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
-    with pytest.raises(Crash):
+    with stopped(pipeline, "prefinetune"):
         carry_out.resume(out, progress=False)
     first, second = seen
     np.testing.assert_array_equal(first.moments.mean_D, second.moments.mean_D)
@@ -375,15 +351,11 @@ def test_a_stage_of_another_run_blocks_the_resume(straight, tmp_path, name):
         carry_out.resume(out, progress=False)
 
 
-def test_a_ledger_cut_off_after_the_release_blocks_the_resume(
-    pipeline_config, tmp_path, monkeypatch
-):
+def test_a_ledger_cut_off_after_the_release_blocks_the_resume(pipeline_config, tmp_path):
     """TRUST 40: a lost charge is found, also before the first round's checkpoint."""
     out = tmp_path / "run"
-    with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "prefinetune", _crash_in(pipeline, "prefinetune", 1))
-        with pytest.raises(Crash):
-            carry_out.run(registry.load(pipeline_config), out, progress=False)
+    with stopped(pipeline, "prefinetune"):
+        carry_out.run(registry.load(pipeline_config), out, progress=False)
     ledger = out / "ledger.jsonl"
     lines = ledger.read_text().splitlines(keepends=True)
     # The last charge, and what was recorded after it.

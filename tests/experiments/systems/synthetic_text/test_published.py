@@ -19,6 +19,7 @@ from jaxpfl.experiments.systems.synthetic_text.corpus_writer import CorpusWriter
 from jaxpfl.models.checkpoints import adapters, hub, pretrained
 from jaxpfl.models.decoder.network import Decoder
 from jaxpfl.models.decoder.quantise import quantise
+from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
 from tests.published_models import write_adapters, write_decoder, write_encoder, write_tokeniser
 
@@ -60,9 +61,7 @@ def _digest(params) -> str:
 
 
 @pytest.mark.long
-def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(
-    published, folders, tmp_path, monkeypatch
-):
+def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(published, folders, tmp_path):
     """With tokenisers of their own, of which the generator's has a start token."""
     config = published("popri")
     whole = carry_out.run(config, tmp_path / "whole", progress=False)
@@ -77,18 +76,7 @@ def test_popri_runs_on_published_models_and_resumes_to_the_same_bits(
     # Nothing was pretrained.
     assert not list(Path(config.cache).glob("*/" + "training"))
 
-    class Stop(Exception):
-        pass
-
-    commit = artifacts.commit
-
-    def stopping(temporary, path, manifest):
-        if path.name == "round_2_scores":
-            raise Stop
-        commit(temporary, path, manifest)
-
-    with monkeypatch.context() as patched, pytest.raises(Stop):
-        patched.setattr(artifacts, "commit", stopping)
+    with stopped(artifacts, "commit", when=lambda _, path, __: path.name == "round_2_scores"):
         carry_out.run(config, tmp_path / "parts", progress=False)
     again = carry_out.resume(tmp_path / "parts", progress=False)
     for key in ("metrics", "history", "texts", "public_models"):

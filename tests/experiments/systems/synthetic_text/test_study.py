@@ -3,6 +3,7 @@
 import importlib
 import json
 import stat
+from functools import partial
 from pathlib import Path
 
 import dp_accounting
@@ -24,6 +25,7 @@ from jaxpfl.privacy.ledger import Ledger
 from jaxpfl.privacy.secret import RunSecret
 from jaxpfl.progress import Progress
 from jaxpfl.text.embed import embed, embedder
+from tests.experiments.crashes import stopped
 from tests.experiments.ledgers import same_but_heads
 from tests.experiments.statements import of_lines, of_page
 
@@ -217,62 +219,21 @@ def test_a_phase_of_scores_holds_the_release_alone(finished):
     assert np.isfinite(kept).all()
 
 
-class Stop(Exception):
-    pass
-
-
-def stopped_before_writing(monkeypatch, name):
-    write = files.write_atomically
-
-    def stopping(path, *args, **rest):
-        if path.name == name:
-            raise Stop
-        write(path, *args, **rest)
-
-    monkeypatch.setattr(files, "write_atomically", stopping)
-
-
-def stopped_before_storing(monkeypatch, name):
-    commit = artifacts.commit
-
-    def stopping(temporary, path, manifest):
-        if path.name == name:
-            raise Stop
-        commit(temporary, path, manifest)
-
-    monkeypatch.setattr(artifacts, "commit", stopping)
-
-
-def stopped_after(monkeypatch, owner, name):
-    """Raises when the function is done, whatever it has done."""
-    function = getattr(owner, name)
-
-    def stopping(*args, **rest):
-        function(*args, **rest)
-        raise Stop
-
-    monkeypatch.setattr(owner, name, stopping)
-
-
-def stopped_in_training(monkeypatch):
-    def stopping(*_):
-        raise Stop
-
-    monkeypatch.setattr(Progress, "update", stopping)
-
-
 def before(name):
-    return lambda monkeypatch: stopped_before_writing(monkeypatch, name)
+    return partial(
+        stopped, files, "write_atomically", when=lambda path, *_, **__: path.name == name
+    )
 
 
 def stored(name):
-    return lambda monkeypatch: stopped_before_storing(monkeypatch, name)
+    return partial(stopped, artifacts, "commit", when=lambda _, path, __: path.name == name)
 
 
 def after(owner, name):
-    return lambda monkeypatch: stopped_after(monkeypatch, owner, name)
+    return partial(stopped, owner, name, after=True)
 
 
+in_training = partial(stopped, Progress, "update")
 CRASHES = {
     "popri": [
         after(popri, "respond"),
@@ -284,7 +245,7 @@ CRASHES = {
         stored("round_2_adapters"),
         after(corpus_writer, "synthesise"),
         before("corpus.jsonl"),
-        stopped_in_training,
+        in_training,
         before("result.json"),
         before("report.html"),
     ],
@@ -294,7 +255,7 @@ CRASHES = {
         stored("round_1_votes"),
         stored("round_1_texts"),
         stored("round_2_votes"),
-        stopped_in_training,
+        in_training,
         stored("corpus"),
     ],
 }
@@ -309,8 +270,7 @@ def test_killed_in_any_phase_it_resumes_to_the_same_bits_without_a_second_charge
     whole = carry_out.run(config, tmp_path / "whole", progress=False)
     parts = tmp_path / "parts"
     for number, crash in enumerate(CRASHES[method]):
-        with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-            crash(patched)
+        with crash():
             if number == 0:
                 carry_out.run(config, parts, progress=False)
                 continue
@@ -336,8 +296,7 @@ def test_what_was_altered_or_cut_off_is_not_gone_on_with(synthetic_config, tmp_p
     """TRUST 34, 35, 40: a ledger that lost a charge, no secret or another, another config."""
     out = tmp_path / "run"
     config = synthetic_config("popri")
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-        stored("round_2_responses")(patched)
+    with stored("round_2_responses")():
         carry_out.run(config, out, progress=False)
     ledger, secret = out / "ledger.jsonl", out / "private" / "secret.json"
     content, words = ledger.read_bytes(), secret.read_bytes()
@@ -368,8 +327,7 @@ def test_a_release_made_again_on_another_machine_is_charged_and_stated(
     """TRUST 34: where embeddings differ in a bit, the replayed round is another release."""
     config = synthetic_config("popri", "--privacy.budget_epsilon", "30")
     out = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(Stop):
-        stored("round_1_scores")(patched)
+    with stored("round_1_scores")():
         carry_out.run(config, out, progress=False)
 
     def elsewhere(clients, function, *, progress):
