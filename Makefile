@@ -26,7 +26,7 @@ help:
 	@echo "make wheel        the wheel and the sdist of the last commit in dist/, built twice and compared"
 	@echo "make sbom         what the core consists of, as CycloneDX; writes build/sbom.cdx.json"
 	@echo "make vulnerabilities  known ones of the versions in constraints.txt (network; or DATABASE=osv)"
-	@echo "make bench        jaxpfl bench all --store: all benchmarks; appends to benchmarks/results"
+	@echo "make bench        all benchmarks, beside their last results; appends to benchmarks/results"
 	@echo "make peers        our round beside those of PyTorch, pfl and others (network; 10 GB)"
 	@echo "make bench-gpu    everything that a GPU of 80 GB or more is to measure; four hours at most"
 	@echo "make gpu-wheels   what a rented machine with a GPU lacks; writes build/gpu-wheels"
@@ -102,7 +102,7 @@ vulnerabilities: .venv-supply/installed
 	@touch $@
 
 bench: .venv/installed-dev
-	.venv/bin/jaxpfl bench all --store
+	.venv/bin/python -m benchmarks all --store
 
 PEERS = torch drjax jax_privacy fedjax pfl fluke flower opacus
 

@@ -4,7 +4,7 @@
     python -m benchmarks aggregate word_lm
     python -m benchmarks all --store          # appends to benchmarks/results
 
-`jaxpfl bench` is the same. Each benchmark is a process of its own. The ceilings of the machine, a
+Each benchmark is a process of its own. The ceilings of the machine, a
 matrix product and a plain read of memory, are measured before and after them, and the better of
 both counts. Rows, the comparison and the picture `roofline.png` go to `--out`.
 """

@@ -72,28 +72,23 @@ def fraction(name: str, value: object) -> float:
 
 def positive_int(name: str, value: object) -> int:
     """Returns `value` as an int from 1 to 2^63 - 1; refuses floats, even whole ones."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, found {value!r}")
-    if value < 1:
-        raise InputError(f"{name} must be at least 1, found {value!r}")
-    return _below(63, name, value)
+    return _whole(name, value, 1, 63)
 
 
 def non_negative_int(name: str, value: object) -> int:
     """Returns `value` as an int from 0 to 2^128 - 1, which is also the range of seeds."""
+    return _whole(name, value, 0, 128)
+
+
+def _whole(name: str, value: object, least: int, bits: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"{name} must be a whole number, found {value!r}")
-    if value < 0:
-        raise InputError(f"{name} must be zero or more, found {value!r}")
-    return _below(128, name, value)
-
-
-def _below(bits: int, name: str, value: Integral) -> int:
-    number = int(value)
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, found {value!r}")
     # A number of thousands of digits cannot be printed.
-    if number >= 2**bits:
+    if int(value) >= 2**bits:
         raise InputError(f"{name} must be below 2^{bits}, found a larger number")
-    return number
+    return int(value)
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:

@@ -55,20 +55,19 @@ def test_a_second_process_reads_what_the_first_compiled_and_computes_the_same_bi
     assert _compile(_fresh(tmp_path)) == first
 
 
-def test_jaxs_own_settings_go_first(monkeypatch, tmp_path):
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """The folder that `enable` would use, of which JAX has not heard."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    return compilation_cache.folder()
+
+
+def test_jaxs_own_settings_go_first(cache, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
     compilation_cache.enable()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_no_fault(monkeypatch, tmp_path):
-    (tmp_path / "jaxpfl").write_text("a file, where a folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    compilation_cache.enable()
-    assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
+    assert not cache.parent.exists()
 
 
 @pytest.mark.parametrize("named", ["", "relative"])
@@ -78,27 +77,25 @@ def test_without_a_cache_folder_of_their_own_it_is_in_the_users_home(monkeypatch
     assert compilation_cache.folder().is_relative_to(tmp_path)
 
 
-def test_a_folder_that_others_may_write_is_not_used(monkeypatch, tmp_path):
+def test_a_folder_that_cannot_be_made_or_that_others_may_write_is_not_used(cache):
     """TRUST 39: what is found there is executed."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    compilation_cache.folder().mkdir(parents=True)
-    compilation_cache.folder().chmod(0o777)
+    cache.parent.write_text("a file, where a folder should be")
+    compilation_cache.enable()
+    cache.parent.unlink()
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
     compilation_cache.enable()
     assert "JAX_COMPILATION_CACHE_DIR" not in os.environ
 
 
-def test_the_programs_compiled_longest_ago_go_first(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+def test_the_programs_compiled_longest_ago_go_first(cache, monkeypatch):
     monkeypatch.setattr(compilation_cache, "_MOST_BYTES", 250)
-    compilation_cache.folder().mkdir(parents=True)
+    cache.mkdir(parents=True)
     for age, name in enumerate(("new", "older", "oldest")):
-        file = compilation_cache.folder() / name
-        file.write_bytes(bytes(100))
-        os.utime(file, (10**9 - age, 10**9 - age))
+        (cache / name).write_bytes(bytes(100))
+        os.utime(cache / name, (10**9 - age, 10**9 - age))
     compilation_cache.enable()
-    assert {file.name for file in compilation_cache.folder().iterdir()} == {"new", "older"}
+    assert {file.name for file in cache.iterdir()} == {"new", "older"}
 
 
 @pytest.fixture
@@ -146,19 +143,15 @@ def test_a_run_from_python_keeps_its_programs_and_leaves_jaxs_settings_alone(
     assert {file.name for file in without_a_cache.iterdir()} == kept
 
 
-def test_a_folder_that_jax_has_stays_in_use(without_a_cache, tmp_path):
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
-    with compilation_cache.enabled():
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
-    assert not without_a_cache.exists()
-
-
-def test_a_cache_that_was_switched_off_stays_off(without_a_cache):
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
+@pytest.mark.parametrize("setting", ["jax_compilation_cache_dir", "jax_enable_compilation_cache"])
+def test_a_folder_that_jax_has_and_a_cache_that_is_off_stay_so(without_a_cache, tmp_path, setting):
+    before = getattr(jax.config, setting)
+    value = str(tmp_path / "own") if setting.endswith("dir") else False
+    jax.config.update(setting, value)
     try:
         with compilation_cache.enabled():
-            assert jax.config.jax_compilation_cache_dir is None
+            assert getattr(jax.config, setting) == value
+            assert jax.config.jax_compilation_cache_dir in (None, value)
     finally:
-        jax.config.update("jax_enable_compilation_cache", before)
+        jax.config.update(setting, before)
     assert not without_a_cache.exists()

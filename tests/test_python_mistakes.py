@@ -193,7 +193,3 @@ def test_a_mistake_is_refused_in_one_sentence(name, tmp_path, monkeypatch):
     # Nothing was charged, and no run was begun.
     assert not list(tmp_path.rglob("run.json"))
     assert not (tmp_path / "ledger").exists() or len(jp.Ledger.read(tmp_path / "ledger")) == 0
-
-
-def test_there_are_thirty():
-    assert len(MISTAKES) >= 30

@@ -93,13 +93,18 @@ def planted(defect: Defect, text: str) -> str:
 
 
 def table(promises: list[Promise]) -> str:
-    """The promises as a table in Markdown."""
-    rows = [("case", "fault", "what the library does", "test", "defect that it fails on")]
-    rows.append(("---",) * 5)
+    """The promises as a table in Markdown; a case is named in its first line."""
+    rows: list[tuple[str, ...]] = [
+        ("case", "fault", "what the library does", "test", "planted defect"),
+        ("---",) * 5,
+    ]
+    before = None
     for each in promises:
-        file, name = each.test.removeprefix("tests/").split("::")
-        held_by = f"`{file}`: `{name}`"
-        rows.append((str(each.case), each.fault, each.promise, held_by, each.defect.what))
+        case = (str(each.case), each.fault)
+        held_by = "`{}`: `{}`".format(*each.test.removeprefix("tests/").split("::"))
+        first = ("", "") if case == before else case
+        rows.append((*first, each.promise, held_by, f"`{each.defect.name}`"))
+        before = case
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

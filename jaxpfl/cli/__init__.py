@@ -16,22 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxpfl import compilation_cache
-from jaxpfl.cli import (
-    audit,
-    bench,
-    budget,
-    calibrate,
-    compare,
-    configs,
-    convert,
-    data,
-    export,
-    fred,
-    init,
-    run,
-    sweep,
-    synthesize,
-)
+from jaxpfl.cli import begin, common, convert, data, fred, privacy, runs, sweep
 from jaxpfl.errors import BudgetExhausted, InputError
 from jaxpfl.experiments.engine.signals import terminable
 
@@ -58,121 +43,89 @@ class _Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-      help: a sentence.
-      example: a command line.
       add: adds the command's arguments to a parser.
       run: takes the parsed and the unknown arguments and returns the result: its entry "text" is
         printed, or with --json all other entries. "exit_code" is not printed; absent, it is 0.
+      help: a sentence.
+      example: a command line, after `jaxpfl`.
       takes_overrides: whether unknown arguments set keys of a config.
     """
 
-    help: str
-    example: str
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Sequence[str]], dict[str, Any]]
+    help: str
+    example: str
     takes_overrides: bool = False
 
 
 COMMANDS = {
     "run": _Command(
-        "Carry out an experiment.",
-        "jaxpfl run quickstart --out runs/mine --training.rounds 30",
-        run.add_run,
-        run.run,
-        takes_overrides=True,
+        runs.add_run, runs.run, "Carry out an experiment.",
+        "run quickstart --out runs/mine --training.rounds 30", takes_overrides=True,
     ),
     "init": _Command(
-        "Look at a table of your own and write a config that runs on it.",
-        "jaxpfl init messages.csv",
-        init.add,
-        init.run,
+        begin.add_init, begin.init,
+        "Look at a table of your own and write a config that runs on it.", "init messages.csv",
     ),
     "configs": _Command(
-        "List the configs that come with jaxpfl.", "jaxpfl configs", configs.add, configs.run
+        begin.add_configs, begin.configs, "List the configs that come with jaxpfl.", "configs"
     ),
     "data": _Command(
-        "List the data sets that the configs read, and fetch one.",
-        "jaxpfl data get shakespeare --folder data/tff",
-        data.add,
-        data.run,
+        data.add, data.run, "List the data sets that the configs read, and fetch one.",
+        "data get shakespeare --folder data/tff",
     ),
     "resume": _Command(
-        "Go on with an interrupted run, to the same final bits.",
-        "jaxpfl resume runs/mine",
-        run.add_resume,
-        run.resume,
+        runs.add_resume, runs.resume, "Go on with an interrupted run, to the same final bits.",
+        "resume runs/mine",
     ),
     "sweep": _Command(
-        "Carry out one experiment at every point of a grid.",
-        "jaxpfl sweep grid.yaml --out runs/grid --seeds 3",
-        sweep.add,
-        sweep.run,
-        takes_overrides=True,
+        sweep.add, sweep.run, "Carry out one experiment at every point of a grid.",
+        "sweep grid.yaml --out runs/grid --seeds 3", takes_overrides=True,
     ),
     "synthesize": _Command(
+        runs.add_synthesize, runs.synthesize,
         "Write the synthetic corpus of a run, and the card of its privacy.",
-        "jaxpfl synthesize runs/popri --out corpus.jsonl --texts 5000",
-        synthesize.add,
-        synthesize.run,
+        "synthesize runs/popri --out corpus.jsonl --texts 5000",
     ),
     "export": _Command(
+        runs.add_export, runs.export,
         "Write what a finished run made, a model or synthetic texts, in formats others read.",
-        "jaxpfl export runs/mine exported",
-        export.add,
-        export.run,
+        "export runs/mine exported",
     ),
     "report": _Command(
-        "Write a run's report.html and its plots anew.",
-        "jaxpfl report runs/mine",
-        run.add_directory,
-        run.report,
+        common.add_directory, runs.report, "Write a run's report.html and its plots anew.",
+        "report runs/mine",
     ),
     "compare": _Command(
+        runs.add_compare, runs.compare,
         "Put runs side by side: scores, curves, and what each and all of them cost.",
-        "jaxpfl compare runs/mine runs/mine-2 --out runs/compared",
-        compare.add,
-        compare.run,
+        "compare runs/mine runs/mine-2 --out runs/compared",
     ),
     "convert": _Command(
-        "Write clients' data to a folder that opens at once.",
-        "jaxpfl convert 'clients.jsonl.gz?client=author&text=body' clients",
-        convert.add,
-        convert.run,
+        convert.add, convert.run, "Write clients' data to a folder that opens at once.",
+        "convert 'clients.jsonl.gz?client=author&text=body' clients",
     ),
     "budget": _Command(
+        privacy.add_budget, privacy.budget,
         "Say what the releases in a ledger have cost together.",
-        "jaxpfl budget runs/mine/ledger.jsonl --delta 1e-5",
-        budget.add,
-        budget.run,
+        "budget runs/mine/ledger.jsonl --delta 1e-5",
     ),
     "calibrate": _Command(
-        "Noise for an epsilon, or epsilon for a noise.",
-        "jaxpfl calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 "
-        "--clients-per-round 1000",
-        calibrate.add,
-        calibrate.run,
+        privacy.add_calibrate, privacy.calibrate, "Noise for an epsilon, or epsilon for a noise.",
+        "calibrate --epsilon 7 --delta 3e-6 --rounds 20 --population 10000 --clients-per-round "
+        "1000",
     ),
     "audit": _Command(
+        privacy.add_audit, privacy.audit,
         "Attack the releases of a config with canaries, for a lower bound on their epsilon.",
-        "jaxpfl audit quickstart --runs 16",
-        audit.add,
-        audit.run,
-        takes_overrides=True,
+        "audit quickstart --runs 16", takes_overrides=True,
     ),
     "fred": _Command(
-        "Rank public corpora by a private Frechet distance to clients' data.",
-        "jaxpfl fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
+        fred.add, fred.run, "Rank public corpora by a private Frechet distance to clients' data.",
+        "fred --private docstrings:jax,scipy --candidates docstrings:numpy docstrings:rich "
         "--epsilon 0.6 --delta 2e-6",
-        fred.add,
-        fred.run,
     ),
-    "bench": _Command(
-        "Run benchmarks by name, beside the last stored results of this machine.",
-        "jaxpfl bench aggregate word_lm",
-        bench.add,
-        bench.run,
-    ),
-}
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -184,24 +137,20 @@ def parser() -> argparse.ArgumentParser:
     description = "Private federated learning in JAX: simulate it, measure it, trust it."
     made = _Parser(prog="jaxpfl", description=description, epilog=_EXIT_CODES, **shared)
     made.add_argument("--version", action="version", version=f"jaxpfl {version('jaxpfl')}")
-    made.add_argument(
-        "--print-completion",
-        metavar="SHELL",
-        choices=("bash", "zsh", "tcsh"),
-        help="print a script that completes commands and files in bash, zsh or tcsh",
-    )
+    shells = ("bash", "zsh", "tcsh")
+    completes = "print a script that completes commands and files in bash, zsh or tcsh"
+    made.add_argument("--print-completion", metavar="SHELL", choices=shells, help=completes)
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(
             name,
             help=command.help,
             description=command.help,
-            epilog=f"example:\n  {command.example}\n\n{_EXIT_CODES}",
+            epilog=f"example:\n  jaxpfl {command.example}\n\n{_EXIT_CODES}",
             **shared,
         )
-        added.add_argument(
-            "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
-        )
+        alone = "print one JSON object on stdout, and nothing else"
+        added.add_argument("--json", action="store_true", help=alone)
         added.set_defaults(command=command)
         command.add(added)
     return made

@@ -1,11 +1,27 @@
-"""Helpers that several commands share."""
+"""Options and steps that several commands share."""
 
 import argparse
 import dataclasses
 import itertools
-import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxpfl import cores
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Any:
+    """Reads the config of any system, and uses the devices that it names."""
+    from jaxpfl.experiments import registry
+
+    return use_devices(registry.load(path, overrides))
+
+
+def use_run(directory: Path) -> None:
+    """Uses the devices of the run in a directory."""
+    from jaxpfl.experiments import registry
+
+    use_devices(registry.load_run(directory))
 
 
 def use_devices(config: Any) -> Any:
@@ -16,23 +32,30 @@ def use_devices(config: Any) -> Any:
     """
     import jax
 
-    devices = config.run.devices
-    if devices is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        devices = len(affinity(0)) if affinity else os.cpu_count() or 1
+    devices = cores.number() if config.run.devices is None else config.run.devices
     jax.config.update("jax_num_cpu_devices", devices)
     return dataclasses.replace(config, run=dataclasses.replace(config.run, devices=devices))
 
 
+def add_path(
+    parser: argparse.ArgumentParser, name: str, metavar: str, text: str, *, required: bool = False
+) -> None:
+    """Adds an option that is a file or a folder."""
+    parser.add_argument(name, type=Path, metavar=metavar, required=required, help=text)
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Adds the argument that `experiments.config.shipped.find` finds the file of."""
-    parser.add_argument(
-        "config",
-        metavar="CONFIG",
-        type=Path,
-        help="a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; "
-        "`jaxpfl configs` lists them",
+    text = (
+        "a YAML file, or the name of a config that comes with jaxpfl, such as quickstart; `jaxpfl "
+        "configs` lists them"
     )
+    parser.add_argument("config", metavar="CONFIG", type=Path, help=text)
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument that is the directory of a run."""
+    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a run")
 
 
 def add_track(parser: argparse.ArgumentParser) -> None:

@@ -2,36 +2,22 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from jaxpfl.cli.common import unused_directory
+from jaxpfl.cli.common import add_path, unused_directory
 from jaxpfl.errors import InputError
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", metavar="SOURCE", required=True, help="the clients")
-    parser.add_argument(
-        "--candidates",
-        metavar="SOURCE",
-        nargs="+",
-        required=True,
-        help="public corpora, each SOURCE or NAME=SOURCE",
-    )
+    corpora = "public corpora, each SOURCE or NAME=SOURCE"
+    parser.add_argument("--candidates", metavar="SOURCE", nargs="+", required=True, help=corpora)
     parser.add_argument("--epsilon", type=float)
     parser.add_argument("--delta", type=float)
-    parser.add_argument(
-        "--unit",
-        choices=("client", "example"),
-        default="client",
-        help="what is protected: a client with all it holds (default), or one example",
-    )
-    parser.add_argument(
-        "--embedder",
-        metavar="NAME",
-        default="hashed",
-        help="hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ...",
-    )
+    unit = "what is protected: a client with all it holds (default), or one example"
+    parser.add_argument("--unit", choices=("client", "example"), default="client", help=unit)
+    embedder = "hashed (default), minilm, encoder:FOLDER, sentence-transformers:NAME, ..."
+    parser.add_argument("--embedder", metavar="NAME", default="hashed", help=embedder)
     parser.add_argument("--clip-norm", type=float, default=1.0, help="of embeddings (default: 1)")
     parser.add_argument(
         "--max-examples",
@@ -46,8 +32,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also (without --epsilon: only) the distances without noise; they are NOT private",
     )
-    parser.add_argument("--ledger", type=Path, metavar="FILE", help="default: OUT/ledger.jsonl")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/fred")
+    add_path(parser, "--ledger", "FILE", "default: OUT/ledger.jsonl")
+    add_path(parser, "--out", "DIR", "default: runs/fred")
 
 
 def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
@@ -58,11 +44,8 @@ def run(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
     from jaxpfl.algorithms.fred import FredPlan
     from jaxpfl.experiments.choose_corpus import choose_corpus, table
 
-    shared: dict[str, Any] = {
-        "unit": arguments.unit,
-        "clip_norm": arguments.clip_norm,
-        "max_examples": arguments.max_examples,
-    }
+    names = ("unit", "clip_norm", "max_examples")
+    shared: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     plan = None
     if arguments.epsilon is not None:
         plan = FredPlan.calibrated(epsilon=arguments.epsilon, delta=arguments.delta, **shared)

@@ -52,7 +52,7 @@ def dry_run(config: Any) -> dict[str, Any]:
 
 
 def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
-    """Checks every point of a sweep; points that differ in `over` alone are checked once.
+    """Checks every point of a sweep; points that differ in the seed alone are checked once.
 
     Raises:
       InputError: a point would be refused; the message names it.
@@ -77,7 +77,7 @@ def dry_run_sweep(sweep: Sweep) -> dict[str, Any]:
 
 
 def _different(sweep: Sweep) -> Iterator[Point]:
-    """A point for each combination of values but those of `over`."""
+    """A point for each combination of values but seeds."""
     seen: set[str] = set()
     for point in sweep.points:
         run = dataclasses.replace(point.config.run, seed=0)

@@ -18,7 +18,7 @@ import yaml
 from jaxpfl.data.readers.fields import Fields
 from jaxpfl.data.readers.table import first_rows, read_table
 from jaxpfl.errors import InputError
-from jaxpfl.experiments.init_config import classifier, language_model
+from jaxpfl.experiments.init_config import config_text
 from jaxpfl.experiments.registry import from_mapping
 
 _SAMPLE = 2_000
@@ -77,48 +77,35 @@ def init(
     whose = _given(client) or _client(columns, {text, label})
     others = {name: each for name, each in columns.items() if name != whose.column}
     about = None if label and not text else _given(text) or _text(others)
-    if about is not None:
-        return _checked(*_language(path, file, whose, about))
-    target = _given(label) or _label(others)
-    features = [name for name, each in others.items() if _is_feature(name, each, target)]
-    if target is None or not features:
-        kinds = ", ".join(f"{name!r} ({_kind(each)})" for name, each in columns.items())
-        raise InputError(
-            f"{file}: found no column of texts, and no whole-number label with columns of numbers "
-            f"to predict it from; its columns are {kinds or 'none'}. Name them by --client, "
-            "--text or --label"
-        )
-    return _checked(*_classes(path, file, whose, target, features))
-
-
-def _checked(config: str, said: list[str]) -> tuple[str, list[str]]:
-    """Nothing is written that `jaxpfl run` would refuse."""
+    features: list[str] = []
+    if about is None:
+        target = _given(label) or _label(others)
+        features = [name for name, each in others.items() if _is_feature(name, each, target)]
+        if target is None or not features:
+            kinds = ", ".join(f"{name!r} ({_kind(each)})" for name, each in columns.items())
+            raise InputError(
+                f"{file}: found no column of texts, and no whole-number label with columns of "
+                f"numbers to predict it from; its columns are {kinds or 'none'}. Name them by "
+                "--client, --text or --label"
+            )
+        guesses = {"client": whose, "label": target}
+    else:
+        guesses = {"client": whose, "text": about}
+    named = [(guess.column, kind) for kind, guess in guesses.items() if guess.column != "*"]
+    fields = Fields([*named, *((name, "number") for name in features)])
+    clients, rows, classes = _count(path, fields, whose, guesses.get("label"))
+    said = [f"{kind:<10}{guess.column!r}: {guess.why}" for kind, guess in guesses.items()]
+    options = {kind: guess.column for kind, guess in guesses.items()}
+    sizes = None
+    if features:
+        listed = ", ".join(map(repr, features))
+        said.append(f"features  {listed}: the other columns of numbers without gaps")
+        options["features"] = ",".join(features)
+        sizes = sum(math.prod(_shape(fields.types[name])) for name in features), classes
+    config = config_text(_source(file, options), clients, rows, said, sizes)
+    # Nothing is written that `jaxpfl run` would refuse.
     from_mapping(yaml.safe_load(config), "the config for the table")
     return config, said
-
-
-def _language(path: Path, file: str, whose: Guess, about: Guess) -> tuple[str, list[str]]:
-    fields = Fields([*_client_field(whose), (about.column, "text")])
-    clients, rows, _ = _count(path, fields, whose, None)
-    source = _source(file, {"client": whose.column, "text": about.column})
-    said = [f"client    {whose.column!r}: {whose.why}", f"text      {about.column!r}: {about.why}"]
-    return language_model(source, clients, rows, said), said
-
-
-def _classes(
-    path: Path, file: str, whose: Guess, target: Guess, features: Sequence[str]
-) -> tuple[str, list[str]]:
-    wanted = [*_client_field(whose), (target.column, "label")]
-    fields = Fields([*wanted, *((name, "number") for name in features)])
-    clients, rows, classes = _count(path, fields, whose, target)
-    width = sum(math.prod(_shape(fields.types[name])) for name in features)
-    named = {"client": whose.column, "label": target.column, "features": ",".join(features)}
-    said = [
-        f"client    {whose.column!r}: {whose.why}",
-        f"label     {target.column!r}: {target.why}",
-        f"features  {', '.join(map(repr, features))}: the other columns of numbers without gaps",
-    ]
-    return classifier(_source(file, named), clients, rows, (width, classes), said), said
 
 
 def _count(path: Path, fields: Fields, whose: Guess, target: Guess | None) -> tuple[int, int, int]:
@@ -142,10 +129,6 @@ def _count(path: Path, fields: Fields, whose: Guess, target: Guess | None) -> tu
             "be divided into those that train and those that test; name another one by --client"
         )
     return clients, rows, max(classes, 2)
-
-
-def _client_field(whose: Guess) -> list[tuple[str, str]]:
-    return [] if whose.column == "*" else [(whose.column, "client")]
 
 
 def _shape(type_: pa.DataType) -> list[int]:

@@ -1,27 +1,17 @@
-"""The texts of the configs that `jaxpfl init` writes."""
+"""The text of the config that `jaxpfl init` writes."""
 
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 # Of 100 clients, 80 train: fewer hide nobody in a useful model.
 _FEW = 200
-
-
-def language_model(source: str, clients: int, rows: int, said: Sequence[str]) -> str:
-    """A private word language model on texts."""
-    return _config(
-        "A private word language model",
-        said,
-        source,
-        clients,
-        public="""\
+_PUBLIC = """\
   # PUBLIC text that the model's words are taken from, at no cost in privacy. These are docstrings
   # of Python packages: a public text that is more like yours, of any source or file, is better.
   public: "docstrings:numpy,sklearn"
-""",
-        model="""\
+"""
+_LANGUAGE_MODEL = """\
 model:
   name: cifg_lm
   vocab_size: 4000       # fewer words need less noise
@@ -30,53 +20,38 @@ model:
   hidden: 128
   projection: 64
   unigram_prior: true    # starts from the word frequencies of the public text
-""",
-        training=(30, 16, _most_examples(clients, rows), 1, 2.0),
-    )
-
-
-def classifier(
-    source: str, clients: int, rows: int, sizes: tuple[int, int], said: Sequence[str]
-) -> str:
-    """A private classifier of rows of numbers."""
-    return _config(
-        "A private classifier of rows of numbers",
-        said,
-        source,
-        clients,
-        public="",
-        model=f"""\
+"""
+_CLASSIFIER = """\
 model:
   name: classifier_mlp   # features x become arcsinh(x): the scale of private ones is not known
-  features: {sizes[0]}
+  features: {}
   # Labels are 0 .. classes - 1. Counted in the file: where it is private which occur, give the
   # number that you know.
-  classes: {sizes[1]}
+  classes: {}
   hidden: 32             # 0: logistic regression
-""",
-        training=(60, 16, _most_examples(clients, rows), 2, 0.5),
-    )
+"""
 
 
-def _most_examples(clients: int, rows: int) -> int:
-    """Above the mean, so that most clients keep all; a power of two."""
-    return min(64, 2 ** math.ceil(math.log2(2 * rows / clients + 1)))
-
-
-def _config(
-    what: str,
-    said: Sequence[str],
-    source: str,
-    clients: int,
-    *,
-    public: str,
-    model: str,
-    training: tuple[int, int, int, int, float],
+def config_text(
+    source: str, clients: int, rows: int, said: Sequence[str], sizes: tuple[int, int] | None
 ) -> str:
-    rounds, batch, most, epochs, rate = training
+    """A config of a private word language model, or of a private classifier.
+
+    Args:
+      said: what was guessed, a line each.
+      sizes: the numbers of features and classes; None for a language model.
+    """
+    if sizes is None:
+        what, public, model = "word language model", _PUBLIC, _LANGUAGE_MODEL
+        rounds, epochs, rate = 30, 1, 2.0
+    else:
+        what, public, model = "classifier of rows of numbers", "", _CLASSIFIER.format(*sizes)
+        rounds, epochs, rate = 60, 2, 0.5
     # Below 1 / N by a factor of two to twenty.
     delta = 10.0 ** -math.ceil(math.log10(2 * max(clients, 5)))
     cohort = max(2, min(400, round(0.8 * clients / 4)))
+    # Above the mean, so that most clients keep all; a power of two.
+    most = min(64, 2 ** math.ceil(math.log2(2 * rows / clients + 1)))
     few = ""
     if clients < _FEW:
         few = (
@@ -84,8 +59,10 @@ def _config(
             "what they\n# have in common: expect little at this epsilon.\n"
         )
     guesses = "\n".join(f"#   {line}" for line in said)
+    # JSON's strings are YAML's, too.
+    quoted = json.dumps(source, ensure_ascii=False)
     return f"""\
-# {what}, written by `jaxpfl init` from the columns of a table:
+# A private {what}, written by `jaxpfl init` from the columns of a table:
 {guesses}
 #
 # Command:   jaxpfl run THIS_FILE          (any setting: --section.key VALUE)
@@ -94,7 +71,7 @@ def _config(
 data:
   # All rows of a client are protected together. Another column: ?client=COLUMN; client=* makes each
   # row a client.
-  source: {_quoted(source)}
+  source: {quoted}
   clients: {clients}
 {public}\
   # Of the CLIENTS: those of train are protected. Those of valid and test are NOT: see evaluation.
@@ -103,13 +80,13 @@ data:
 {model}
 privacy:
   epsilon: 8.0           # of everything that the run releases; smaller is more private
-  delta: {_number(delta)}         # well below 1 / the number of training clients
+  delta: {delta:.1e}         # well below 1 / the number of training clients
   clip_norm: 0.5         # what one client can change, at most; noise is in proportion to it
 
 training:
   rounds: {rounds}
   clients_per_round: {cohort}
-  batch_size: {batch}
+  batch_size: 16
   max_examples: {most}       # of a client; those of larger clients are drawn at random
   epochs: {epochs}
   client: {{name: sgd, learning_rate: {rate}}}
@@ -126,12 +103,3 @@ evaluation:
 run:
   checkpoint_every: 20
 """
-
-
-def _quoted(text: str) -> str:
-    # JSON's strings are YAML's, too.
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _number(value: Any) -> str:
-    return f"{value:.1e}"

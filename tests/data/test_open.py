@@ -60,7 +60,7 @@ def test_environment_variable_is_expanded_and_not_shown(path, monkeypatch):
         ("digits?clients=2000", "at most 1797"),
         ("digits?alpha=nan", "alpha must be a finite number"),
         ("digits?alpha=0", "alpha must be positive"),
-        ("digits?seed=-1", "seed must be zero or more"),
+        ("digits?seed=-1", "seed must be at least 0"),
         ("digits?seed=1&seed=2", "given twice"),
         ("digits?seed", "NAME=VALUE"),
         ("nowhere.jsonl", "there is no such file"),

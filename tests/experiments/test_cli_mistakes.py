@@ -23,7 +23,7 @@ MISTAKES = [
     ("trian", "'trian' expected run resume sweep"),
     ("--verbose", "command --help"),
     ("run", "CONFIG run --help"),
-    ("resume", "DIR resume --help"),
+    ("resume", "RUN resume --help"),
     ("budget ledger.jsonl", "--delta budget --help"),
     ("compare folder", "two runs found 1"),
     ("synthesize folder", "--out"),
@@ -150,15 +150,11 @@ def test_a_mistake_is_refused_in_one_sentence(folder, capsys, monkeypatch, typed
     assert sorted(folder.rglob("*")) == before
 
 
-def test_there_are_sixty():
-    assert len(MISTAKES) >= 60
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_of_a_command_is_one_of_it(name):
     """The parser takes it, and everything that it does not know is a setting of a config."""
-    first, *typed = COMMANDS[name].example.split()
-    assert (first, typed[0]) == ("jaxpfl", name)
+    typed = COMMANDS[name].example.split()
+    assert typed[0] == name
     _, rest = parser().parse_known_args(typed)
     assert not rest or COMMANDS[name].takes_overrides
 

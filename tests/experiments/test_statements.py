@@ -116,7 +116,7 @@ def test_a_sweep_and_its_points(swept):
     assert set(outcome.scored_on) == {DATA_SETS[1]}
     assert of_page((outcome.out / "report.html").read_text(), DATA_SETS) == []
     shown = [f"{measured_on(sweep.metric, outcome.scored_on)}:", *table_lines(sweep, outcome.rows)]
-    shown += ["", *baseline_lines(sweep, outcome.baselines)]
+    shown += ["", *baseline_lines(sweep, outcome.record["baselines"])]
     assert len([line for line in shown if DATA_SETS[2] in line]) == 2
     assert of_lines(shown, DATA_SETS) == []
     record = json.loads((outcome.out / "sweep.json").read_text())

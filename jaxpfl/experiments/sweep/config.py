@@ -15,7 +15,7 @@ from jaxpfl.experiments.registry import config_type, from_mapping
 MOST_POINTS = 1_000
 CASE = "case"
 SEED = "run.seed"
-_KEYS = ("base", "metric", "grid", "cases", "x", "line", "over", "gap")
+_KEYS = ("base", "metric", "grid", "cases", "gap")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sweep:
     """A grid over the fields of one config.
 
     Each point calibrates its noise to the epsilon in its own config, and has its own directory and
-    ledger. Points that differ only in the field `over` are repetitions: the table and the plot show
+    ledger. Points that differ only in `run.seed` are repetitions: the table and the figure show
     their mean and standard deviation.
 
     The file of a sweep:
@@ -50,40 +50,40 @@ class Sweep:
         cases:                            # optional; each is crossed with the grid
           POPri: {method: popri}
           private evolution: {method: private_evolution}
-        x: training.clients_per_round     # optional: the field on the plot's horizontal axis
-        line: case                        # optional: the field with one line for each value
-        over: run.seed                    # optional: the field in which repetitions differ
         gap: {from: public, to: DP-FedAvg}  # optional: two of the cases, see below
 
     With `gap`, each point states how much of the gap between two cases it closes, in per cent:
     (its metric - that of `from`) / (that of `to` - that of `from`), with all other values,
-    including the repetition, equal. The standard deviation is that of this ratio. Source: POPri
+    including the seed, equal. The standard deviation is that of this ratio. Source: POPri
     (Hou et al. 2025), Table 1.
 
     Attributes:
       title: the file's name without its suffix.
-      x: field on the horizontal axis; None if no field of the grid has numbers.
-      line: field with a line for each value; None if nothing else varies.
       gap: names of the cases `from` and `to`, or None.
     """
 
     title: str
     metric: str
-    over: str
     points: tuple[Point, ...] = field(repr=False)
-    x: str | None
-    line: str | None
     gap: tuple[str, str] | None = None
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that the sweep sets, except the seed."""
+        return tuple(name for name in self.points[0].values if name != SEED)
+
+    @property
     def varied(self) -> tuple[str, ...]:
-        """The fields with more than one value, except `over`."""
-        names = self.points[0].values
-        return tuple(
-            name
-            for name in names
-            if name != self.over and len({repr(p.values[name]) for p in self.points}) > 1
-        )
+        """Those of them with more than one value."""
+        return tuple(name for name in self.fields if len(self._values(name)) > 1)
+
+    @property
+    def x(self) -> str | None:
+        """The field on the figure's horizontal axis: the first that varies in positive numbers."""
+        return next((n for n in self.varied if all(map(_positive, self._values(n)))), None)
+
+    def _values(self, name: str) -> list[Any]:
+        return list({repr(each.values[name]): each.values[name] for each in self.points}.values())
 
 
 def load_sweep(
@@ -115,61 +115,40 @@ def load_sweep(
             raise InputError(f"{where}: there is no key {key!r}; valid keys: {', '.join(_KEYS)}")
     if "metric" not in mapping:
         raise InputError(f"{where}: the key metric is required, but is missing")
-    for key in ("base", "metric", "x", "line", "over"):
-        absent = key not in ("base", "metric") and mapping.get(key) is None
-        if not absent and not isinstance(mapping[key], str):
-            raise InputError(f"{where}: {key} must be text, found {mapping[key]!r}")
+    for key in ("base", "metric"):
+        if not isinstance(mapping.get(key), str):
+            raise InputError(f"{where}: {key} must be text, found {mapping.get(key)!r}")
     grid, cases = _grid(mapping.get("grid"), where), _cases(mapping.get("cases"), where)
-    over = mapping.get("over") or SEED
     base = read_mapping(path.parent / mapping["base"])
     for name, value in parse_overrides(config_type(base, where), overrides).items():
         if name in grid:
             grid[name] = [value]
         base = with_value(base, name, value, f"command line: --{name}")
     if seeds is not None:
-        if checks.positive_int("--seeds", seeds) > MOST_POINTS:
-            raise InputError(f"--seeds must be at most {MOST_POINTS}, found {seeds}")
-        grid = _repeated(grid, cases, over, base, seeds)
-    points = _points(base, grid, cases, where)
-    fields = [CASE, *grid] if cases else list(grid)
-    for name in ("x", "line"):
-        if mapping.get(name) is not None and mapping[name] not in fields:
-            raise InputError(
-                f"{where}: {name} must be one of {', '.join(map(repr, fields))}, found "
-                f"{mapping[name]!r}"
-            )
-    free = [name for name in fields if name != over]
-    axes = {name for name, values in grid.items() if _numbers(values)}
-    given, line = mapping.get("x"), mapping.get("line")
-    x = given or next((n for n in free if n in axes and n != line and len(grid[n]) > 1), None)
-    if x is not None and x not in axes:
-        raise InputError(f"{where}: x = {x!r} must be a field of grid with positive numbers")
-    line = line or next((name for name in free if name != x), None)
-    gap = _gap(mapping.get("gap"), cases, over, where)
-    return Sweep(path.stem, mapping["metric"], over, points, x, line, gap)
+        grid = _repeated(grid, cases, base, seeds)
+    gap = _gap(mapping.get("gap"), cases, where)
+    return Sweep(path.stem, mapping["metric"], _points(base, grid, cases, where), gap)
 
 
 def _grid(grid: Any, where: str) -> dict[str, list[Any]]:
-    if grid is None:
-        return {}
-    if not isinstance(grid, Mapping):
+    if grid is not None and not isinstance(grid, Mapping):
         raise InputError(
             f"{where}: grid must be a mapping of fields to lists of values, found {grid!r}"
         )
-    for name, values in grid.items():
+    for name, values in (grid or {}).items():
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}: grid.{name} must be a list of values, found {values!r}")
         if len({repr(value) for value in values}) != len(values):
             raise InputError(f"{where}: grid.{name} must not have a value twice, found {values!r}")
-    return {str(name): values for name, values in grid.items()}
+    return {str(name): values for name, values in (grid or {}).items()}
 
 
 def _repeated(
-    grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], over: str, base: Any, seeds: int
+    grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], base: Any, seeds: int
 ) -> dict[str, list[Any]]:
     """The grid with this number of seeds."""
-    if over != SEED:
-        raise InputError(f"--seeds needs repetitions over {SEED!r}, found over: {over!r}")
+    if checks.positive_int("--seeds", seeds) > MOST_POINTS:
+        raise InputError(f"--seeds must be at most {MOST_POINTS}, found {seeds}")
     for name, fields in cases.items():
         if SEED in fields:
             raise InputError(f"--seeds needs cases without {SEED}, found it in the case {name!r}")
@@ -196,17 +175,13 @@ def _cases(cases: Any, where: str) -> dict[str, dict[str, Any]]:
     return {name: dict(fields) for name, fields in cases.items()}
 
 
-def _gap(
-    gap: Any, cases: dict[str, dict[str, Any]], over: str, where: str
-) -> tuple[str, str] | None:
+def _gap(gap: Any, cases: dict[str, dict[str, Any]], where: str) -> tuple[str, str] | None:
     if gap is None:
         return None
     if not isinstance(gap, Mapping) or set(gap) != {"from", "to"}:
         raise InputError(f"{where}: gap must be {{from: CASE, to: CASE}}, found {gap!r}")
-    if not cases or over == CASE:
-        raise InputError(
-            f"{where}: gap needs cases to compare, and over must be another field than 'case'"
-        )
+    if not cases:
+        raise InputError(f"{where}: gap needs cases to compare, found none")
     for end in ("from", "to"):
         checks.one_of(f"{where}: gap.{end}", gap[end], tuple(cases))
     if gap["from"] == gap["to"]:
@@ -217,19 +192,19 @@ def _gap(
 def _points(
     base: Any, grid: dict[str, list[Any]], cases: dict[str, dict[str, Any]], where: str
 ) -> tuple[Point, ...]:
-    combinations = itertools.product(cases or [None], *grid.values())
     varied = [CASE, *(name for name, each in grid.items() if len(each) > 1)]
     points = []
-    for case, *combination in combinations:
+    for case, *combination in itertools.product(cases or [None], *grid.values()):
         fields = dict(cases[case]) if case is not None else {}
-        values: dict[str, Any] = {} if case is None else {CASE: case}
-        for name, value in zip(grid, combination, strict=True):
-            if name in fields:
-                raise InputError(
-                    f"{where}: {name} must be in grid or in a case, found it in grid and in the "
-                    f"case {case!r}"
-                )
-            fields[name] = values[name] = value
+        both = sorted(fields.keys() & grid.keys())
+        if both:
+            raise InputError(
+                f"{where}: {both[0]} must be in grid or in a case, found it in grid and in the "
+                f"case {case!r}"
+            )
+        values = dict(zip(grid, combination, strict=True))
+        fields |= values
+        values = values if case is None else {CASE: case, **values}
         at = ", ".join(f"{name} = {value}" for name, value in values.items()) or "its point"
         mapping = base
         for name, value in fields.items():
@@ -243,9 +218,7 @@ def _points(
                 f"{where}: at {at}: privacy.ledger must be absent in a sweep, because every "
                 "point has a ledger of its own"
             )
-        parts = [
-            f"{name.rsplit('.', 1)[-1]}={value}" for name, value in values.items() if name in varied
-        ]
+        parts = [f"{n.rsplit('.', 1)[-1]}={value}" for n, value in values.items() if n in varied]
         name = re.sub(r"[^\w.=,+-]+", "_", ",".join(parts)) or "point"
         points.append(Point(name, values, config))
         if len(points) > MOST_POINTS:
@@ -258,5 +231,5 @@ def _points(
     return tuple(points)
 
 
-def _numbers(values: list[Any]) -> bool:
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 for v in values)
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -27,7 +27,7 @@ from jaxpfl.errors import BudgetExhausted, CorruptFile, InputError, NoDataFolder
 from jaxpfl.experiments.config.reader import to_mapping
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.registry import from_mapping
-from jaxpfl.experiments.sweep.config import Point, Sweep
+from jaxpfl.experiments.sweep.config import CASE, Point, Sweep
 from jaxpfl.experiments.systems import CONFIG, RESULT, SIMULATION
 
 POINTS = "points"
@@ -36,20 +36,12 @@ _LOCK = "sweep.lock"
 FINISHED = "point.json"
 _FAILED = "failed.json"
 
-Failure = tuple[int, int]
 _PRIVATE = "private"
 _DURATIONS = "durations.json"
 _TRACEBACK = "failure.txt"
-_SWEEP = {
-    "title": str,
-    "metric": str,
-    "over": str,
-    "points": list,
-    "x": str | None,
-    "line": str | None,
-    "gap": list | None,
-}
+_SWEEP = {"title": str, "metric": str, "points": list, "gap": list | None}
 _TIMES = {"seconds": float, "begun": int, "ended": int}
+Failure = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -80,9 +72,6 @@ def begin(sweep: Sweep, directory: Path) -> None:
     described = {
         "title": sweep.title,
         "metric": sweep.metric,
-        "over": sweep.over,
-        "x": sweep.x,
-        "line": sweep.line,
         "gap": sweep.gap,
         "points": [
             {"name": point.name, "values": point.values, "config": to_mapping(point.config)}
@@ -128,6 +117,11 @@ def _any_begun(directory: Path) -> bool:
     return False
 
 
+def of_point(directory: Path, point: Point) -> Path:
+    """The folder of a point."""
+    return directory / POINTS / point.name
+
+
 def is_sweep(directory: Path) -> bool:
     """Whether a directory holds a sweep."""
     return (directory / DESCRIBED).is_file()
@@ -140,49 +134,19 @@ def load_begun(directory: Path) -> Sweep:
       InputError: it holds none.
       CorruptFile: its `points.json` is damaged.
     """
-    found = _described(directory)
-    points = tuple(_point(each, directory) for each in found["points"])
-    gap = found["gap"]
-    fields = {None, *(points[0].values if points else ())}
-    if (
-        not points
-        or any(point.values.keys() != points[0].values.keys() for point in points)
-        or not {found["x"], found["line"]} <= fields
-        or not (gap is None or (len(gap) == 2 and all(isinstance(end, str) for end in gap)))
-    ):
-        raise CorruptFile(f"{directory / DESCRIBED}: its fields do not describe one sweep")
-    return Sweep(
-        found["title"],
-        found["metric"],
-        found["over"],
-        points,
-        found["x"],
-        found["line"],
-        gap and tuple(gap),
-    )
-
-
-def load_point(directory: Path, number: int) -> tuple[Point, str, str]:
-    """The point of this number, counted from 1, of a begun sweep, and its title and metric.
-
-    Raises:
-      InputError: there is no such point, or no sweep.
-    """
-    found = _described(directory)
-    points = found["points"]
-    if not 1 <= number <= len(points):
-        raise InputError(
-            f"--point must be from 1 to {len(points)}, the number of points of {directory}, found "
-            f"{number}"
-        )
-    return _point(points[number - 1], directory), found["title"], found["metric"]
-
-
-def _described(directory: Path) -> dict[str, Any]:
     if not is_sweep(directory):
         found = f"there is no {DESCRIBED} in it" if directory.is_dir() else "no such directory"
         raise InputError(f"{directory}: holds no sweep: {found}")
-    return files.read_record(directory / DESCRIBED, _SWEEP)
+    found = files.read_record(directory / DESCRIBED, _SWEEP)
+    points = tuple(_point(each, directory) for each in found["points"])
+    gap, cases = found["gap"], [point.values.get(CASE) for point in points]
+    if (
+        not points
+        or any(point.values.keys() != points[0].values.keys() for point in points)
+        or (gap and (len(gap) != 2 or any(end not in cases for end in gap)))
+    ):
+        raise CorruptFile(f"{directory / DESCRIBED}: its fields do not describe one sweep")
+    return Sweep(found["title"], found["metric"], points, gap and tuple(gap))
 
 
 def _point(described: Any, directory: Path) -> Point:
@@ -222,7 +186,9 @@ def state_of(folder: Path) -> PointState:
             record = files.read_record(result)
         except (OSError, InputError) as error:
             return PointState("failed", error=sentence_of(error))
-        return PointState("finished", record, simulated, seconds=_seconds(folder))
+        times = _times(folder)
+        seconds = times["seconds"] if times["begun"] == times["ended"] > 0 else None
+        return PointState("finished", record, simulated, seconds=seconds)
     if not failed.exists():
         return PointState("unfinished")
     try:
@@ -246,7 +212,7 @@ def fail(folder: Path, sentence: str) -> None:
 
 def failures(sweep: Sweep, directory: Path) -> dict[str, Failure | None]:
     """By the names of the points: the `failure` that is recorded of each."""
-    return {point.name: failure(directory / POINTS / point.name) for point in sweep.points}
+    return {point.name: failure(of_point(directory, point)) for point in sweep.points}
 
 
 def failure(folder: Path) -> Failure | None:
@@ -299,11 +265,6 @@ def interrupted_after(folder: Path) -> str:
     return (
         f"interrupted after the point {folder.name}; go on with: jaxpfl sweep {folder.parents[1]}"
     )
-
-
-def _seconds(folder: Path) -> float | None:
-    found = _times(folder)
-    return found["seconds"] if found["begun"] == found["ended"] > 0 else None
 
 
 def _times(folder: Path) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from pathlib import Path
 from jaxpfl import compilation_cache, files
 from jaxpfl.errors import InputError, NoDataFolder
 from jaxpfl.experiments.sweep import directory as folders
-from jaxpfl.experiments.sweep.collect import SweepOutcome, collect
 from jaxpfl.experiments.sweep.config import Sweep
 from jaxpfl.experiments.sweep.points import carry_out_point, report_point
+from jaxpfl.experiments.sweep.results import SweepOutcome, collect
 from jaxpfl.progress import Progress
 
-_SLURM = Path("private", "slurm")
 _SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name}
@@ -70,7 +69,7 @@ def run_on_ray(
                 while waiting and len(running) < workers:
                     number, point = waiting.pop(0)
                     bar.message(f"point {number} of {total}: {point.name}")
-                    arguments = str(directory), number, known[point.name], devices, os.getcwd()
+                    arguments = directory, number, known[point.name], devices, os.getcwd()
                     running[task.remote(*arguments)] = point
                 (ended, *_), _ = ray.wait(list(running))
                 point = running.pop(ended)
@@ -78,7 +77,7 @@ def run_on_ray(
                     ray.get(ended)
                 except ray.exceptions.RayError as error:
                     sentence = f"its worker process ended: {type(error).__name__}"
-                    folders.fail(directory / folders.POINTS / point.name, sentence)
+                    folders.fail(folders.of_point(directory, point), sentence)
                 report_point(bar, directory, point, sweep.metric)
                 bar.update(total - len(waiting) - len(running))
     finally:
@@ -87,7 +86,7 @@ def run_on_ray(
 
 
 def _on_worker(
-    directory: str, number: int, known: folders.Failure | None, devices: int, here: str
+    directory: Path, number: int, known: folders.Failure | None, devices: int, here: str
 ) -> None:
     """Carries out a point in a worker process, which has the options of the first one."""
     import jax
@@ -96,11 +95,12 @@ def _on_worker(
     os.chdir(here)
     compilation_cache.enable()
     jax.config.update("jax_num_cpu_devices", devices)
-    point, title, _ = folders.load_point(Path(directory), number)
+    sweep = folders.load_begun(directory)
+    point = sweep.points[number - 1]
     try:
-        carry_out_point(point, Path(directory), title, known=known)
+        carry_out_point(point, directory, sweep.title, known=known)
     except NoDataFolder as error:
-        folders.fail(Path(directory, folders.POINTS, point.name), str(error))
+        folders.fail(folders.of_point(directory, point), str(error))
 
 
 def submit_to_slurm(
@@ -124,27 +124,26 @@ def submit_to_slurm(
     """
     directory = Path(out).resolve()
     folders.begin(sweep, directory)
-    files.private_directory(directory / _SLURM.parent)
-    folder = files.private_directory(directory / _SLURM)
+    folder = files.private_directory(files.private_directory(directory / "private") / "slurm")
     numbers = [
         number
         for number, point in enumerate(sweep.points, 1)
-        if folders.state_of(directory / folders.POINTS / point.name).state != "finished"
+        if folders.state_of(folders.of_point(directory, point)).state != "finished"
     ]
     if not numbers:
         return [f"all {len(sweep.points)} points are finished: nothing was submitted"]
     name = re.sub(r"[^\w.-]+", "_", f"jaxpfl-{sweep.title}")
     command = [sys.executable, "-m", "jaxpfl", "sweep", str(directory)]
     task = f'{shlex.join([*command, *options])} --point "$SLURM_ARRAY_TASK_ID"'
-    scripts = {
-        folder / "array.sh": _script(name, folder / "%A_%a.log", task),
-        folder / "collect.sh": _script(
-            f"{name}-collect", folder / "%j_collect.log", shlex.join([*command, "--collect"])
-        ),
-    }
-    for path, text in scripts.items():
+    after = shlex.join([*command, "--collect"])
+    here = shlex.quote(os.getcwd())
+    array, collecting = folder / "array.sh", folder / "collect.sh"
+    for path, job, log, line in (
+        (array, name, folder / "%A_%a.log", task),
+        (collecting, f"{name}-collect", folder / "%j_collect.log", after),
+    ):
+        text = _SCRIPT.format(name=job, log=log, here=here, command=line)
         files.write_atomically(path, text, mode=0o700)
-    array, collecting = scripts
     at_once = "" if workers is None else f"%{workers}"
     job = _sbatch(f"--array={_ranges(numbers)}{at_once}", str(array))
     after = _sbatch(f"--dependency=afterany:{job}", str(collecting))
@@ -154,11 +153,6 @@ def submit_to_slurm(
         f"jaxpfl sweep --collect {shlex.quote(str(out))}",
         f"scripts and logs: {folder}",
     ]
-
-
-def _script(name: str, log: Path, command: str) -> str:
-    here = shlex.quote(os.getcwd())
-    return _SCRIPT.format(name=name, log=log, here=here, command=command)
 
 
 def _sbatch(*arguments: str) -> str:

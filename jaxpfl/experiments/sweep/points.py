@@ -16,9 +16,8 @@ from jaxpfl.errors import NoDataFolder, RunLocked
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.engine.signals import require_none_answered
 from jaxpfl.experiments.sweep import directory as folders
-from jaxpfl.experiments.sweep.collect import SweepOutcome, collect
 from jaxpfl.experiments.sweep.config import Point, Sweep
-from jaxpfl.experiments.sweep.summary import value_of
+from jaxpfl.experiments.sweep.results import SweepOutcome, collect, value_of
 from jaxpfl.experiments.systems import CONFIG
 from jaxpfl.federated import mesh
 from jaxpfl.progress import Progress
@@ -72,7 +71,7 @@ def report_point(bar: Progress, directory: Path, point: Point, metric: str) -> N
     Raises:
       InputError: there is no such metric. It is said after the first point, not after all.
     """
-    state = folders.state_of(directory / folders.POINTS / point.name)
+    state = folders.state_of(folders.of_point(directory, point))
     if state.result is not None:
         value_of(state.result, metric)
     elif state.state == "failed":
@@ -98,27 +97,25 @@ def carry_out_point(
     Raises:
       NoDataFolder, Interrupted: as `run_sweep`.
     """
-    folder = directory / folders.POINTS / point.name
+    folder = folders.of_point(directory, point)
+    finished = folder / folders.FINISHED
     with folders.held(folder) as free:
         if not free:
             return "busy"
-        state = folders.state_of(folder)
-        if state.state == "finished" or (folder / folders.FINISHED).exists():
-            return "failed" if state.error else "finished"
+        if finished.exists():
+            return "failed" if folders.state_of(folder).error else "finished"
         if folders.failure(folder) not in (None, known):
             return "failed"
-        command = f"a point of the sweep {title}"
+        options: dict[str, Any] = {"memory": memory, "command": f"a point of the sweep {title}"}
         with folders.attempted(folder):
             try:
                 if (folder / CONFIG).exists():
-                    carry_out.resume(folder, progress=False, memory=memory, command=command)
+                    carry_out.resume(folder, progress=False, **options)
                 else:
-                    carry_out.run(
-                        point.config, folder, progress=False, memory=memory, command=command
-                    )
+                    carry_out.run(point.config, folder, progress=False, **options)
             except RunLocked as error:
                 # Somebody resumes this very run, or uses a folder that runs share.
                 require_none_answered(error, folders.interrupted_after(folder))
                 return "busy"
             folders.finish(folder)
-        return "finished" if (folder / folders.FINISHED).exists() else "failed"
+        return "finished" if finished.exists() else "failed"

@@ -11,13 +11,11 @@ import yaml
 
 from jaxpfl import cli
 from jaxpfl.errors import InputError
+from tests.experiments.sweep.three_points import BASE
 
-BASE = {
-    "data": {"source": "digits?clients=60", "split": {"train": 0.7, "valid": 0.1, "test": 0.2}},
-    "model": {"name": "classifier_cnn", "image_shape": [8, 8, 1], "classes": 10},
-    "privacy": {"epsilon": 8.0, "delta": 1.0e-3, "clip_norm": 0.5},
-    "training": {"rounds": 1, "clients_per_round": 10, "batch_size": 8, "max_examples": 16},
-    "evaluation": {"declared_public": True, "every": 1},
+CONFIG = {
+    **BASE,
+    "training": BASE["training"] | {"rounds": 1},
     # So that two runs of a point come to the same numbers.
     "run": {"reproducible_noise": True, "devices": 2},
 }
@@ -25,7 +23,7 @@ BASE = {
 
 @pytest.fixture
 def path(tmp_path):
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(CONFIG))
     grid = {
         "base": "base.yaml",
         "metric": "loss",

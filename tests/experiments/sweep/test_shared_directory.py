@@ -10,8 +10,8 @@ from jaxpfl import files
 from jaxpfl.errors import BudgetExhausted, InputError, RunLocked
 from jaxpfl.experiments.engine.signals import Interrupted, caught_signals
 from jaxpfl.experiments.sweep import directory as folders
-from jaxpfl.experiments.sweep.collect import collect
 from jaxpfl.experiments.sweep.points import carry_out_point, run_sweep
+from jaxpfl.experiments.sweep.results import collect
 from tests.experiments.sweep.three_points import failing, result
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.cli.synthesize import described
+from jaxpfl.cli.runs import described
 from jaxpfl.errors import CorruptFile, InputError
 from jaxpfl.experiments import carry_out
 from jaxpfl.experiments.carry_out import synthesize

@@ -1,0 +1,142 @@
+"""What releases cost: `jaxpfl budget`, `calibrate` and `audit`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import checks
+from jaxpfl.cli import common
+from jaxpfl.errors import InputError
+
+EXCEEDED = 5
+"""The exit code of an audit that refutes a stated epsilon."""
+
+
+def _add_accountant(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--accountant", help="pld, rdp ...; default: by the sampling")
+
+
+def add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("ledger", metavar="LEDGER", type=Path, help="such as ledger.jsonl of a run")
+    parser.add_argument("--delta", type=float, required=True, help="of the guarantee, such as 1e-5")
+    _add_accountant(parser)
+
+
+def budget(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    delta = checks.open_fraction("--delta", arguments.delta)
+    from jaxpfl.privacy.ledger import Ledger
+
+    ledger = Ledger.read(arguments.ledger)
+    ledger.verify()
+    record = ledger.summary(delta, arguments.accountant)
+    text = (
+        f"epsilon = {record['epsilon']:.4g} at delta = {delta:g}, {record['charges']} releases, "
+        f"unit = {record['unit']}, adjacency = {record['adjacency']}, "
+        f"accountant = {record['accountant']}"
+    )
+    return {"ledger": str(arguments.ledger), **record, "text": text}
+
+
+def add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--delta", type=float, required=True, help="below 1 / population")
+    parser.add_argument("--rounds", type=int, required=True, help="number of releases")
+    parser.add_argument("--population", type=int, required=True, help="clients in all")
+    parser.add_argument("--clients-per-round", type=int, required=True, help="expected cohort size")
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--epsilon", type=float, help="find the noise for it")
+    wanted.add_argument("--noise-multiplier", type=float, help="find the epsilon of it")
+    _add_accountant(parser)
+    sampling = "default: poisson, with PLD"
+    parser.add_argument("--sampling", choices=("poisson", "fixed"), help=sampling)
+    parser.add_argument(
+        "--as-published",
+        choices=("augenstein",),
+        metavar="PAPER",
+        help="augenstein: the epsilon in that paper's form, which is NOT valid, and the valid ones",
+    )
+
+
+def calibrate(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.as_published is not None:
+        return _as_published(arguments)
+    from jaxpfl.privacy import Clip, Noise, Plan, participation
+
+    shared: dict[str, Any] = {
+        "delta": arguments.delta,
+        "rounds": arguments.rounds,
+        # The cost of a round does not depend on the clip norm, because noise is relative to it.
+        "clip": Clip(1.0),
+        "participation": participation.of(
+            arguments.sampling or "poisson", arguments.population, arguments.clients_per_round
+        ),
+        "accountant": arguments.accountant,
+    }
+    if arguments.epsilon is not None:
+        plan = Plan.calibrated(epsilon=arguments.epsilon, **shared)
+    else:
+        plan = Plan(noise=Noise(arguments.noise_multiplier), **shared)
+    names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round", "sampling")
+    return {
+        **{name: getattr(plan, name) for name in (*names, "unit", "adjacency")},
+        "epsilon": plan.epsilon(),
+        "accountant": plan.chosen_accountant,
+        "confirmed_epsilon": plan.confirmed_epsilon(),
+        "text": f"noise multiplier = {plan.noise_multiplier:.4g}\n{plan.statement()}",
+    }
+
+
+def _as_published(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.noise_multiplier is None:
+        raise InputError("--as-published needs --noise-multiplier, whose epsilon it computes")
+    if arguments.accountant is not None or arguments.sampling is not None:
+        raise InputError("--as-published shows every form: give no --accountant and no --sampling")
+    from jaxpfl.privacy.published import as_published
+
+    names = ("noise_multiplier", "delta", "rounds", "population", "clients_per_round")
+    setting = {name: getattr(arguments, name) for name in names}
+    found = as_published(arguments.as_published, **setting)
+    lines = [
+        f"paper's form ({found.paper}): {found.statement()}",
+        f"valid, fixed-size rounds:     {found.fixed.statement()}",
+        f"valid, Poisson rounds:        {found.poisson.statement()}",
+    ]
+    if found.fixed.allow_large_delta is not None:
+        lines.append("delta is 1 / N, as published, but a delta should be well below 1 / N")
+    return {**setting, **found.to_dict(), "text": "\n".join(lines)}
+
+
+_AUDIT = (
+    ("--canaries", "M", 1_000, "in each run"),
+    ("--runs", "K", 8, "of each release"),
+    ("--rounds", "T", 20, "at most, of each run"),
+    ("--confidence", "C", 0.99, "of the bounds"),
+    ("--seed", "N", 0, "of the game"),
+)
+
+
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "jaxpfl audit CONFIG [--section.key VALUE ...] [--canaries M] [--runs K] [--rounds T] "
+        "[--confidence C] [--seed N] [--out FILE]"
+    )
+    common.add_config(parser)
+    for name, metavar, default, what in _AUDIT:
+        text = f"{what} (default: {default})"
+        parser.add_argument(name, type=type(default), metavar=metavar, default=default, help=text)
+    common.add_path(parser, "--out", "FILE", "also write the record as JSON")
+
+
+def audit(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import shipped
+
+    config = common.load(shipped.find(arguments.config), overrides)
+    from jaxpfl import files
+    from jaxpfl.experiments.audit import AuditSettings
+    from jaxpfl.experiments.audit import audit as carried_out
+
+    settings = {name.strip("-"): getattr(arguments, name.strip("-")) for name, *_ in _AUDIT}
+    record = carried_out(config, AuditSettings(**settings))
+    if arguments.out is not None:
+        files.write_json(arguments.out, {name: record[name] for name in record if name != "text"})
+    return {**record, "exit_code": EXCEEDED if record["exceeded"] else 0}

@@ -1,0 +1,135 @@
+"""Carry out a config, and what is done with run directories afterwards."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import checks
+from jaxpfl.cli import common
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "jaxpfl run CONFIG [--section.key VALUE ...] [--ledger FILE] [--out DIR] [--dry-run] "
+        "[--distributed HOW]"
+    )
+    common.add_config(parser)
+    common.add_path(parser, "--out", "DIR", "run directory (default: runs/NAME-OF-CONFIG)")
+    common.add_path(
+        parser,
+        "--ledger",
+        "FILE",
+        "same as --privacy.ledger: a ledger that several runs on these clients share (default: the "
+        "run's own, in its directory)",
+    )
+    common.add_track(parser)
+    common.add_dry_run(parser)
+    common.add_distributed(parser)
+
+
+def run(arguments: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.config import shipped
+
+    path = shipped.find(arguments.config)
+    if arguments.ledger is not None:
+        overrides = [*overrides, "--privacy.ledger", str(arguments.ledger)]
+    config = common.load(path, overrides)
+    if arguments.dry_run:
+        from jaxpfl.experiments.dry_run import dry_run
+
+        return dry_run(config)
+    keeps_files = common.join(arguments.distributed)
+    out = arguments.out or common.unused_directory(path.stem)
+    if keeps_files:
+        print(f"run directory: {out}", file=sys.stderr)
+    from jaxpfl.experiments import carry_out
+
+    with shipped.form_without_data_named(path):
+        return carry_out.run(config, out, command=arguments.command_line).to_dict()
+
+
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    common.add_directory(parser)
+    common.add_track(parser)
+    common.add_distributed(parser)
+
+
+def resume(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    common.use_run(arguments.directory)
+    common.join(arguments.distributed)
+    from jaxpfl.experiments import carry_out
+
+    return carry_out.resume(arguments.directory, command=arguments.command_line).to_dict()
+
+
+def report(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments import carry_out
+
+    path = carry_out.report(arguments.directory)
+    return {"report": str(path), "text": str(path)}
+
+
+def add_synthesize(parser: argparse.ArgumentParser) -> None:
+    common.add_directory(parser)
+    common.add_path(parser, "--out", "FILE", "JSON Lines", required=True)
+    more = "default: as many as the run made; more cost the clients nothing"
+    parser.add_argument("--texts", type=int, metavar="N", help=more)
+
+
+def synthesize(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    if arguments.texts is not None:
+        checks.positive_int("--texts", arguments.texts)
+    common.use_run(arguments.directory)
+    from jaxpfl.experiments import carry_out
+
+    card = carry_out.synthesize(arguments.directory, arguments.out, texts=arguments.texts)
+    return {"out": str(arguments.out), "card": card, "text": described(card)}
+
+
+def described(card: Mapping[str, Any]) -> str:
+    """The card in a few lines, for a terminal."""
+    lines = [f"{card['texts']} texts, of which {card['written_after_the_run']} beyond the run's"]
+    return "\n".join([*lines, *filter(None, [card["stamp"]]), card["statement"]])
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    common.add_directory(parser)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
+    parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="also upload it to this repository of the Hugging Face hub, which is created as one "
+        "that only its owner can see",
+    )
+
+
+def export(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    # Of a run from Python there is no config.
+    if (arguments.directory / "config.yaml").exists():
+        common.use_run(arguments.directory)
+    from jaxpfl.experiments.export import export as written
+
+    found = written(arguments.directory, arguments.folder, push=arguments.push)
+    lines = [f"{arguments.folder}/{name}" for name in found["files"]]
+    lines += [*filter(None, [found["stamp"]]), found["privacy"], *found.get("pushed", [])]
+    return {**found, "text": "\n".join(lines)}
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="run directories")
+    ledger = "the ledger of runs that have none in their directory and name none in their config"
+    common.add_path(parser, "--ledger", "FILE", ledger)
+    common.add_path(parser, "--out", "DIR", "default: runs/compare")
+
+
+def compare(arguments: argparse.Namespace, _: Sequence[str]) -> dict[str, Any]:
+    from jaxpfl.experiments.compare import compare as compared
+    from jaxpfl.experiments.compare import lines
+
+    out = arguments.out or common.unused_directory("compare")
+    record = compared(arguments.runs, out, ledger=arguments.ledger)
+    page = out / "report.html"
+    text = "\n".join([f"report: {page}", "", *lines(record)])
+    return {**record, "out": str(out), "report": str(page), "text": text}
